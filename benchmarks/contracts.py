@@ -28,6 +28,7 @@ from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.int8 import model_to_run
 from cbtop.compute.demo_model import demo_model
 from cbtop.compute.kernels.base import Arguments, with_copies
+from cbtop.compute.settings import DecoderSettings
 from cbtop.profiler.profiler import BrickProfiler
 
 ROUNDS, ROUND_STEPS = 41, 5
@@ -76,7 +77,7 @@ def run() -> list[Figure]:
 def _of_model(name: str, path: Path) -> Iterator[Figure]:
     model, backend, profiler = model_to_run(path), cpu_backend(1), BrickProfiler()
     decoders = {
-        checks: Decoder(model, backend.label, 1, profiler, context=512, check_contracts=checks)
+        checks: Decoder(model, backend.label, 1, profiler, 512, DecoderSettings(check_contracts=checks))
         for checks in (True, False)
     }
     (token,) = {decoder.prefill(range(CONTEXT)) for decoder in decoders.values()}

@@ -18,7 +18,8 @@ from cbtop.compute.errors import ComputeError
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.jit.vectors import LANES, load_floats, store_floats
 from cbtop.compute.kernels.activation import swiglu
-from cbtop.compute.kernels.attention import LOWEST, POSITIONS, _rise, _weigh, empty_caches
+from cbtop.compute.kernels.attention_loops import LOWEST, _rise, _weigh
+from cbtop.compute.kernels.kv_caches import POSITIONS, empty_caches
 from cbtop.compute.kernels.kv_write import kv_write
 from cbtop.compute.kernels.kv_write import reference as kv_write_reference
 from cbtop.compute.kernels.layer_norm import layer_norm

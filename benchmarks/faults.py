@@ -39,7 +39,7 @@ for line in sys.stdin:
     print(turn(), flush=True)
 print(time.monotonic_ns(), flush=True)
 """
-VIEWER = "from cbtop.client.feed import Feed\nfeed = Feed()\nwhile True: feed.poll(50)"
+VIEWER = "from cbtop.feeds.feed import Feed\nfeed = Feed()\nwhile True: feed.poll(50)"
 
 
 class Scene:

@@ -51,7 +51,7 @@ def run() -> list[Figure]:
 def _texts(path: Path) -> None:
     with GgufFile.open(path) as file:
         for key in COUNTS:
-            file.texts(key)
+            file.metadata.texts(key)
 
 
 def _write(path: Path, share: int) -> None:

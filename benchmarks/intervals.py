@@ -16,8 +16,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.client.step_blocks import MAX_BLOCKS, STEPS_A_BLOCK
-from cbtop.viewmodels.noise import CONFIDENCE, change, figures
+from cbtop.comparison.noise import CONFIDENCE, change, figures
+from cbtop.comparison.step_blocks import MAX_BLOCKS, STEPS_A_BLOCK
 
 Floats = NDArray[np.float64]
 Interval = Callable[[Floats, Floats, np.random.Generator], NDArray[np.bool_]]  # whether each column's contains 1

@@ -47,7 +47,9 @@ from cbtop.compute.kernels import (
     soft_cap,
     take_rows,
 )
+from cbtop.compute.kernels.attention_loops import scratch_for
 from cbtop.compute.kernels.base import Arguments, Kernel
+from cbtop.compute.kernels.kv_caches import empty_caches
 from cbtop.compute.memory import on_huge_pages
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.interleaved import InterleavedMatrix
@@ -285,7 +287,7 @@ def _rope() -> Case:
 
 def _kv_write() -> Case:
     k, v = _rows(), _rows()
-    caches = attention.empty_caches(HIDDEN // HEAD_DIM, TOKENS, HEAD_DIM, np.uint16)
+    caches = empty_caches(HIDDEN // HEAD_DIM, TOKENS, HEAD_DIM, np.uint16)
     return kv_write.KV_WRITE, (k, v, 0, *caches), k.nbytes + v.nbytes + caches[0].nbytes + caches[1].nbytes
 
 
@@ -298,11 +300,11 @@ def _quantize_rows() -> Case:
 def _attention() -> Case:
     """One token that sees more positions than a cache holds, with 8 heads of keys and values for 32 of queries."""
     heads, kv_heads = 32, 8
-    caches = attention.empty_caches(kv_heads, 4 * TOKENS, HEAD_DIM, np.uint16)
+    caches = empty_caches(kv_heads, 4 * TOKENS, HEAD_DIM, np.uint16)
     for cache in caches:
         cache[:] = np.uint16(0x3000)
     q, out = np.ones((1, heads * HEAD_DIM), np.float32), np.zeros((1, heads * HEAD_DIM), np.float32)
-    scratch = attention.scratch_for(1, HEAD_DIM)
+    scratch = scratch_for(1, HEAD_DIM)
     call = q, *caches, 4 * TOKENS - 1, HEAD_DIM**-0.5, 0, 0.0, out, scratch
     return attention.kernel_for(), call, caches[0].nbytes + caches[1].nbytes
 

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 from benchmarks.base import Figure, interleaved_ns
-from cbtop.client.replay import ReplayFeed
 from cbtop.client.stream_recorder import StreamRecorder
+from cbtop.feeds.replay import ReplayFeed
 from cbtop.protocol import codec
 from cbtop.protocol.messages import RecordBatch
 from cbtop.protocol.record_batch import pack, unpack

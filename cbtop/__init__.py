@@ -10,11 +10,11 @@ from cbtop.version import __version__
 TYPE_CHECKING = False  # importing typing takes longer than starting Python
 if TYPE_CHECKING:
     from cbtop.compute.ceilings import measure_ceilings
-    from cbtop.profiler.budget import ByteBudget, TokenBudget
+    from cbtop.profiler.analysis.budget import ByteBudget, TokenBudget
+    from cbtop.profiler.analysis.divergence import Fingerprints
+    from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
+    from cbtop.profiler.analysis.graph.nodes import Function, Layer
     from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
-    from cbtop.profiler.divergence import Fingerprints
-    from cbtop.profiler.graph.execution_graph import ExecutionGraph
-    from cbtop.profiler.graph.nodes import Function, Layer
     from cbtop.profiler.instrument import attach
     from cbtop.profiler.profiler import BrickProfiler
     from cbtop.profiler.traces.base import TracerConfig
@@ -41,18 +41,18 @@ _HOMES = {
     "BrickDefinition": "cbtop.profiler.definitions",
     "KernelDefinition": "cbtop.profiler.definitions",
     "Work": "cbtop.protocol.attributes",
-    "ByteBudget": "cbtop.profiler.budget",
-    "ExecutionGraph": "cbtop.profiler.graph.execution_graph",
-    "Fingerprints": "cbtop.profiler.divergence",
-    "Function": "cbtop.profiler.graph.nodes",
-    "Layer": "cbtop.profiler.graph.nodes",
+    "ByteBudget": "cbtop.profiler.analysis.budget",
+    "ExecutionGraph": "cbtop.profiler.analysis.graph.execution_graph",
+    "Fingerprints": "cbtop.profiler.analysis.divergence",
+    "Function": "cbtop.profiler.analysis.graph.nodes",
+    "Layer": "cbtop.profiler.analysis.graph.nodes",
     "ModelTracer": "cbtop.profiler.traces.tracer",
     "BrickCategory": "cbtop.protocol.vocabulary",
     "BrickId": "cbtop.protocol.vocabulary",
     "NodeKind": "cbtop.protocol.vocabulary",
     "Provenance": "cbtop.protocol.vocabulary",
     "SyncMode": "cbtop.protocol.vocabulary",
-    "TokenBudget": "cbtop.profiler.budget",
+    "TokenBudget": "cbtop.profiler.analysis.budget",
     "TracerConfig": "cbtop.profiler.traces.base",
     "TransferDirection": "cbtop.protocol.vocabulary",
 }

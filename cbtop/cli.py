@@ -18,12 +18,12 @@ from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TextIO, cast
 
-from cbtop import signs
 from cbtop.commands import COMMANDS, DEFAULT_COMMAND, NEED_ENGINE
 from cbtop.compute.errors import ComputeError
 from cbtop.errors import CbtopError
 from cbtop.protocol.errors import ProtocolError
 from cbtop.protocol.limits import memory_limit, reason
+from cbtop.text import ascii_signs
 from cbtop.version import __version__
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail("standard output is closed; there is nowhere to print to", 1)
     for stream in (sys.stdout, sys.__stderr__):  # reports go to the first, the screen to the second
         if isinstance(stream, io.TextIOWrapper):
-            is_ascii = stream.isatty() and signs.are_wanted()  # files and programs must get unchanged text
-            stream.reconfigure(encoding="ascii" if is_ascii else None, errors=signs.ERRORS)
+            is_ascii = stream.isatty() and ascii_signs.are_wanted()  # files and programs must get unchanged text
+            stream.reconfigure(encoding="ascii" if is_ascii else None, errors=ascii_signs.ERRORS)
     _name_errors_of(sys.stdout)
     debug = False
     try:
@@ -114,7 +114,7 @@ def _fail(message: str, exit_code: int) -> int:
 
 def _in_one_line(message: str) -> str:
     """Return the message with unprintable characters of names escaped."""
-    from cbtop.profiler.graph.nodes import printable  # takes 40 ms, so only for errors
+    from cbtop.profiler.analysis.graph.nodes import printable  # takes 40 ms, so only for errors
 
     return printable(message)
 

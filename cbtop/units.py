@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 
 NOT_MEASURED = "n/a"
+NONE_THERE = "–"
 
 _SI_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _LEAST_TWO_DECIMALS, _LEAST = 0.005, 0.00005  # below these they would be 0.00 and 0.0000
@@ -118,3 +119,14 @@ def counted(value: int, what: str) -> str:
 def with_article(what: str) -> str:
     """Format `a decode step`, `an encode step`."""
     return f"{'an' if what[:1].lower() in tuple('aeiou') else 'a'} {what}"
+
+
+def exact(ns: int) -> str:
+    """Format nanoseconds as exact microseconds: `-1,234.567 µs`."""
+    whole_us, rest = divmod(abs(ns), 1000)
+    return f"{'-' * (ns < 0)}{whole_us:,}.{rest:03d} µs"
+
+
+def scientific(value: float | None) -> str:
+    """Format an error or a tolerance: `1.2e-06`."""
+    return NOT_MEASURED if value is None else f"{value:.1e}"

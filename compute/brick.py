@@ -15,7 +15,7 @@ from cbtop.compute.checks import AssertionResult, Output
 from cbtop.compute.contracts import WEIGHTS
 from cbtop.compute.jit.halves import from_bits
 from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork, with_copies
-from cbtop.profiler.budget import ByteBudget
+from cbtop.profiler.analysis.budget import ByteBudget
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.attributes import Work

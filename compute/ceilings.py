@@ -42,7 +42,7 @@ from cbtop.compute.jit.vectors import (
     to_floats,
 )
 from cbtop.compute.memory import available_bytes
-from cbtop.profiler.roofline import is_integer
+from cbtop.profiler.analysis.roofline import is_integer
 from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.vocabulary import Provenance
 

@@ -22,6 +22,8 @@ import numpy as np
 
 from cbtop.compute.jit.cpu import BF16_PAYS, HAS_TILES, TIER
 from cbtop.compute.kernels import attention, attention_bf16, linear, linear_int8
+from cbtop.compute.kernels.attention_loops import scratch_for
+from cbtop.compute.kernels.kv_caches import empty_caches
 from cbtop.compute.kernels.linear_bf16 import TileScratch
 from cbtop.compute.kernels.quantize_rows import empty_codes
 from cbtop.compute.quantization.base import QuantizedMatrix
@@ -166,10 +168,10 @@ def _products(threads: int) -> list[Rung]:
 def _attentions(threads: int) -> list[Rung]:
     """Return attention of one token over a cache of float16."""
     q, out = _floats(1, HEADS * HEAD_DIM), np.zeros((1, HEADS * HEAD_DIM), np.float32)
-    caches = attention.empty_caches(KV_HEADS, POSITIONS[-1], HEAD_DIM, np.uint16)
+    caches = empty_caches(KV_HEADS, POSITIONS[-1], HEAD_DIM, np.uint16)
     for cache in caches:
         cache[:] = _floats(*cache.shape).astype(np.float16).view(np.uint16)
-    scratches = [attention.scratch_for(count, HEAD_DIM) for count in (1, threads)]
+    scratches = [scratch_for(count, HEAD_DIM) for count in (1, threads)]
     attend = attention_bf16.attention_bf16 if BF16_PAYS else attention.attention
     found = []
     for positions in POSITIONS:

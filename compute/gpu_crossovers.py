@@ -53,12 +53,12 @@ def layer_bytes(path: Path) -> int:
     """Return the bytes of weights that a token reads in a layer of the model at `path`. Raises ModelError if it is
     not one."""
     with GgufFile.open(path) as file:
-        prefix = file.text("general.architecture")
+        prefix = file.metadata.text("general.architecture")
         size, of_experts = file.size_bytes("blk."), file.size_bytes("_exps.")
         if of_experts:
-            count = file.integer(f"{prefix}.expert_count", MAX_EXPERTS)
-            size -= of_experts * (count - file.integer(f"{prefix}.expert_used_count", count)) // count
-        return size // file.integer(f"{prefix}.block_count", 1 << 16)
+            count = file.metadata.integer(f"{prefix}.expert_count", MAX_EXPERTS)
+            size -= of_experts * (count - file.metadata.integer(f"{prefix}.expert_used_count", count)) // count
+        return size // file.metadata.integer(f"{prefix}.block_count", 1 << 16)
 
 
 def _step(gpu: Gpu, hidden: int, threads: int, tokens: int | None) -> Rung:

@@ -61,11 +61,11 @@ class OnCpu:
     def decoder(self, model: Model, profiler: Profiler, context: int) -> Decoder:
         """Return a decoder with the settings of the options."""
         from cbtop.compute.decoder.decoder import Decoder
+        from cbtop.compute.settings import DecoderSettings
 
         how = self._options
-        return Decoder(
-            model, self.label, self._threads, profiler, context, how.cache_type, how.sampling, how.check_contracts
-        )
+        settings = DecoderSettings(how.cache_type, how.sampling, how.check_contracts)
+        return Decoder(model, self.label, self._threads, profiler, context, settings)
 
     def ceilings(self, model: Model, progress: Progress) -> Iterable[Ceiling]:
         """Measure this machine's memory and cores."""

@@ -129,6 +129,18 @@ class RankOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class DecoderSettings:
+    """How a decoder runs. `cache_type` and `check_contracts`: as in WorkloadOptions."""
+
+    cache_type: str = "f16"
+    sampling: TokenSampling = GREEDY
+    check_contracts: bool = False
+
+
+DEFAULT_SETTINGS = DecoderSettings()
+
+
+@dataclass(frozen=True, slots=True)
 class WorkloadOptions:
     """What to run. None means: the demo model; until stopped; all processors but one; the model's context, up to
     2048.

@@ -67,7 +67,7 @@ class Tokenizer:
     pieces: tuple[bytes, ...]
     ends: frozenset[int]  # tokens that end a text
     begin: int | None  # the token that begins a text
-    _drops_first_space: bool  # encoding added it
+    drops_first_space: bool  # encoding added it
     _library: Library
 
     def encode(self, text: str) -> list[int]:
@@ -100,7 +100,7 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._pieces = tokenizer.pieces
-        self._drops_space = tokenizer._drops_first_space
+        self._drops_space = tokenizer.drops_first_space
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
 
     def text_of(self, token: int) -> str:
@@ -121,12 +121,12 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
 
     Raises ComputeError if the library is not installed.
     """
-    if not file.has_key("tokenizer.ggml.tokens"):
+    if not file.metadata.has_key("tokenizer.ggml.tokens"):
         raise ModelError(
             f"{file.path} has no tokenizer, so that it takes no prompt; give a model converted with its "
             "vocabulary, or leave the prompt away"
         )
-    kind = file.text("tokenizer.ggml.model")
+    kind = file.metadata.text("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
         raise ModelError(
             f"{file.path} has a tokenizer of kind {kind[:60]!r}; supported are gpt2 and llama: leave the prompt away"
@@ -138,7 +138,7 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
         raise ComputeError(
             "a prompt wants the package tokenizers, which is not installed: pip install 'cbtop[text]'"
         ) from error
-    tokens = file.texts("tokenizer.ggml.tokens")
+    tokens = file.metadata.texts("tokenizer.ggml.tokens")
     said = _numbers(file, "tokenizer.ggml.token_type", len(tokens), [1] * len(tokens))
     types = [CONTROL if token in ENDS else kind for token, kind in zip(tokens, said, strict=True)]
     if longest := next((token for token in tokens if len(token) > MAX_TOKEN_CHARACTERS), None):
@@ -163,20 +163,20 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
     return Tokenizer(
         tuple(pieces),
         frozenset(end for end in ends if end is not None),
-        begin if file.flag("tokenizer.ggml.add_bos_token", begins) else None,
-        kind == "llama" and file.flag("tokenizer.ggml.add_space_prefix", True),
+        begin if file.metadata.flag("tokenizer.ggml.add_bos_token", begins) else None,
+        kind == "llama" and file.metadata.flag("tokenizer.ggml.add_space_prefix", True),
         library,
     )
 
 
 def _byte_level(file: GgufFile, tokens: list[str], tokenizers: Any) -> tuple[Library, bool]:
     """Return a library of merges of byte characters, and whether a text begins with a special token."""
-    pre = file.text("tokenizer.ggml.pre", "default")
+    pre = file.metadata.text("tokenizer.ggml.pre", "default")
     if pre not in PATTERNS:
         raise ModelError(
             f"{file.path} cuts words as {pre[:60]!r}; supported are {', '.join(PATTERNS)}: leave the prompt away"
         )
-    merges = [tuple(merge.split(" ", 1)) for merge in file.texts("tokenizer.ggml.merges")]
+    merges = [tuple(merge.split(" ", 1)) for merge in file.metadata.texts("tokenizer.ggml.merges")]
     vocabulary = {token: at for at, token in enumerate(tokens)}
     library = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges, ignore_merges=pre in WHOLE_WORDS))
     cut = [tokenizers.pre_tokenizers.Split(tokenizers.Regex(one), "isolated") for one in PATTERNS[pre]]
@@ -209,7 +209,7 @@ def _sentence_piece(
     )
     library = tokenizers.Tokenizer(model)
     spaces = tokenizers.normalizers.Replace(" ", SPACE)
-    if file.flag("tokenizer.ggml.add_space_prefix", True):
+    if file.metadata.flag("tokenizer.ggml.add_space_prefix", True):
         spaces = tokenizers.normalizers.Sequence([tokenizers.normalizers.Prepend(SPACE), spaces])
     library.normalizer = spaces
     return library, True
@@ -239,9 +239,9 @@ def _space_pieces(tokens: list[str], types: Sequence[float]) -> list[bytes]:
 
 def _numbers(file: GgufFile, key: str, count: int, default: Sequence[float] | None) -> Sequence[float]:
     """Return one number for each of `count` tokens."""
-    if default is not None and not file.has_key(key):
+    if default is not None and not file.metadata.has_key(key):
         return default
-    numbers = file.numbers(key)
+    numbers = file.metadata.numbers(key)
     if len(numbers) != count:
         raise _damaged(file, f"{len(numbers):,} elements of {key} for {count:,} tokens")
     return numbers
@@ -249,11 +249,11 @@ def _numbers(file: GgufFile, key: str, count: int, default: Sequence[float] | No
 
 def _token(file: GgufFile, name: str, count: int, default: int | None) -> int | None:
     key = f"tokenizer.ggml.{name}_token_id"
-    if not file.has_key(key):
+    if not file.metadata.has_key(key):
         return default if default is None or default < count else None
-    if file.has_integer(key, NO_TOKEN):
+    if file.metadata.has_integer(key, NO_TOKEN):
         return None
-    return file.integer(key, count - 1, least=0)
+    return file.metadata.integer(key, count - 1, least=0)
 
 
 def _damaged(file: GgufFile, what: str) -> ModelError:

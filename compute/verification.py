@@ -34,6 +34,7 @@ from cbtop.compute.kernels import (
     quantize_rows,
 )
 from cbtop.compute.kernels.base import Arguments, Kernel, with_copies
+from cbtop.compute.kernels.kv_caches import CACHE_TYPES
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.q4_k import Q4_K
 from cbtop.compute.quantization.q6_k import Q6_K
@@ -215,7 +216,7 @@ def _beside_reference() -> Iterator[Variant]:
     yield Variant(quantize_rows.QUANTIZE_ROWS)
     yield from _attention()
     yield from _fused()
-    for name, dtype in attention.CACHE_TYPES.items():
+    for name, dtype in CACHE_TYPES.items():
         yield Variant(kv_write.kernel_for(dtype), f"{name} cache")
 
 
@@ -230,7 +231,7 @@ def _attention() -> Iterator[Variant]:
             rising = kernel_for(tokens, threads, group=group, rises=True)
             yield _of(rising, tokens, threads, f", groups of {group}, scores that rise")
     for tokens, threads in ((1, 1), (1, 2), (6, 1), (70, 1), (70, 2)):
-        for name, dtype in attention.CACHE_TYPES.items():
+        for name, dtype in CACHE_TYPES.items():
             yield _of(attention.kernel_for(tokens, threads, dtype), tokens, threads, f", {name} cache")
         if BF16_PAYS:
             yield _of(attention_bf16.kernel_for(tokens, threads), tokens, threads)

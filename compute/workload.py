@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cbtop.compute.errors import ComputeError, NoTokenError
-from cbtop.compute.settings import WorkloadOptions
+from cbtop.compute.settings import DecoderSettings, WorkloadOptions
 from cbtop.protocol.messages import Manifest
 
 if TYPE_CHECKING:
@@ -67,20 +67,13 @@ def run(
     Raises ModelError if the model cannot be run.
     """
     # Numba loads in half a second. Code that only needs WorkloadOptions should not wait for it.
-    from cbtop.compute.backends import is_first_run
-    from cbtop.compute.decoder.tracing import DecodeTracing
     from cbtop.compute.demo_model import demo_model
-    from cbtop.compute.first_run import compile_in_fork
     from cbtop.compute.guard import JidokaGuard, Reaction
     from cbtop.compute.places import place_of
-    from cbtop.profiler.traces.base import TracerConfig
 
     if options.steps is not None and options.steps < 1:
         raise ComputeError(f"{options.steps} steps; give 1 or more")
-    path = options.model
-    if options.backend == "cpu" and is_first_run():
-        path = path or demo_model(progress)
-        compile_in_fork(partial(_compile, options, path), lambda: progress("compiling kernels", None))
+    path = _compile_in_fork(options, progress)
     place = place_of(options)
     path = path or demo_model(progress)
     tokenizer = None
@@ -90,6 +83,34 @@ def run(
     progress("reading the model", None)
     model = place.model(path)
     context = _context(options, model)
+    _warn_of_less_context(options, context, progress)
+    profiler.announce(_manifest(model, place, context, ranks=1 if options.rank is None else options.rank.count))
+    decoder = place.decoder(model, profiler, context)
+    prompt = _prompt(model, context)
+    if tokenizer is not None and options.prompt is not None:
+        prompt = _tokens(tokenizer, options.prompt, model, context)
+    _announce_checks(decoder, place, prompt, profiler, progress)
+    if place.guard:  # only now: its samples take a share of the decoding time, without compiling
+        decoder.guard = JidokaGuard(Reaction(place.guard), profiler, decoder.bricks.places())
+    _decode(decoder, prompt, options, profiler, should_stop, tokenizer, write)
+    return decoder
+
+
+def _compile_in_fork(options: WorkloadOptions, progress: Progress) -> Path | None:
+    """On a first run compile in a fork. Returns the model's path, or None if that is not known yet."""
+    from cbtop.compute.backends import is_first_run
+    from cbtop.compute.demo_model import demo_model
+    from cbtop.compute.first_run import compile_in_fork
+
+    path = options.model
+    if options.backend == "cpu" and is_first_run():
+        path = path or demo_model(progress)
+        compile_in_fork(partial(_compile, options, path), lambda: progress("compiling kernels", None))
+    return path
+
+
+def _warn_of_less_context(options: WorkloadOptions, context: int, progress: Progress) -> None:
+    """Log a warning if the model has a smaller context than requested; of several ranks only in the first."""
     if (options.context or 0) > context and (options.rank is None or options.rank.number == 0):
         progress("", None)  # clears its line, which is not part of the log
         _log.warning(
@@ -97,26 +118,39 @@ def run(
             f"{options.context:,}",
             f"{context:,}",
         )
-    profiler.announce(_manifest(model, place, context, ranks=1 if options.rank is None else options.rank.count))
-    decoder = place.decoder(model, profiler, context)
-    prompt = _prompt(model, context)
-    if tokenizer is not None and options.prompt is not None:
-        prompt = _tokens(tokenizer, options.prompt, model, context)
 
+
+def _announce_checks(
+    decoder: Decoder, place: ComputeTarget, prompt: list[int], profiler: Profiler, progress: Progress
+) -> None:
+    """Compile, check every brick, measure the ceilings, and set budgets."""
     progress("compiling kernels", None)
     _warm_up(decoder, prompt, profiler)
     progress("checking the bricks", None)
-    for result in decoder.verify(*_verified(prompt, context)):
+    for result in decoder.verify(*_verified(prompt, decoder.context)):
         profiler.announce(result)
     progress("measuring ceilings", None)
     roofs = {}
-    for ceiling in place.ceilings(model, progress):
+    for ceiling in place.ceilings(decoder.model, progress):
         profiler.announce(ceiling)
         roofs[ceiling.name] = ceiling
     _set_budgets(decoder, roofs)
     progress("", None)
-    if place.guard:  # only now: its samples take a share of the decoding time, without compiling
-        decoder.guard = JidokaGuard(Reaction(place.guard), profiler, decoder.bricks.places())
+
+
+def _decode(
+    decoder: Decoder,
+    prompt: list[int],
+    options: WorkloadOptions,
+    profiler: Profiler,
+    should_stop: ShouldStop,
+    tokenizer: Tokenizer | None,
+    write: Write,
+) -> None:
+    """Decode until `should_stop` or the end, with what traces and guard find."""
+    from cbtop.compute.decoder.tracing import DecodeTracing
+    from cbtop.profiler.traces.base import TracerConfig
+
     tracing = DecodeTracing(decoder, profiler, TracerConfig.of(options.trace)) if options.trace else None
     try:
         if tokenizer is None:
@@ -130,7 +164,6 @@ def run(
         tracing.finish()
     if decoder.guard:
         decoder.guard.finish()
-    return decoder
 
 
 def _set_budgets(decoder: Decoder, roofs: Mapping[str, Ceiling]) -> None:
@@ -139,7 +172,7 @@ def _set_budgets(decoder: Decoder, roofs: Mapping[str, Ceiling]) -> None:
     bounds that are not for this processor or for a format of the model."""
     from cbtop.compute.contracts import WEIGHTS
     from cbtop.compute.jit.cpu import TIER
-    from cbtop.profiler.roofline import is_unsure
+    from cbtop.profiler.analysis.roofline import is_unsure
 
     found = [roofs[name] for name in ("dram_read", WEIGHTS) if name in roofs]
     is_sure = len(found) == 2 and not any(is_unsure(one.value, one.median) for one in found)
@@ -275,8 +308,8 @@ def bare_decoder(model: Model, threads: int, context: int, cache_type: str = "f1
     from cbtop.compute.decoder.decoder import Decoder
     from cbtop.profiler.profiler import BrickProfiler
 
-    backend = cpu_backend(threads)
-    return Decoder(model, backend.label, backend.threads, BrickProfiler(enabled=False), context, cache_type)
+    backend, settings = cpu_backend(threads), DecoderSettings(cache_type)
+    return Decoder(model, backend.label, backend.threads, BrickProfiler(enabled=False), context, settings)
 
 
 def _decode_until(

@@ -611,13 +611,20 @@ begin_step(PyObject *call, PyObject *steps, HotPath *path, Position *position, P
     PyObject *before = position->step;
     position->step = Py_NewRef(step);
     Py_XDECREF(before);
-    if (sort == PLAIN)
+    if (sort == PLAIN) {
         position->recording = 0; /* until it ends */
+        Scope *there = (Scope *)PyDict_GetItemWithError(path->root->children, key);
+        want_slot(path, position);
+        if (there != NULL && Py_IS_TYPE(there, ScopeType) && there->node > NO_NODE)
+            say_where(position, there->node, start_ns);
+        PyErr_Clear();
+    }
     else {
         position->lane = lanes;
         enter(path, position, scope);
         say_where(position, scope->node, start_ns);
     }
+    say_tokens(position, found.tokens);
     *begun = Py_NewRef(open_step);
     is_begun = 1;
     if (sort == RECORDED) {
@@ -853,10 +860,10 @@ end_step(PyObject *steps, HotPath *path, Position *position, PyObject *unit, PyO
     fill(step, STEP, STEP_MARK, Py_None);
     Py_CLEAR(position->step);
     position->recording = 1;
+    say_where(position, NO_NODE, 0);
     if (sort == RECORDED) {
         leave(position, scope);
         enter(path, position, path->root);
-        say_where(position, NO_NODE, 0);
         position->lane = 0;
         PySet_Discard(PLAIN_SLOT(steps, MODEL_STEPS, OF_RECORDED), open_step);
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cbtop.profiler.budget import ByteBudget, TokenBudget
+from cbtop.profiler.analysis.budget import ByteBudget, TokenBudget
 from cbtop.protocol.attributes import KernelAttributes, Work
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 

@@ -41,6 +41,7 @@ class DevicePath:
         self.mode = mode
         self.now_ns = host.now_ns
         self.enter = host.enter
+        self.publish = host.publish
         self.kept = kept
         self.is_over = False
         self.give_up = callbacks.give_up

@@ -6,8 +6,8 @@ import operator
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from cbtop.profiler.analysis.graph.nodes import AsyncTask, Function, Layer, Transfer
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
-from cbtop.profiler.graph.nodes import AsyncTask, Function, Layer, Transfer
 from cbtop.profiler.path import emit_at_once
 from cbtop.profiler.pending import HostTime
 from cbtop.profiler.positions import finder

@@ -74,6 +74,12 @@ class Path(Protocol):
     def enter(self, position: Position, scope: Scope, start_ns: int, /) -> None:
         """Move `position` to `scope`, which began at `start_ns`."""
 
+    def publish(self, position: Position, scope: Scope, start_ns: int, tokens: int, /) -> None:
+        """Show readers of the ring `position` in `scope`, which began at `start_ns`, and the tokens of its step.
+
+        `tokens` is 0 if unknown. The position stays where it is.
+        """
+
     def after_fork(self) -> None:
         """In a child: leave running calls to the parent to record."""
 
@@ -141,6 +147,7 @@ class HostPath:
         self.layer = hot_path.layer
         self.set_recording = hot_path.set_recording
         self.enter = hot_path.enter
+        self.publish = hot_path.publish
         self.after_fork = hot_path.after_fork
         self.now_ns = self.start_mark = self.end_mark = hot_path.now_ns
         self._hot_path = hot_path

@@ -24,8 +24,8 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
+from cbtop.profiler.analysis.graph.nodes import Function, Layer
 from cbtop.profiler.clocks import DeviceClock, HostClock
-from cbtop.profiler.graph.nodes import Function, Layer
 from cbtop.profiler.graph_recorder import Brick, GraphRecorder, UsageError, checked, checked_ns
 from cbtop.profiler.hot_path import Callbacks
 from cbtop.profiler.path import Path, TimedBlock, host_path
@@ -45,9 +45,9 @@ from cbtop.protocol.signals import reraise_host_error
 from cbtop.protocol.vocabulary import BrickCategory, SyncMode, TransferDirection
 
 if TYPE_CHECKING:
-    from cbtop.profiler.brick_stats import BrickStats, CategoryStats
+    from cbtop.profiler.analysis.brick_stats import BrickStats, CategoryStats
+    from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
     from cbtop.profiler.device_path import DevicePath
-    from cbtop.profiler.graph.execution_graph import ExecutionGraph
     from cbtop.profiler.session import Report
 
 Arguments = ParamSpec("Arguments")

@@ -12,8 +12,8 @@ from cbtop.protocol.vocabulary import BrickCategory, BrickId
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cbtop.profiler.brick_stats import BrickStats, CategoryStats
-    from cbtop.profiler.graph.execution_graph import ExecutionGraph
+    from cbtop.profiler.analysis.brick_stats import BrickStats, CategoryStats
+    from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
     from cbtop.profiler.graph_recorder import GraphRecorder
     from cbtop.profiler.recorder import Recorder
     from cbtop.profiler.scopes import Scopes

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from cbtop.profiler.graph.node_table import MAX_NODES
+from cbtop.profiler.analysis.graph.node_table import MAX_NODES
 from cbtop.protocol import clock, codec
 from cbtop.protocol.announcements import MAX_ANNOUNCED, Announcement, Announcements, Key, key_of
 from cbtop.protocol.catalog import CatalogWriter

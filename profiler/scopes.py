@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cbtop.profiler.analysis.graph.node_table import MAX_DEPTH, MAX_NODES
 from cbtop.profiler.definitions import BrickDefinition
-from cbtop.profiler.graph.node_of import nodes_of
-from cbtop.profiler.graph.node_table import MAX_DEPTH, MAX_NODES
 from cbtop.profiler.hot_path import Scope
+from cbtop.profiler.node_of import nodes_of
 from cbtop.protocol import codec
 from cbtop.protocol.codec import EncodedNode
 from cbtop.protocol.ring import HELD, NO_NODE

@@ -10,14 +10,15 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.profiler.books import Beside, TimeBreakdown, books_of, outside_steps
-from cbtop.profiler.brick_stats import BrickStats, CategoryStats, brick_stats, category_stats
-from cbtop.profiler.graph.execution_graph import ExecutionGraph
-from cbtop.profiler.graph.from_nodes import graph_of_nodes
-from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.profiler.graph.nodes import display_name
-from cbtop.profiler.phase_totals import PhaseTotals
-from cbtop.profiler.stats import ANY_STEP, NodeStats, sane
+from cbtop.profiler.analysis.brick_stats import BrickStats, CategoryStats, brick_stats, category_stats
+from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
+from cbtop.profiler.analysis.graph.from_nodes import graph_of_nodes
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.profiler.analysis.node_columns import ANY_STEP
+from cbtop.profiler.analysis.phase_totals import PhaseTotals
+from cbtop.profiler.analysis.stats import NodeStats, sane
+from cbtop.profiler.analysis.time_breakdown import Beside, TimeBreakdown, books_of, outside_steps
 from cbtop.protocol.codec import sanitise
 from cbtop.protocol.messages import Dependency, Node
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN, LANE_SHIFT, Batch
@@ -239,7 +240,7 @@ class Session:
         by_phase = [PhaseTotals.below(node, self._table, totals.stats) for node in phases]
         books = [(display_name(node), books_of(of, of)) for node, of in zip(phases, by_phase, strict=True)]
         counted = totals.stats.calls(steps)
-        ran = [step for step in steps if step in totals.stats.nodes_with("first_ns")]
+        ran = [step for step in steps if step in totals.stats.sparse["first_ns"]]
         first_ns = min((totals.stats.rare("first_ns", (step,)) for step in ran), default=0)
         last_ns = max((totals.stats.rare("last_ns", (step,)) for step in ran), default=0)
         return Report(

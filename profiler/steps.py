@@ -25,7 +25,7 @@ from weakref import WeakSet, ref
 
 from cbtop.profiler.graph_recorder import checked
 from cbtop.profiler.held_steps import HeldStep, HeldSteps, Part
-from cbtop.profiler.path import Told, amount_of
+from cbtop.profiler.path import MOST, Told, amount_of
 from cbtop.profiler.pending import HostTime
 from cbtop.profiler.scopes import UNNAMED, NamedScopes, Scopes
 from cbtop.protocol import clock
@@ -473,6 +473,11 @@ class ActiveStep:
                     self.own_ns = clock.perf_counter_ns() - self._begun_ns
                 self._position, position.step = position, self
                 position.recording = False  # until it ends
+                there = root.children.get(self._key)
+                if there is not None:
+                    start = self._start
+                    start_ns = start if isinstance(start, int) else path.now_ns()
+                    path.publish(position, there, start_ns, self._known_tokens)
                 return self
             if self._name is None:
                 steps.show()  # because its records wait for its name
@@ -490,6 +495,8 @@ class ActiveStep:
             # A step without a position counts as ended: a handler that runs steps here must not see that.
             self._scope, self._position, position.step = scope, position, self
             path.enter(position, scope, now_ns)
+            if self._is_outermost:
+                path.publish(position, scope, now_ns, self._known_tokens)
         except BaseException as error:
             self._position = self._mark = None  # what has not begun will not be ended
             if not isinstance(error, Exception):
@@ -520,6 +527,7 @@ class ActiveStep:
             if self._is_plain:  # it is recorded as a whole, under its current name
                 self._is_plain = False
                 steps, root = self._steps, self._inside
+                path.publish(position, position.scope, 0, 0)
                 if not steps.is_on or self._forks != steps.forks:
                     return
                 end = path.end_mark() if path.held_steps is None else HostTime(path.now_ns())  # as in __enter__
@@ -637,6 +645,11 @@ class ActiveStep:
         if inside is not None:
             outer, position, lane = inside
             path.emit(outer, position, self._start, end, self.tokens, lane)
+
+    @property
+    def _known_tokens(self) -> int:
+        tokens = self.tokens
+        return tokens if type(tokens) is int and 0 <= tokens <= MOST else 0
 
     def leave_to_parent(self) -> None:
         """In a forked child: leave this step, and the work done for it, to the parent to record."""

@@ -472,7 +472,8 @@ class Quiet:
     none is known, -1: a step that has no name yet). It has run for `in_flight_ns` (None: not known). `threads` is the
     number of threads, tasks or greenlets in a node. If `is_watched`, every one of them reports its node: with none in
     flight, nothing that is recorded runs. `last` is the node of the newest record (0: there is none). `is_suspended`:
-    stopped by a signal or a debugger.
+    stopped by a signal or a debugger. `in_flight_tokens` are the tokens of the step that `in_flight` is in (0: not
+    known).
     """
 
     quiet_ns: int
@@ -482,6 +483,7 @@ class Quiet:
     is_watched: bool = False
     last: int = 0
     is_suspended: bool = False
+    in_flight_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,15 +516,15 @@ class StatsUpdate:
 
     Every value is a total since the source began, so a lost update costs freshness, never truth. The byte fields are
     little-endian i64 columns: one entry per node for `node` … `closed_ns`, one entry per value for `rare_*` (the
-    columns that few nodes have, numbered as in `cbtop.profiler.stats.SPARSE_COLUMNS`; its values are float64).
+    columns that few nodes have, numbered as in `analysis.node_columns.SPARSE_COLUMNS`; its values are float64).
     `cells` are the histogram cells that changed, ascending (each as the difference from the one before), and their
-    counts: see `cbtop.profiler.histograms`. Cells that do not fit into one message follow in the next. The update
+    counts: see `profiler.analysis.histograms`. Cells that do not fit into one message follow in the next. The update
     covers records that had ended at `monotonic_ns`, when the ring was read, even if it is sent much later.
     `closed_ns` is the part of `total_ns` inside steps that have ended. `steps_ns` is the time in which at least one
     step of any phase ran; `first_ns` is when the first record that was seen began (None: not sent). `ran` lists the
     newest of the disjoint intervals in which steps of a node (0: any step) ran, each as node, begin and length, all
     up to the node's last one. They go back to the first that changed since the previous update. In a keyframe they go
-    back farther, to at most `cbtop.profiler.stats.MAX_SAID_INTERVALS` of all nodes.
+    back farther, to at most `analysis.step_intervals.MAX_SAID_INTERVALS` of all nodes.
     """
 
     source: str

@@ -12,7 +12,7 @@ Layout (little-endian; every word is a signed 64-bit integer; version 2)
     word 16    cursor: at least this many records were begun (a cache line of its own)
     word 24    61 slots of 8 words, one per thread, task or greenlet: native thread id (0: free), the node it is in
                (0: none, -1: a step that has no name yet), since when in ns (0: not known, because a brick inside
-               that node has ended since)
+               that node has ended since), the tokens of its step (0: not known)
     byte 4096  the records, number n in slot n mod capacity: start ns, end ns, elements, tag
     tag        bits 0-23 node id, bits 24-27 flags, bits 28-31 lane, bits 32-62 (n + 1) mod 2^31. Amounts have no
                lane: if the lane's lowest bit is set, the record is a plain step instead (FLAG_PLAIN)
@@ -378,12 +378,13 @@ class InFlight:
     """The innermost node that a thread, task or greenlet has started and not ended; its parents run too.
 
     `node` is NO_NODE if it is in none, and HELD in a step that has no name yet. `start_ns` is None if it is not
-    known, because a brick inside the node has ended since.
+    known, because a brick inside the node has ended since. `tokens` are those of the step around it; 0: not known.
     """
 
     thread_id: int
     node: int
     start_ns: int | None
+    tokens: int = 0
 
 
 class RingReader:
@@ -562,12 +563,12 @@ class RingReader:
         # The writer clears the node before it changes the start. So when two copies agree, node and start belong
         # together.
         before, after = (
-            np.frombuffer(self._pread(size_bytes, at), "<i8").reshape(SLOTS, SLOT_WORDS)[:, :3] for _ in range(2)
+            np.frombuffer(self._pread(size_bytes, at), "<i8").reshape(SLOTS, SLOT_WORDS)[:, :4] for _ in range(2)
         )
         found = after[(before == after).all(axis=1)].tolist()
         return [
-            InFlight(thread_id, node, start_ns or None)
-            for thread_id, node, start_ns in found
+            InFlight(thread_id, node, start_ns or None, max(0, tokens))
+            for thread_id, node, start_ns, tokens in found
             if 0 < thread_id <= MAX_THREAD_ID and HELD <= node <= MAX_NODE and start_ns >= 0
         ]
 

@@ -18,8 +18,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from cbtop.client.feed import Feed
-from cbtop.client.replay import ReplayFeed
+from cbtop.feeds.feed import Feed
+from cbtop.feeds.replay import ReplayFeed
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.replay_app import ReplayApp
 from cbtop.tui.views import VIEWS

@@ -41,39 +41,64 @@ MODULES: dict[str, tuple[str, ...]] = {
         "tests/cbtop/daemon/test_source.py",
     ),
     "cbtop.protocol.codec": ("tests/protocol/test_codec.py", "tests/protocol/test_hostile.py"),
-    "cbtop.profiler.histograms": ("tests/profiler/test_histograms.py",),
-    "cbtop.profiler.stats": (
-        "tests/profiler/test_stats.py",
-        "tests/profiler/test_phase_totals.py",
-        "tests/cbtop/viewmodels/test_books.py",
+    "cbtop.profiler.analysis.histograms": ("tests/profiler/analysis/test_histograms.py",),
+    "cbtop.profiler.analysis.calls": ("tests/profiler/analysis/test_stats.py",),
+    "cbtop.profiler.analysis.growth": ("tests/profiler/analysis/test_stats.py", "tests/cbtop/client/test_window.py"),
+    "cbtop.profiler.analysis.running_steps": (
+        "tests/profiler/analysis/test_running_steps.py",
+        "tests/cbtop/viewmodels/test_time_breakdown.py",
+    ),
+    "cbtop.profiler.analysis.sparse_columns": (
+        "tests/profiler/analysis/test_stats.py",
+        "tests/profiler/analysis/test_running_steps.py",
+    ),
+    "cbtop.profiler.analysis.special_records": (
+        "tests/profiler/analysis/test_stats.py",
+        "tests/profiler/test_plain_steps.py",
+    ),
+    "cbtop.profiler.analysis.step_intervals": (
+        "tests/profiler/analysis/test_step_intervals.py",
+        "tests/cbtop/test_steps_in_the_window.py",
+    ),
+    "cbtop.profiler.analysis.stats": (
+        "tests/profiler/analysis/test_stats.py",
+        "tests/profiler/analysis/test_phase_totals.py",
+        "tests/cbtop/viewmodels/test_time_breakdown.py",
         "tests/cbtop/test_steps_in_the_window.py",
         "tests/cbtop/test_every_hop.py",
     ),
-    "cbtop.profiler.books": ("tests/cbtop/viewmodels/test_books.py", "tests/cbtop/viewmodels/test_source_view.py"),
-    "cbtop.viewmodels.books": ("tests/cbtop/viewmodels/test_books.py",),
+    "cbtop.profiler.analysis.time_breakdown": (
+        "tests/cbtop/viewmodels/test_time_breakdown.py",
+        "tests/cbtop/viewmodels/test_source_view.py",
+    ),
+    "cbtop.viewmodels.time_breakdown": ("tests/cbtop/viewmodels/test_time_breakdown.py",),
     "cbtop.viewmodels.merge": (
         "tests/cbtop/viewmodels/test_merge.py",
         "tests/cbtop/viewmodels/test_straggler.py",
         "tests/cbtop/test_rates.py",
     ),
-    "cbtop.viewmodels.comparison": (
-        "tests/cbtop/viewmodels/test_comparison.py",
-        "tests/cbtop/viewmodels/test_baseline.py",
+    "cbtop.comparison.comparison": (
+        "tests/cbtop/comparison/test_comparison.py",
+        "tests/cbtop/viewmodels/test_snapshot.py",
     ),
-    "cbtop.viewmodels.noise": ("tests/cbtop/viewmodels/test_noise.py", "tests/cbtop/tuning/test_paired.py"),
-    "cbtop.viewmodels.quantiles": ("tests/cbtop/viewmodels/test_quantiles.py",),
-    "cbtop.viewmodels.runs": (
-        "tests/cbtop/viewmodels/test_runs.py",
-        "tests/cbtop/viewmodels/test_run_diff.py",
+    "cbtop.comparison.noise": ("tests/cbtop/comparison/test_noise.py", "tests/cbtop/tuning/test_paired.py"),
+    "cbtop.comparison.quantiles": ("tests/cbtop/comparison/test_quantiles.py",),
+    "cbtop.comparison.runs": (
+        "tests/cbtop/comparison/test_runs.py",
+        "tests/cbtop/comparison/test_run_diff.py",
         "tests/cbtop/commands/test_diff.py",
-        "tests/cbtop/client/test_run_file.py",
+        "tests/cbtop/feeds/test_run_file.py",
     ),
-    "cbtop.viewmodels.run_diff": (
-        "tests/cbtop/viewmodels/test_run_diff.py",
-        "tests/cbtop/viewmodels/test_thresholds.py",
+    "cbtop.comparison.part_diff": (
+        "tests/cbtop/comparison/test_run_diff.py",
+        "tests/cbtop/comparison/test_thresholds.py",
+    ),
+    "cbtop.comparison.run_diff": (
+        "tests/cbtop/comparison/test_run_diff.py",
+        "tests/cbtop/comparison/test_thresholds.py",
         "tests/cbtop/commands/test_diff.py",
     ),
-    "cbtop.viewmodels.thresholds": ("tests/cbtop/viewmodels/test_thresholds.py",),
+    "cbtop.comparison.thresholds": ("tests/cbtop/comparison/test_thresholds.py",),
     "cbtop.tuning.paired": ("tests/cbtop/tuning/test_paired.py",),
 }
 # What was loaded before the fork has no assertions to be rewritten.

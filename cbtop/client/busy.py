@@ -11,11 +11,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from cbtop.profiler.brick_stats import name_and_category
-from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.profiler.graph.nodes import display_name
-from cbtop.profiler.histograms import Column
-from cbtop.profiler.stats import NodeStats
+from cbtop.profiler.analysis.brick_stats import name_and_category
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.profiler.analysis.histograms import Column
+from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
 SLICE_S = 0.1  # one update: slices are aligned to the daemon's clock, so all viewers see the same ones

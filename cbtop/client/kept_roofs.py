@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from cbtop.client.store import SourceRecord
+from cbtop.client.source_record import SourceRecord
 from cbtop.protocol.errors import RoofsError
 from cbtop.protocol.messages import Ceiling, Manifest
 from cbtop.protocol.process import boot_id

@@ -10,10 +10,10 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.profiler.brick_stats import outermost
-from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.profiler.histograms import Column, distinct
-from cbtop.profiler.stats import NodeStats
+from cbtop.profiler.analysis.brick_stats import outermost
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.histograms import Column, distinct
+from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.attributes import BYTES, FLOPS
 from cbtop.protocol.vocabulary import NodeKind
 
@@ -182,7 +182,7 @@ def _work(ran: Column, at: Column, bricks: int, nodes: NodeTable, stats: NodeSta
     """
     found = np.zeros((5, bricks))
     per_call, per_element = nodes.made_of("lines", None, ran, lambda: _lines(ran, nodes))
-    given, uncounted = (np.isin(ran, list(stats.nodes_with(name))) for name in ("amounts", "uncounted"))
+    given, uncounted = (np.isin(ran, list(stats.sparse[name].keys())) for name in ("amounts", "uncounted"))
     if np.isnan(per_call).all() and not given.any():
         return found
     count, elements, time_ns = (stats.column(name)[ran] for name in ("count", "elements", "total_ns"))
@@ -193,10 +193,10 @@ def _work(ran: Column, at: Column, bricks: int, nodes: NodeTable, stats: NodeSta
         node = int(ran[place])
         for row, unit in enumerate(("flops", "bytes")):
             if given[place]:
-                work[row, place] = stats.rare_value(unit, node) or 0
-                unknown[row, place] = count[place] - (stats.rare_value(f"{unit}_given", node) or 0)
+                work[row, place] = stats.sparse[unit].get(node) or 0
+                unknown[row, place] = count[place] - (stats.sparse[f"{unit}_given"].get(node) or 0)
             elif per_element[row, place] > 0:
-                unknown[row, place] = stats.rare_value("uncounted", node) or 0
+                unknown[row, place] = stats.sparse["uncounted"].get(node) or 0
     kept = at < bricks
     for row, values in enumerate((*work, time_ns, *unknown)):
         found[row] = np.bincount(at[kept], values[kept], bricks)

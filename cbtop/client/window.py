@@ -13,8 +13,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from cbtop.profiler.histograms import Column, distinct
-from cbtop.profiler.stats import SPARSE_BYTES, SPARSE_COLUMNS, Growth, NodeStats
+from cbtop.profiler.analysis.growth import Growth
+from cbtop.profiler.analysis.histograms import Column, distinct
+from cbtop.profiler.analysis.node_columns import SPARSE_COLUMNS
+from cbtop.profiler.analysis.sparse_columns import SPARSE_BYTES
+from cbtop.profiler.analysis.stats import NodeStats
 
 # A slice begins every SPACING_S, or every tenth of a window longer than ten seconds. Slices are aligned to the
 # daemon's clock, so that every viewer shows the same whenever it connected. The window begins with a slice, so it may

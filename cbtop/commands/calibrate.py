@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime
 
-from cbtop import formatting as fmt
+from cbtop import units
 from cbtop.commands.shared.crossovers import crossover_lines, measured_crossovers
 from cbtop.commands.shared.engine import require_engine
 from cbtop.commands.shared.numbers import count
@@ -29,9 +29,9 @@ from cbtop.protocol.roofs import (
     roofs_file,
     try_to_keep,
 )
+from cbtop.text import roof_text, time_text
 from cbtop.version import __version__
-from cbtop.viewmodels.model import CeilingRow
-from cbtop.viewmodels.roofline import ceiling_rows
+from cbtop.viewmodels.roofline import CeilingRow, ceiling_rows
 
 DESCRIPTION = (
     "Measure how fast this machine reads memory and computes: its processor with one thread, a thread a core and all "
@@ -215,10 +215,10 @@ def _text(roofs: DeviceRoofs | MachineCrossovers | None, missing: Sequence[str] 
         lines += crossover_lines(roofs)
     elif roofs is not None:
         rows = ceiling_rows(roofs.ceilings, time.time())
-        age = fmt.age(max((row.age_s for row in rows if row.age_s is not None), default=None))
-        lines.append(f"{roofs.title} ({roofs.measured_on or fmt.NOT_MEASURED}, age {age})")
+        age = time_text.age(max((row.age_s for row in rows if row.age_s is not None), default=None))
+        lines.append(f"{roofs.title} ({roofs.measured_on or units.NOT_MEASURED}, age {age})")
         lines += map(_row, rows)
-        lines += [f"  ⚠ {doubt}" for doubt in fmt.ceiling_doubts(rows)]
+        lines += [f"  ⚠ {doubt}" for doubt in roof_text.ceiling_doubts(rows)]
         if any(one.name == "fma_float32" and not one.dtype for one in roofs.ceilings):
             lines.append("  dot_int8 n/a: measured by an older cbtop; run `cbtop calibrate`")
     lines += [f"  {one}" if roofs is not None else one for one in missing]
@@ -226,5 +226,5 @@ def _text(roofs: DeviceRoofs | MachineCrossovers | None, missing: Sequence[str] 
 
 
 def _row(ceiling: CeilingRow) -> str:
-    value = f"{fmt.number(ceiling.value):>10} {ceiling.unit:<8}"
-    return f"  {ceiling.name:<18}{value}  {fmt.ceiling_rounds(ceiling)}"
+    value = f"{units.number(ceiling.value):>10} {ceiling.unit:<8}"
+    return f"  {ceiling.name:<18}{value}  {roof_text.ceiling_rounds(ceiling)}"

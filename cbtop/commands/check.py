@@ -25,10 +25,10 @@ from cbtop.protocol.vocabulary import PRECONDITION
 from cbtop.units import counted
 
 if TYPE_CHECKING:  # they load numpy
-    from cbtop.viewmodels.places import Brick
-    from cbtop.viewmodels.run_diff import RunDiff
-    from cbtop.viewmodels.runs import Run
-    from cbtop.viewmodels.thresholds import Judged, Threshold
+    from cbtop.comparison.items import Brick
+    from cbtop.comparison.run_diff import RunDiff
+    from cbtop.comparison.runs import Run
+    from cbtop.comparison.thresholds import Judged, Threshold
 
 TAKES_COMMAND = True
 DESCRIPTION = (
@@ -110,7 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from cbtop.viewmodels.thresholds import parse
+    from cbtop.comparison.thresholds import parse
 
     thresholds = [parse(text) for text in options.threshold]
     for where in options.budget:
@@ -163,9 +163,8 @@ def gate(
     factors in contracts, `by_definition` the budgets of definitions. The demo excludes the latter: it derives them
     from a roof that each run measures anew.
     """
-    from cbtop.reports.gate import summary
-    from cbtop.viewmodels.runs import MIN_LEARNED
-    from cbtop.viewmodels.thresholds import (
+    from cbtop.comparison.runs import MIN_LEARNED
+    from cbtop.comparison.thresholds import (
         LOSS,
         Outcome,
         confirmed,
@@ -174,6 +173,7 @@ def gate(
         known_to_scatter,
         of_contracts,
     )
+    from cbtop.reports.gate import summary
 
     if len(news) == 2:
         raise UsageError(f"{options.new}: two runs, of which one would be judged: one, or three or more, are wanted")
@@ -213,8 +213,8 @@ def _compared(
     bases: Sequence[Run], news: Sequence[Run], options: argparse.Namespace, *, may_lack_records: bool
 ) -> RunDiff:
     """Return the comparison. If the runs are not comparable, report it and raise an error."""
-    from cbtop.viewmodels.run_diff import diff_of
-    from cbtop.viewmodels.thresholds import Judged, Outcome
+    from cbtop.comparison.run_diff import diff_of
+    from cbtop.comparison.thresholds import Judged, Outcome
 
     found = diff_of(bases, news, anyway=options.anyway, may_lack_records=may_lack_records)
     if found.why_not:
@@ -225,7 +225,7 @@ def _compared(
 
 def _besides(found: RunDiff, *, by_definition: bool) -> list[Judged]:
     """Return results that are independent of thresholds: checks of bricks, and budgets of definitions."""
-    from cbtop.viewmodels.thresholds import Judged, Outcome, of_definitions
+    from cbtop.comparison.thresholds import Judged, Outcome, of_definitions
 
     return (of_definitions(found) if by_definition else []) + [
         Judged(CHECKS, check, Outcome.BROKEN, f"the check failed: {_meaning(assertion)}", brick)
@@ -241,14 +241,14 @@ def _meaning(assertion: str) -> str:
 
 
 def _is_broken(judged: Sequence[Judged]) -> bool:
-    from cbtop.viewmodels.thresholds import Outcome
+    from cbtop.comparison.thresholds import Outcome
 
     return any(one.outcome is Outcome.BROKEN for one in judged)
 
 
 def budgets(path: Path) -> list[Threshold]:
     """Return the thresholds of a TOML file. Raises UsageError if it or one of them is invalid."""
-    from cbtop.viewmodels.thresholds import parse
+    from cbtop.comparison.thresholds import parse
 
     try:
         text = path.read_text(encoding="utf-8")
@@ -318,10 +318,10 @@ def _line(lines: Sequence[str], name: str, value: str) -> int:
 
 
 def _learn(options: argparse.Namespace) -> int:
-    from cbtop.client.run_file import write_runs
+    from cbtop.comparison.run_diff import diff_of
+    from cbtop.comparison.runs import MIN_LEARNED
+    from cbtop.feeds.run_file import write_runs
     from cbtop.reports.run_diff import power
-    from cbtop.viewmodels.run_diff import diff_of
-    from cbtop.viewmodels.runs import MIN_LEARNED
 
     if not options.command or len(options.baseline) != 1 or options.new is not None:
         raise UsageError(

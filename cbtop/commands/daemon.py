@@ -10,7 +10,7 @@ import threading
 import time
 from types import FrameType
 
-from cbtop.commands.show import endpoint
+from cbtop.commands.shared.show import endpoint
 from cbtop.daemon.daemon import Daemon
 from cbtop.daemon.history import MAX_HISTORY_BYTES, MAX_HISTORY_S
 from cbtop.errors import UsageError

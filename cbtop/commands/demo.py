@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from cbtop.client.feed import Feed, FeedEnd
 from cbtop.commands.shared.backend import AUTO, WITH_AUTO, settled
 from cbtop.commands.shared.choose import judge_as_asked
 from cbtop.commands.shared.crossovers import go_by_kept_crossovers
@@ -23,8 +22,7 @@ from cbtop.commands.shared.interrupts import noted_interrupt
 from cbtop.commands.shared.numbers import count, part, temperature, whole
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.shared.ranks import FirstRank, job_of, run_ranks
-from cbtop.commands.shared.tuned import add_tuned_argument, tuned_setting
-from cbtop.commands.show import (
+from cbtop.commands.shared.show import (
     add_show_arguments,
     check_phase,
     is_headless,
@@ -35,12 +33,14 @@ from cbtop.commands.show import (
     shows_window,
     window_s,
 )
+from cbtop.commands.shared.tuned import add_tuned_argument, tuned_setting
 from cbtop.compute.settings import GREEDY, GUARD_REACTIONS, SPLITS, TokenSampling
 from cbtop.errors import CbtopError, FailedCheckError, NoDataError, UsageError
+from cbtop.feeds.feed import Feed, FeedEnd
 from cbtop.profiler.traces import TRACED_EVERY_STEPS, TRACES
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports import TIMELINE
-from cbtop.viewmodels.model import SourceSummary, SourceView
+from cbtop.viewmodels.source import SourceSummary, SourceView
 
 DESCRIPTION = (
     "Decode a GGUF model (qwen2, qwen3, qwen3moe, llama, phi3, gemma2, gemma3 and stablelm families; F32, F16, BF16, "
@@ -303,7 +303,7 @@ class DemoFeed(Feed):
 
     def sources(self) -> tuple[SourceSummary, ...]:
         """Return only the workload or its ranks. Other processes are not shown."""
-        own, job, seen = self.key_of(self._process.pid), job_of(self._process.pid), self.seen()
+        own, job, seen = self.links.key_of(self._process.pid), job_of(self._process.pid), self.seen()
         hellos = {key: one.record.hello for key, one in seen.items()}
         return tuple(
             source

@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     bases = runs_of(options.base, options)
     news = runs_of(options.new, options) if options.new is not None else bases
     if options.save is not None:
-        from cbtop.client.run_file import write_runs
+        from cbtop.feeds.run_file import write_runs
 
         write_runs(options.save, news, overwrite=options.force)
         sys.stderr.write(f"cbtop: {options.save}: written, of {', '.join(run.name for run in news)}\n")
@@ -76,8 +76,8 @@ def run(options: argparse.Namespace) -> int:
         if len(runs) == 2:
             sys.stderr.write(f"cbtop: {where}: of its two runs the first counts: three or more are taken together\n")
     # These load numpy.
+    from cbtop.comparison.run_diff import diff_of
     from cbtop.reports.run_diff import FORMATS
-    from cbtop.viewmodels.run_diff import diff_of
 
     found = diff_of(bases, news, options.phase, anyway=options.anyway)
     sys.stdout.write(FORMATS[options.format](found) + "\n")

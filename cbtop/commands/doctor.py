@@ -21,7 +21,7 @@ from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
 
-from cbtop import formatting as fmt
+from cbtop import units
 from cbtop.client.collector import Collector
 from cbtop.client.store import Store
 from cbtop.commands.shared.compiled import why_in_python
@@ -131,9 +131,9 @@ def _runtime_directory() -> Iterator[Fact]:
         yield Fact("runtime directory", f"{path} is on btrfs, which copies on write", "failed", way_out)
         return
     free = shutil.disk_usage(path).free
-    value = f"{path}, mode {stat.S_IMODE(path.stat().st_mode):04o}, yours alone, {fmt.size_bytes(free)} free"
+    value = f"{path}, mode {stat.S_IMODE(path.stat().st_mode):04o}, yours alone, {units.size_bytes(free)} free"
     if free < DEFAULT_RING_BYTES:
-        way_out = f"a process needs {fmt.size_bytes(DEFAULT_RING_BYTES)}: make room, or set CBTOP_RUNTIME_DIR"
+        way_out = f"a process needs {units.size_bytes(DEFAULT_RING_BYTES)}: make room, or set CBTOP_RUNTIME_DIR"
         yield Fact("runtime directory", value, "failed", way_out)
         return
     yield Fact("runtime directory", value)
@@ -212,7 +212,7 @@ def _roofs() -> Iterator[Fact]:
     if not here:
         yield Fact("roofs", "not known", "missing", way_out)
         return
-    yield Fact("roofs", ", ".join(f"{one.title} ({one.measured_on or fmt.NOT_MEASURED})" for one in here))
+    yield Fact("roofs", ", ".join(f"{one.title} ({one.measured_on or units.NOT_MEASURED})" for one in here))
 
 
 def _numba() -> Iterator[Fact]:
@@ -281,7 +281,7 @@ def _terminal() -> Iterator[Fact]:
 
 
 def _config() -> Iterator[Fact]:
-    from cbtop.commands.show import SETTINGS
+    from cbtop.commands.shared.show import SETTINGS
 
     try:
         config = read_config()

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from cbtop import formatting as fmt
+from cbtop import units
 from cbtop.errors import CbtopError, NoDataError, UntrustedError, UsageError
 from cbtop.exporters import EXPORTERS
 from cbtop.exporters.base import RecordedProcess
@@ -144,7 +144,7 @@ def _lost(recorded: RecordedProcess) -> int:
 
 def _summary(recorded: RecordedProcess) -> str:
     lost = ", ".join(
-        f"{fmt.count(number)} {what}"
+        f"{units.count(number)} {what}"
         for number, what in (
             (recorded.missed, "not in the recording (before it began, or lost on the way)"),
             (recorded.overwritten, "overwritten before they were read"),
@@ -152,6 +152,6 @@ def _summary(recorded: RecordedProcess) -> str:
         )
         if number
     )
-    return f"{recorded.process}, pid {recorded.pid}: {fmt.count(len(recorded.records))} records" + (
+    return f"{recorded.process}, pid {recorded.pid}: {units.count(len(recorded.records))} records" + (
         f"; {lost}" if lost else ""
     )

@@ -13,8 +13,13 @@ from contextlib import closing
 from dataclasses import asdict
 from itertools import zip_longest
 
-from cbtop import formatting as fmt
-from cbtop.client.kernel_request import (
+from cbtop import units
+from cbtop.commands.shared.choose import add_source_argument
+from cbtop.commands.shared.progress import ProgressLine
+from cbtop.commands.shared.show import positive_seconds
+from cbtop.daemon.source import Source
+from cbtop.errors import NoDataError, UsageError
+from cbtop.feeds.kernel_request import (
     DEFAULT_STEPS,
     DEFAULT_WAIT_S,
     POLL_S,
@@ -22,16 +27,12 @@ from cbtop.client.kernel_request import (
     live_source,
     pid_of,
 )
-from cbtop.commands.shared.choose import add_source_argument
-from cbtop.commands.shared.progress import ProgressLine
-from cbtop.commands.show import positive_seconds
-from cbtop.daemon.source import Source
-from cbtop.errors import NoDataError, UsageError
 from cbtop.protocol.attributes import Grid
 from cbtop.protocol.ended import rings_of
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.requests import MAX_STEPS
 from cbtop.reports.tables import Table, table
+from cbtop.text import kernel_text
 from cbtop.viewmodels.kernels import BrickKernels, BurstView, KernelRow, PhaseKernels
 
 DESCRIPTION = (
@@ -158,12 +159,12 @@ def _kernel_json(row: KernelRow) -> dict[str, object]:
 
 def _text(found: BurstView) -> str:
     lines = []
-    for head, phase in zip_longest(fmt.burst(found), found.phases):
+    for head, phase in zip_longest(kernel_text.burst(found), found.phases):
         lines += [head, "", *([table([_HEAD, *_rows(phase)], left=1), ""] if phase else [])]
     lines.append(
         "measured by CUPTI in these steps, which are in no other times; mean ± standard deviation of launches"
     )
-    return "\n".join([*lines, *fmt.burst_notes(found)]) + "\n"
+    return "\n".join([*lines, *kernel_text.burst_notes(found)]) + "\n"
 
 
 _HEAD = (
@@ -186,9 +187,9 @@ def _rows(phase: PhaseKernels) -> Table:
     room = max(LEAST_NAME_CHARS, min(NAME_CHARS, shutil.get_terminal_size((200, 24)).columns - _NUMBERS_CHARS))
     rows: Table = []
     for brick in phase.bricks:
-        where = f" ({fmt.counted(brick.layers, 'layer')})" if brick.layers else ""
+        where = f" ({units.counted(brick.layers, 'layer')})" if brick.layers else ""
         name = f"{brick.brick} {brick.label}".strip() + where
-        rows.append((name, fmt.per_step(brick.launches_per_step), *[""] * 8, fmt.number(brick.us_per_step)))
+        rows.append((name, kernel_text.per_step(brick.launches_per_step), *[""] * 8, units.number(brick.us_per_step)))
         rows += [_row(row, room) for row in brick.kernels]
     return rows
 
@@ -198,21 +199,21 @@ def _row(row: KernelRow, room: int) -> tuple[str, ...]:
     kernel = row.kernel
     return (
         f"  {name}",
-        fmt.per_step(row.launches_per_step),
+        kernel_text.per_step(row.launches_per_step),
         _grid(kernel.grid),
         _grid(kernel.block),
-        fmt.count(kernel.registers),
-        f"{fmt.count(kernel.static_shared_memory_bytes)}+{fmt.count(kernel.shared_memory_bytes)}",
-        fmt.number(row.mean_us),
-        fmt.number(row.deviation_us),
-        fmt.number(row.min_us),
-        fmt.number(row.max_us),
-        fmt.number(row.us_per_step),
+        units.count(kernel.registers),
+        f"{units.count(kernel.static_shared_memory_bytes)}+{units.count(kernel.shared_memory_bytes)}",
+        units.number(row.mean_us),
+        units.number(row.deviation_us),
+        units.number(row.min_us),
+        units.number(row.max_us),
+        units.number(row.us_per_step),
     )
 
 
 def _grid(grid: Grid | None) -> str:
-    return fmt.NOT_MEASURED if grid is None else "×".join(str(size) for size in grid)
+    return units.NOT_MEASURED if grid is None else "×".join(str(size) for size in grid)
 
 
 def _steps(text: str) -> int:

@@ -7,10 +7,8 @@ import sys
 import time
 from dataclasses import replace
 
-from cbtop.client.feed import Feed
-from cbtop.client.look_back import remembered
-from cbtop.client.store import SourceRecord
-from cbtop.commands.show import open_feed
+from cbtop.client.source_record import SourceRecord
+from cbtop.commands.shared.show import open_feed
 from cbtop.commands.top import (
     HOW_TO_START,
     POLL_MS,
@@ -23,10 +21,12 @@ from cbtop.commands.top import (
     unread,
 )
 from cbtop.errors import CbtopError, NoDataError, UntrustedError
+from cbtop.feeds.feed import Feed
+from cbtop.feeds.look_back import remembered
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports.sources import sources_json, sources_text
-from cbtop.viewmodels.model import SourceRow
-from cbtop.viewmodels.source import has_data
+from cbtop.viewmodels.selection import has_data
+from cbtop.viewmodels.sources import SourceRow
 
 DESCRIPTION = (
     "List every instrumented process: rank, model, state, device, speed, losses and lag, how far its host's clock is "
@@ -57,9 +57,9 @@ def run(options: argparse.Namespace) -> int:
         if rows:
             sys.stdout.write(FORMATS[options.format](rows) + "\n")
             sys.stdout.flush()
-        if rows and feed.unanswered:
+        if rows and feed.links.unanswered:
             sys.stderr.write(f"cbtop: {unanswered(feed)}; what runs there is not listed\n")
-        if rows and feed.unread:
+        if rows and feed.links.unread:
             sys.stderr.write(f"cbtop: {unread(feed)}; not all that runs there is listed\n")
         if left := len(_left_unread(feed)):
             sys.stderr.write(f"cbtop: time is up, and what {left} that ended left is not read\n")
@@ -72,7 +72,7 @@ def _wait_for_answers(feed: Feed, timeout_s: float) -> None:
     """Wait until every daemon has answered and each live source has ended a step, or time is up."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s and (
-        feed.unanswered or feed.unread or _left_unread(feed) or not all(map(has_data, running(feed)))
+        feed.links.unanswered or feed.links.unread or _left_unread(feed) or not all(map(has_data, running(feed)))
     ):
         for record in _left_unread(feed):
             feed.want(record.key)
@@ -94,7 +94,7 @@ def _exit_code(feed: Feed, rows: list[SourceRow]) -> int:
     if faulty := [row for row in rows if row.state is SourceStatus.FAULTY]:
         raise UntrustedError("; ".join(f"pid {row.pid} is not to be trusted: {row.state_reason}" for row in faulty))
     if not any(row.state is SourceStatus.LIVE for row in rows):
-        raise NoDataError(unanswered(feed) if feed.unanswered else f"nothing is running: {HOW_TO_START}")
+        raise NoDataError(unanswered(feed) if feed.links.unanswered else f"nothing is running: {HOW_TO_START}")
     return 0
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from itertools import repeat
 from pathlib import Path
 
-from cbtop import formatting as fmt
+from cbtop import units
 from cbtop.commands.shared.compiled import why_in_python
 from cbtop.commands.shared.crossovers import go_by_kept_crossovers
 from cbtop.commands.shared.progress import ProgressLine
@@ -230,8 +230,8 @@ def _text(costs: list[Cost], recorder: str) -> str:
 def _between(found: Measured | None, digits: str, *, is_ratio: bool = False) -> str:
     """Return for example `1.012 (0.998–1.031) below noise`."""
     if found is None:
-        return fmt.NONE_THERE
-    interval = fmt.NOT_MEASURED
+        return units.NONE_THERE
+    interval = units.NOT_MEASURED
     if found.low is not None and found.high is not None:
         interval = f"{found.low:{digits}}–{found.high:{digits}}"
     noise = " below noise" if is_ratio and found.below_noise else ""

@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from cbtop import formatting as fmt
+from cbtop import units
 from cbtop.daemon.post_mortem import LAST_STEPS, EndedRecord, PostMortem, Unfinished, post_mortem
 from cbtop.daemon.source import Source
 from cbtop.errors import NoDataError
@@ -18,6 +18,7 @@ from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import RingError
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports.tables import first_lines
+from cbtop.text import time_text
 
 DESCRIPTION = (
     "Read what ended processes left: how they ended, their last steps and records, and the brick each thread was in: "
@@ -105,18 +106,20 @@ def _overview(newest: Path, found: list[PostMortem]) -> str:
 
 def _who(found: PostMortem) -> str:
     how = found.state.upper() + (f" ({found.reason})" if found.reason else "")
-    return f"{found.program or 'a process'}, pid {found.pid} on {found.host or fmt.NOT_MEASURED}: {how}"
+    return f"{found.program or 'a process'}, pid {found.pid} on {found.host or units.NOT_MEASURED}: {how}"
 
 
 def _last(found: PostMortem) -> str:
-    return f"last record {fmt.NOT_MEASURED if found.last_record_s is None else fmt.moment(found.last_record_s)}"
+    return (
+        f"last record {units.NOT_MEASURED if found.last_record_s is None else time_text.moment(found.last_record_s)}"
+    )
 
 
 def _text(found: PostMortem, max_in_flight: int | None = None) -> str:
     lines = [_who(found)]
     lost = found.overwritten + found.rejected
     lines.append(
-        f"{_last(found)} · {fmt.count(found.produced)} records, {fmt.count(lost)} of them overwritten or rejected"
+        f"{_last(found)} · {units.count(found.produced)} records, {units.count(lost)} of them overwritten or rejected"
     )
     lines += _section(f"last {len(found.steps)} steps", found.steps)
     lines += _section(f"last {len(found.records)} records", found.records)
@@ -131,7 +134,7 @@ def _section(title: str, records: tuple[EndedRecord, ...]) -> list[str]:
         return []
     width = max(len(record.path) for record in records)
     return ["", title] + [
-        f"  {_time(record.ended_s)}  {record.path:<{width}}  {fmt.duration(record.us):>10}"
+        f"  {_time(record.ended_s)}  {record.path:<{width}}  {units.duration(record.us):>10}"
         f"{'  failed' if record.failed else ''}"
         for record in records
     ]
@@ -144,13 +147,13 @@ def _unfinished(each: Unfinished, found: PostMortem) -> str:
     if each.began_s is not None:
         line += f", begun {_time(each.began_s)}"
         if found.last_record_s is not None:
-            line += f", {fmt.duration(abs(found.last_record_s - each.began_s) * 1e6)} "
+            line += f", {units.duration(abs(found.last_record_s - each.began_s) * 1e6)} "
             line += "after the last record" if each.began_s >= found.last_record_s else "before the last record"
     return line + (f" ({each.note})" if each.note else "")
 
 
 def _time(unix_s: float) -> str:
-    return fmt.moment(unix_s)[11:]
+    return time_text.moment(unix_s)[11:]
 
 
 def _count(text: str) -> int:

@@ -7,7 +7,7 @@ import sys
 
 from cbtop.compute.ptx_registry import PtxRegistry
 from cbtop.errors import NoDataError, UsageError
-from cbtop.profiler.graph.nodes import printable
+from cbtop.profiler.analysis.graph.nodes import printable
 
 DESCRIPTION = (
     "Show the PTX of a CUDA module that cbtop compiled on this machine. Its hash stands in the detail of a kernel in "

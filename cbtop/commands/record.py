@@ -9,12 +9,12 @@ import sys
 import time
 from pathlib import Path
 
-from cbtop import formatting as fmt
+from cbtop import units
 from cbtop.client.collector import SILENT_AFTER_S
 from cbtop.client.stream_recorder import StreamRecorder
 from cbtop.commands.shared.interrupts import noted_interrupt
 from cbtop.commands.shared.progress import ProgressLine
-from cbtop.commands.show import add_connect_arguments, positive_seconds, viewer_keys
+from cbtop.commands.shared.show import add_connect_arguments, positive_seconds, viewer_keys
 from cbtop.errors import CbtopError, NoDataError, UntrustedError, UsageError
 from cbtop.protocol.ended import rings_of
 from cbtop.protocol.endpoint import runtime_dir
@@ -80,7 +80,9 @@ def run(options: argparse.Namespace) -> int:
                 if not recorder.has_begun and time.monotonic() - begun_s > ANSWER_WITHIN_S:
                     raise NoDataError(f"no daemon answers at {recorder.unanswered}")
                 if not beside:
-                    line.show(f"recording: {time.monotonic() - begun_s:.0f} s, {fmt.size_bytes(recorder.size_bytes)}")
+                    line.show(
+                        f"recording: {time.monotonic() - begun_s:.0f} s, {units.size_bytes(recorder.size_bytes)}"
+                    )
     finally:
         silent_s = recorder.silent_s
         line.clear()
@@ -130,14 +132,14 @@ def _rings() -> set[str]:
 def _summary(recorder: StreamRecorder, options: argparse.Namespace, lasted_s: float) -> str:
     tallies = recorder.tallies.values()
     taken, missed, dropped = (sum(getattr(t, name) for t in tallies) for name in ("taken", "missed", "dropped"))
-    lost = f", {fmt.count(missed)} missed" if missed else ""
-    lost += f", {fmt.count(dropped)} dropped before they could be read" if dropped else ""
+    lost = f", {units.count(missed)} missed" if missed else ""
+    lost += f", {units.count(dropped)} dropped before they could be read" if dropped else ""
     lost += f", {recorder.damaged} damaged message(s) left out" if recorder.damaged else ""
     full = f"cbtop: {options.output} has reached --max-size; recording ends here\n" if recorder.is_full else ""
     processes = "1 process" if len(tallies) == 1 else f"{len(tallies)} processes"
     return (
-        f"{full}cbtop: {options.output}: {lasted_s:.1f} s, {processes}, {fmt.count(taken)} records{lost}, "
-        f"{fmt.size_bytes(recorder.size_bytes)}\n"
+        f"{full}cbtop: {options.output}: {lasted_s:.1f} s, {processes}, {units.count(taken)} records{lost}, "
+        f"{units.size_bytes(recorder.size_bytes)}\n"
     )
 
 

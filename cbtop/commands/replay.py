@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.commands.shared.choose import add_merge_argument, add_source_argument, as_asked, judge_as_asked
-from cbtop.commands.show import (
+from cbtop.commands.shared.show import (
     add_show_arguments,
     check_phase,
     is_headless,
@@ -27,7 +27,7 @@ from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports import TIMELINE
 
 if TYPE_CHECKING:  # it loads numpy
-    from cbtop.client.replay import ReplayFeed
+    from cbtop.feeds.replay import ReplayFeed
 
 DESCRIPTION = (
     "Show a recording on the same screens as what runs, labelled REPLAY with its date. [ ] move by a step, { } by "
@@ -61,7 +61,7 @@ def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from cbtop.client.replay import ReplayFeed
+    from cbtop.feeds.replay import ReplayFeed
 
     settle_options(options)
     headless = is_headless(options)
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         if options.at is not None:
             feed.seek(options.at)
         elif feed.range_s is None:
-            feed.seek(feed.duration_s if headless else feed.first_data_s())
+            feed.seek(feed.duration_s if headless else feed.search.first_data_s())
         return _report(feed, options) if headless else show_on_screen(feed, options, options.merge)
 
 
@@ -83,7 +83,7 @@ def _window_s(options: argparse.Namespace, *, headless: bool) -> float:
     """Return the length of the window. A report that compares everything with a baseline needs all of it."""
     if not headless or options.baseline is None or shows_window(options, by_default=False):
         return window_s(options)
-    from cbtop.client.replay import ReplayFeed
+    from cbtop.feeds.replay import ReplayFeed
 
     with ReplayFeed(options.replay) as feed:
         return max(feed.duration_s, DEFAULT_WINDOW_S)
@@ -94,7 +94,7 @@ def _report(feed: ReplayFeed, options: argparse.Namespace) -> int:
     shown = [view for view in views if view.has_data]
     if not shown and feed.damage:
         raise UntrustedError(f"{feed.status()}: nothing is left to show")
-    if not shown and not feed.holds_data():
+    if not shown and not feed.search.holds_data():
         raise NoDataError(f"{options.replay} holds no data: it ends before any process had recorded anything")
     if not shown:
         who = f"that is --source {' or '.join(options.source)} " if options.source else ""

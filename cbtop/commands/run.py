@@ -117,7 +117,7 @@ def run(options: argparse.Namespace) -> int:
         if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
             raise UsageError("--watch: the screen wants a terminal; watch it with `cbtop` in another one")
         from cbtop.commands.shared.program import Program  # the imports of a screen take a third of a second
-        from cbtop.commands.show import settle_options
+        from cbtop.commands.shared.show import settle_options
 
         settle_options(options)
         program = Program()

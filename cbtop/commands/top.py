@@ -14,7 +14,7 @@ from cbtop.commands import replay
 from cbtop.commands.shared.choose import add_merge_argument, add_source_argument, as_asked, judge_as_asked
 from cbtop.commands.shared.interrupts import noted_interrupt
 from cbtop.commands.shared.progress import ProgressLine
-from cbtop.commands.show import (
+from cbtop.commands.shared.show import (
     add_connect_arguments,
     add_show_arguments,
     is_headless,
@@ -32,9 +32,9 @@ from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports import DEVICES, SOURCES, TIMELINE
 
 if TYPE_CHECKING:  # they load numpy and zmq
-    from cbtop.client.feed import Feed
-    from cbtop.client.store import SourceRecord
-    from cbtop.viewmodels.model import SourceView
+    from cbtop.client.source_record import SourceRecord
+    from cbtop.feeds.feed import Feed
+    from cbtop.viewmodels.source import SourceView
 
 DESCRIPTION = "attach to whatever runs"
 EPILOG = """\
@@ -121,11 +121,13 @@ def run(options: argparse.Namespace) -> int:
 
 def _wait_for_data(feed: Feed, options: argparse.Namespace) -> None:
     """Wait until every daemon has answered and a live source has data, or time is up."""
-    from cbtop.viewmodels.source import has_data
+    from cbtop.viewmodels.selection import has_data
 
     deadline_s = time.monotonic() + options.timeout
     while time.monotonic() < deadline_s and (
-        feed.unanswered or feed.unread or not any(has_data(record, options.phase) for record in running(feed))
+        feed.links.unanswered
+        or feed.links.unread
+        or not any(has_data(record, options.phase) for record in running(feed))
     ):
         feed.poll(POLL_MS)
         if feed.refused:
@@ -175,7 +177,7 @@ def _watch(feed: Feed, options: argparse.Namespace, duration_s: float | None) ->
 
 def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
     """Print the report. `was_live`: something ran when we began to watch."""
-    from cbtop.viewmodels.source import has_data, is_live, state_of
+    from cbtop.viewmodels.selection import has_data, is_live, state_of
 
     records = known(feed)
     live = [record for record in records if is_live(record)]
@@ -191,9 +193,9 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
         window = shows_window(options, by_default=bool(live or options.duration))
         views = as_asked(feed, (record.key for record in shown), options, window=window)
         print_report(views, options)
-    if shown and feed.unanswered:
+    if shown and feed.links.unanswered:
         sys.stderr.write(f"cbtop: {unanswered(feed)}; what runs there is not shown\n")
-    if shown and feed.unread:
+    if shown and feed.links.unread:
         sys.stderr.write(f"cbtop: {unread(feed)}; not all that runs there is shown\n")
     waiting = [str(pid_of(record)) for record in live if not has_data(record, options.phase)]
     if shown and waiting:
@@ -216,7 +218,7 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
 
 def _last_with_data(feed: Feed, ended: list[SourceRecord], options: argparse.Namespace) -> list[SourceRecord]:
     """Return the newest ended source that has data."""
-    from cbtop.viewmodels.source import has_data
+    from cbtop.viewmodels.selection import has_data
 
     deadline_s = time.monotonic() + options.timeout
     for record in ended:
@@ -240,9 +242,9 @@ def _wait_for_members(feed: Feed, shown: Sequence[SourceRecord], timeout_s: floa
 
 
 def _why_nothing(feed: Feed, live: list[SourceRecord], options: argparse.Namespace) -> str:
-    if feed.unanswered:
+    if feed.links.unanswered:
         return unanswered(feed)
-    if feed.unread:
+    if feed.links.unread:
         return f"{unread(feed)}; raise --timeout (now {options.timeout:g} s)"
     if not live and options.source:
         return f"nothing that runs is --source {' or '.join(options.source)}; `cbtop ls` lists what there is"
@@ -258,12 +260,12 @@ def _wanted(options: argparse.Namespace) -> str:
 
 def unanswered(feed: Feed) -> str:
     """Return a text with the addresses that no daemon answers from."""
-    return f"no daemon answers at {', '.join(feed.unanswered)}"
+    return f"no daemon answers at {', '.join(feed.links.unanswered)}"
 
 
 def unread(feed: Feed) -> str:
     """Return a text with the daemons that sent more than was read in time."""
-    return f"time is up, and there is more to read from {', '.join(feed.unread)}"
+    return f"time is up, and there is more to read from {', '.join(feed.links.unread)}"
 
 
 def known(feed: Feed) -> list[SourceRecord]:
@@ -274,7 +276,7 @@ def known(feed: Feed) -> list[SourceRecord]:
 
 def running(feed: Feed) -> list[SourceRecord]:
     """Return those known to run."""
-    from cbtop.viewmodels.source import is_live
+    from cbtop.viewmodels.selection import is_live
 
     return [record for record in known(feed) if is_live(record)]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from cbtop.daemon.source import Source
-from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.profiler.graph.nodes import display_name
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.protocol.messages import Node
 from cbtop.protocol.record_batch import joined, unpack
 from cbtop.protocol.ring import FLAG_PLAIN, NODE_BITS, Batch, RingReader

@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from cbtop.daemon.quiet import QuietWatch
-from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.profiler.histograms import MAX_CELLS, Column, distinct
-from cbtop.profiler.stats import ANY_STEP, COLUMNS, MAX_SAID_INTERVALS, NodeStats, sane
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.histograms import MAX_CELLS, Column, distinct
+from cbtop.profiler.analysis.node_columns import ANY_STEP, COLUMNS
+from cbtop.profiler.analysis.stats import NodeStats, sane
+from cbtop.profiler.analysis.step_intervals import MAX_SAID_INTERVALS
 from cbtop.protocol import codec
 from cbtop.protocol.announcements import Announcements, Key, comes_to_fail, key_of
 from cbtop.protocol.catalog import CatalogReader, is_locked
@@ -285,7 +287,7 @@ class Source:
             return quiet
         here = self.hello.pid_namespace == pid_namespace()
         step = int(self._nodes.step_of[last])
-        if not quiet.threads and not quiet.is_watched and last != step > 0 and self.stats.is_open(step, lane):
+        if not quiet.threads and not quiet.is_watched and last != step > 0 and self.stats.running.is_open(step, lane):
             quiet = replace(quiet, in_flight=step)  # a step with records, but not its end
         return replace(quiet, is_suspended=here and is_suspended(self.hello.pid))
 
@@ -375,8 +377,8 @@ class Source:
     def _update(self, node: Column, cell: Column, ran_from_ns: int | None) -> StatsUpdate:
         self._sequence += 1
         columns = {name: _bytes(self.stats.column(name)[node]) for name in COLUMNS}
-        rare = self.stats.rare_values(node.tolist())
-        ran = () if ran_from_ns is None else self.stats.intervals(ran_from_ns, MAX_SAID_INTERVALS)
+        rare = self.stats.sparse.values_of(node.tolist())
+        ran = () if ran_from_ns is None else self.stats.intervals.since(ran_from_ns, MAX_SAID_INTERVALS)
         return StatsUpdate(
             source=self.key,
             sequence=self._sequence,
@@ -387,8 +389,8 @@ class Source:
             rare_node=_bytes(rare[0]),
             rare_column=_bytes(rare[1]),
             rare_value=rare[2].astype("<f8", copy=False).tobytes(),
-            steps_ns=self.stats.rare_value("union_ns", ANY_STEP),
-            first_ns=self.stats.rare_value("first_ns", ANY_STEP),
+            steps_ns=self.stats.sparse["union_ns"].get(ANY_STEP),
+            first_ns=self.stats.sparse["first_ns"].get(ANY_STEP),
             ran=Packed(pack_columns(ran) if ran else b""),
             **columns,
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, TextIO
 
 from cbtop.exporters.records import Records
-from cbtop.profiler.graph.node_table import NodeTable
+from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.protocol.messages import Dependency, Node
 
 

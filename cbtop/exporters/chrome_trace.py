@@ -14,7 +14,7 @@ from typing import TextIO
 from cbtop.exporters.base import RecordedProcess, kind_name
 from cbtop.exporters.records import TimedRecord
 from cbtop.exporters.tracks import laid_out
-from cbtop.profiler.graph.nodes import display_name
+from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.protocol.messages import Node
 
 Event = dict[str, object]

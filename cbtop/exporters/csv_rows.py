@@ -6,7 +6,7 @@ import csv
 from typing import TextIO
 
 from cbtop.exporters.base import RecordedProcess, kind_name
-from cbtop.profiler.graph.nodes import display_name, printable
+from cbtop.profiler.analysis.graph.nodes import display_name, printable
 
 FORMULA = tuple("=+-@＝＋－＠")  # first characters of a formula: owasp.org/www-community/attacks/CSV_Injection
 COLUMNS = ("node", "parent", "kind", "name", "start_ns", "end_ns", "elements", "failed", "plain")

@@ -6,8 +6,8 @@ from collections import Counter
 from typing import TextIO
 
 from cbtop.exporters.base import RecordedProcess
-from cbtop.profiler.graph.dot import to_dot
-from cbtop.profiler.graph.from_nodes import graph_of_nodes
+from cbtop.profiler.analysis.graph.dot import to_dot
+from cbtop.profiler.analysis.graph.from_nodes import graph_of_nodes
 
 
 def write_dot(recorded: RecordedProcess, out: TextIO) -> None:

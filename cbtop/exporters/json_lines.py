@@ -6,7 +6,7 @@ import json
 from typing import TextIO
 
 from cbtop.exporters.base import RecordedProcess, kind_name
-from cbtop.profiler.graph.nodes import display_name
+from cbtop.profiler.analysis.graph.nodes import display_name
 
 
 def write_json_lines(recorded: RecordedProcess, out: TextIO) -> None:

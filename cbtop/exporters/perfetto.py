@@ -16,7 +16,7 @@ from typing import BinaryIO
 from cbtop.exporters.base import RecordedProcess
 from cbtop.exporters.records import TimedRecord
 from cbtop.exporters.tracks import ended_before, laid_out
-from cbtop.profiler.graph.nodes import display_name
+from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.protocol.vocabulary import NodeKind
 
 # Trace, TracePacket

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from cbtop.exporters.base import RecordedProcess
 from cbtop.exporters.records import Records
-from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
-from cbtop.profiler.stats import sane
+from cbtop.profiler.analysis.graph.node_table import MAX_NODES, NodeTable
+from cbtop.profiler.analysis.stats import sane
 from cbtop.protocol.announcements import AnnouncedTotal
 from cbtop.protocol.catalog import CatalogReader
 from cbtop.protocol.errors import DecodeError, LimitError

@@ -16,7 +16,7 @@ from typing import IO, TextIO
 from cbtop.exporters.base import RecordedProcess
 from cbtop.exporters.records import TimedRecord
 from cbtop.exporters.tracks import events_of, laid_out
-from cbtop.profiler.graph.nodes import display_name
+from cbtop.profiler.analysis.graph.nodes import display_name
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 MAX_WAITING = 1 << 16  # records in memory, of all tracks except the first

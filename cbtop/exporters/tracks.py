@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from cbtop.exporters.base import RecordedProcess
 from cbtop.exporters.records import TimedRecord
-from cbtop.profiler.graph.node_table import NodeTable
+from cbtop.profiler.analysis.graph.node_table import NodeTable
 
 
 def laid_out(recorded: RecordedProcess) -> Iterator[tuple[int, TimedRecord]]:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from cbtop.row_choice import RowChoice
-    from cbtop.viewmodels.model import ReplayView, SourceView
+    from cbtop.text.row_filter import RowChoice
+    from cbtop.viewmodels.source import SourceView
+    from cbtop.viewmodels.time_travel import ReplayView
 
 
 class ReportMaker(Protocol):

@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from cbtop.comparison.run_diff import RunDiff
+from cbtop.comparison.thresholds import Judged, Outcome
 from cbtop.reports.run_diff import diff_fields, diff_markdown, diff_text, escaped
 from cbtop.reports.tables import Table, table
-from cbtop.viewmodels.run_diff import RunDiff
-from cbtop.viewmodels.thresholds import Judged, Outcome
 
 SCHEMA = "cbtop.check/1"
 _LEVELS = {Outcome.BROKEN: "error", Outcome.UNKNOWN: "error", Outcome.UNSURE: "warning"}

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from cbtop.formatting import NOT_MEASURED
+from cbtop.comparison.comparison import Comparison, WorkChange
+from cbtop.comparison.items import WHOLE_STEP, Brick
+from cbtop.comparison.noise import Change
 from cbtop.protocol.attributes import KernelAttributes
 from cbtop.protocol.messages import KernelTimes
 from cbtop.reports.machines import machine_json, machines_of
@@ -20,29 +22,22 @@ from cbtop.reports.sources import (
     stall_fields,
     straggler_fields,
 )
-from cbtop.statistics import STATISTICS, Of, Origin, keys_of, statistics_of
+from cbtop.text.statistics import STATISTICS, Of, Origin, keys_of, statistics_of
+from cbtop.units import NOT_MEASURED
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
-from cbtop.viewmodels.comparison import Comparison, WorkChange
-from cbtop.viewmodels.graph import tree_text
+from cbtop.viewmodels.graph import CriticalPathView, GraphRow, tree_text
 from cbtop.viewmodels.lanes import Gap, TimelineSpan
 from cbtop.viewmodels.layers import LayersView
-from cbtop.viewmodels.model import (
-    BesideView,
-    CriticalPathView,
-    GraphRow,
-    ReplayView,
-    RooflineView,
-    SourceView,
-    StepsView,
-    TimeBreakdownView,
-    TimeRangeView,
-    TraceView,
-)
-from cbtop.viewmodels.noise import Change
 from cbtop.viewmodels.not_instrumented import not_instrumented
-from cbtop.viewmodels.places import WHOLE_STEP, Brick
+from cbtop.viewmodels.roofline import RooflineView
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.steps import StepsView
+from cbtop.viewmodels.time_breakdown import BesideView, TimeBreakdownView
+from cbtop.viewmodels.time_range import TimeRangeView
+from cbtop.viewmodels.time_travel import ReplayView
 from cbtop.viewmodels.timeline import TimelineView
+from cbtop.viewmodels.traces import TraceView
 
 SCHEMA = "cbtop.snapshot/1"
 MAX_LISTED = 512  # spans of a row of the timeline, and gaps of a lane

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from cbtop import formatting as fmt
+from cbtop import units
 from cbtop.protocol.vocabulary import DeviceKind
 from cbtop.reports.tables import Table, table
-from cbtop.statistics import (
+from cbtop.text import source_text
+from cbtop.text.statistics import (
     DEVICE_COLUMNS,
     PROCESS_COLUMNS,
     Of,
@@ -20,7 +21,7 @@ from cbtop.statistics import (
     why_unknown,
 )
 from cbtop.viewmodels.devices import DeviceRow, MachineView
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 
 NO_MACHINE = "devices: n/a (no sample of them has come yet)"
 BUSY_LINE = "busy % of a GPU is the share of time in which any kernel ran, however little of the GPU it used"
@@ -40,7 +41,7 @@ def machines_text(machines: Sequence[MachineView]) -> str:
 def _machine(machine: MachineView) -> str:
     lines = [f"devices of {machine.host}"]
     stale = {row.sampler: row.age_s for row in machine.devices if row.is_stale}
-    lines += [fmt.stale_sampler(sampler, age_s) for sampler, age_s in stale.items()]
+    lines += [source_text.stale_sampler(sampler, age_s) for sampler, age_s in stale.items()]
     lines += machine.troubles
     rows = [row for row in machine.devices if not row.device.trouble]
     if rows:
@@ -75,7 +76,9 @@ def _processes(machine: MachineView) -> str:
     for row in machine.processes:
         figures = (process_text(column, row) for column in columns)
         profiled = "yes" if row.source else "no"
-        cells.append((str(row.pid), row.name or fmt.NOT_MEASURED, profiled, row.device or fmt.NONE_THERE, *figures))
+        cells.append(
+            (str(row.pid), row.name or units.NOT_MEASURED, profiled, row.device or units.NONE_THERE, *figures)
+        )
     return table(cells, left=4)
 
 

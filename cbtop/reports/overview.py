@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cbtop import formatting as fmt
+from cbtop import units
 from cbtop.reports.tables import Table, first_lines, table
 from cbtop.reports.text import (
     baseline_text,
@@ -18,10 +18,11 @@ from cbtop.reports.text import (
     replay_text,
     verdicts_text,
 )
-from cbtop.row_choice import AS_THEY_COME, RowChoice
-from cbtop.statistics import HOST_REPORT, OVERVIEW_REPORT
-from cbtop.viewmodels.bricks import has_launches
-from cbtop.viewmodels.model import ReplayView, SourceView
+from cbtop.text import merge_text, rate_text, recording_text, source_text
+from cbtop.text.row_filter import AS_THEY_COME, RowChoice
+from cbtop.text.statistics import OVERVIEW_REPORT
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.time_travel import ReplayView
 
 MAX_LINES = 60
 MAX_VERDICTS = 4
@@ -70,7 +71,7 @@ def _source(view: SourceView, rows: RowChoice, room: int) -> list[str]:
 def _verdicts(view: SourceView) -> list[str]:
     more = len(view.verdicts) - MAX_VERDICTS
     lines = verdicts_text(view.verdicts[:MAX_VERDICTS]).splitlines()
-    return [*lines, f"  {fmt.counted(more, 'more verdict')}"] if more > 0 else lines
+    return [*lines, f"  {units.counted(more, 'more verdict')}"] if more > 0 else lines
 
 
 def _bricks(view: SourceView, most: int) -> list[str]:
@@ -78,20 +79,19 @@ def _bricks(view: SourceView, most: int) -> list[str]:
     if view.ranks is not None:
         return first_lines(ranks_text(view.ranks).splitlines(), most + 1)
     if not view.bricks:
-        return [f"bricks: n/a ({fmt.no_bricks(view)})"]
-    figures = (*OVERVIEW_REPORT, *HOST_REPORT) if has_launches(view.bricks) else OVERVIEW_REPORT
-    cut: Table = [("brick", "category", *heads(figures))]
-    cut += [(row.name, row.category.display_name, *cells(figures, row)) for row in view.bricks[:most]]
+        return [f"bricks: n/a ({recording_text.no_bricks(view)})"]
+    cut: Table = [("brick", "category", *heads(OVERVIEW_REPORT))]
+    cut += [(row.name, row.category.display_name, *cells(OVERVIEW_REPORT, row)) for row in view.bricks[:most]]
     more = len(view.bricks) - most
-    return [*table(cut, left=2).splitlines(), *([f"{fmt.counted(more, 'more brick')}"] if more > 0 else [])]
+    return [*table(cut, left=2).splitlines(), *([f"{units.counted(more, 'more brick')}"] if more > 0 else [])]
 
 
 def _others(sources: Sequence[SourceView]) -> list[str]:
     lines = []
     for view in sources[:MAX_OTHERS]:
         steps = view.steps
-        rates = "no step has ended" if steps is None else f"{steps.phase} {fmt.throughput(view, steps)}"
-        who = (view.program, f"pid {view.pid}", fmt.rank(view.rank, view.world_size))
-        lines.append(f"{', '.join(word for word in who if word)}: {fmt.standing(view)}, {rates}")
+        rates = "no step has ended" if steps is None else f"{steps.phase} {rate_text.throughput(view, steps)}"
+        who = (view.program, f"pid {view.pid}", merge_text.rank(view.rank, view.world_size))
+        lines.append(f"{', '.join(word for word in who if word)}: {source_text.standing(view)}, {rates}")
     more = len(sources) - MAX_OTHERS
     return [*lines, f"{more} more process{'es' * (more > 1)}: --view sources"] if more > 0 else lines

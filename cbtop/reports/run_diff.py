@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
+from cbtop.comparison.noise import CONFIDENCE, Change
+from cbtop.comparison.part_diff import FOUND, PartDiff, PlaceDiff, findable_percent
+from cbtop.comparison.run_diff import RunDiff
+from cbtop.comparison.runs import Run
 from cbtop.exporters.differential import DiffStack, folded, speedscope
 from cbtop.reports.tables import Table, table
 from cbtop.units import NOT_MEASURED, count, counted, duration, number, percent
-from cbtop.viewmodels.noise import CONFIDENCE, Change
-from cbtop.viewmodels.run_diff import FOUND, PartDiff, PlaceDiff, RunDiff, findable_percent
-from cbtop.viewmodels.runs import Run
 
 SCHEMA = "cbtop.diff/1"
 LISTED_CELLS = 8  # bricks in one layer with the largest increases, and the largest decreases

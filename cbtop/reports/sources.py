@@ -7,18 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from cbtop import formatting as fmt
+from cbtop import units
+from cbtop.comparison.noise import Change
 from cbtop.reports.tables import Table, table
-from cbtop.viewmodels.model import (
-    ClockView,
-    ListView,
-    ProcessCost,
-    SourceRow,
-    SourceView,
-    StallView,
-    StragglerView,
-)
-from cbtop.viewmodels.noise import Change
+from cbtop.text import comparison_text, merge_text, range_text, rate_text, recording_text, source_text
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.sources import ClockView, ListView, ProcessCost, SourceRow
+from cbtop.viewmodels.stall import StallView
+from cbtop.viewmodels.straggler import StragglerView
 
 SCHEMA = "cbtop.sources/1"
 PROVENANCE = {
@@ -53,7 +49,7 @@ def listed_text(listed: ListView | None) -> str:
     """Return all sources, and the cost of cbtop itself."""
     if listed is None:
         return NO_LIST
-    costs = [f"cbtop: {fmt.process_cost(cost)}" for cost in listed.costs]
+    costs = [f"cbtop: {source_text.process_cost(cost)}" for cost in listed.costs]
     return "\n".join((sources_text(listed.rows(), is_compared=listed.is_compared), *costs))
 
 
@@ -67,19 +63,19 @@ def sources_text(rows: Sequence[SourceRow], *, is_compared: bool = False) -> str
     heads = ("pid", "lost", "lost %", "before attach", "unread", "lag", "recording costs")
     known: Table = [heads, *map(_known, rows)]
     lines = [table(runs, left=9), "", table(known, left=1)]
-    lines += [f"{_who(row)}: {fmt.stall(row.stall)}" for row in rows if row.stall]
+    lines += [f"{_who(row)}: {source_text.stall(row.stall)}" for row in rows if row.stall]
     if is_compared:
         lines += [f"{_who(row)}, Δ (derived): {_since_baseline(row)}" for row in rows]
-    lines += [f"straggler: {fmt.straggler(found)} (derived)" for found in _stragglers(rows)]
+    lines += [f"straggler: {merge_text.straggler(found)} (derived)" for found in _stragglers(rows)]
     lines += [f"{_who(row)}: {row.loss.left_out} announcements left out" for row in rows if row.loss.left_out]
     lines += [
         f"{_who(row)}: {sample}{', in every figure' if row.steps and row.steps.is_sample else ''}"
         for row in rows
-        if (sample := fmt.sample(row.sample_every))
+        if (sample := recording_text.sample(row.sample_every))
     ]
-    clocks = {row.host: fmt.clock(row.clock) for row in rows if row.clock and row.clock.uncertainty_us}
+    clocks = {row.host: source_text.clock(row.clock) for row in rows if row.clock and row.clock.uncertainty_us}
     lines += [f"clock of {host}: {clock} (derived)" for host, clock in clocks.items()]
-    lines += [f"n/a: {why}" for why in fmt.unknown_figures(rows)]
+    lines += [f"n/a: {why}" for why in source_text.unknown_figures(rows)]
     return "\n".join(lines)
 
 
@@ -99,36 +95,36 @@ def _who(row: SourceRow) -> str:
 
 
 def _since_baseline(row: SourceRow) -> str:
-    return fmt.NOT_MEASURED if row.rate_change is None else fmt.rate_change(row.rate_change)
+    return units.NOT_MEASURED if row.rate_change is None else comparison_text.rate_change(row.rate_change)
 
 
 def _runs(row: SourceRow) -> tuple[str, ...]:
-    state = fmt.standing(row)
+    state = source_text.standing(row)
     return (
         str(row.pid),
         row.host,
-        fmt.placed_rank(row),
+        merge_text.placed_rank(row),
         row.program,
-        row.model or fmt.NOT_MEASURED,
-        state if row.stale_s is None else f"{state}, {fmt.stale(row.stale_s)}",
-        fmt.on_devices(row),
-        row.phase or fmt.NOT_MEASURED,
-        fmt.rates_since(row),
-        fmt.rate(row, row.steps.tokens_per_sec if row.steps else None),
-        fmt.rate(row, row.steps_per_sec),
-        fmt.duration(row.steps.p50_us if row.steps else None),
+        row.model or units.NOT_MEASURED,
+        state if row.stale_s is None else f"{state}, {source_text.stale(row.stale_s)}",
+        source_text.on_devices(row),
+        row.phase or units.NOT_MEASURED,
+        range_text.rates_since(row),
+        rate_text.rate(row, row.steps.tokens_per_sec if row.steps else None),
+        rate_text.rate(row, row.steps_per_sec),
+        units.duration(row.steps.p50_us if row.steps else None),
     )
 
 
 def _known(row: SourceRow) -> tuple[str, ...]:
     return (
         str(row.pid),
-        fmt.count(row.loss.lost),
-        fmt.percent_number(row.loss.lost_percent),
-        fmt.count(row.loss.before_attach),
-        fmt.count(row.loss.unread),
-        fmt.lag(row),
-        fmt.short_overhead(row.overhead),
+        units.count(row.loss.lost),
+        units.percent_number(row.loss.lost_percent),
+        units.count(row.loss.before_attach),
+        units.count(row.loss.unread),
+        source_text.lag(row),
+        recording_text.short_overhead(row.overhead),
     )
 
 

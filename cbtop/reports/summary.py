@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cbtop import formatting as fmt
+from cbtop import units
 from cbtop.protocol.vocabulary import is_warm_up
-from cbtop.viewmodels.model import Severity, SourceView, StepsView
+from cbtop.text import rate_text, recording_text
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.steps import StepsView
+from cbtop.viewmodels.verdict import Severity
 
 MAX_LINES = 10
 MAX_BRICKS = 5
@@ -19,7 +22,7 @@ MAX_VERDICTS = 2
 def summary(view: SourceView, next_command: str, more_processes: int = 0, note: str = "") -> list[str]:
     """Return at most ten lines on the steps of `view`, its costliest bricks and its worst verdicts, and `note`."""
     above = [_rates(view, view.steps)] if view.steps else []
-    above += [f"left out: {fmt.warm_up(view.warm_up)}"] if view.warm_up and _is_much(view) else []
+    above += [f"left out: {recording_text.warm_up(view.warm_up)}"] if view.warm_up and _is_much(view) else []
     above += _others(view)
     worst = [verdict for verdict in view.verdicts if verdict.severity is not Severity.NOTE]
     below = [f"{verdict.severity} {verdict.id}: {verdict.sentence}" for verdict in worst[:MAX_VERDICTS]]
@@ -50,18 +53,18 @@ def _others(view: SourceView) -> Iterator[str]:
     ]
     others.sort(key=lambda steps: -(steps.union_us or 0.0))
     if others:
-        named = [f"{steps.phase} {fmt.throughput(view, steps)}" for steps in others[:MAX_OTHERS]]
+        named = [f"{steps.phase} {rate_text.throughput(view, steps)}" for steps in others[:MAX_OTHERS]]
         more = f", and {len(others) - MAX_OTHERS} more" if len(others) > MAX_OTHERS else ""
         yield f"also: {', '.join(named)}{more}"
 
 
 def _rates(view: SourceView, steps: StepsView) -> str:
     """Return `decode: 42.1 tokens/s, step p50 23.7 ms, p99 25.0 ms (last 421 steps, 10.0 s)`."""
-    p50, p99 = fmt.duration(steps.p50_us), fmt.duration(steps.p99_us)
-    of = f"last {fmt.counted(steps.count, 'step')}"
+    p50, p99 = units.duration(steps.p50_us), units.duration(steps.p99_us)
+    of = f"last {units.counted(steps.count, 'step')}"
     if steps.wall_us:
-        of += f", {fmt.duration(steps.wall_us)}"
-    return f"{steps.phase}: {fmt.throughput(view, steps)}, step p50 {p50}, p99 {p99} ({of})"
+        of += f", {units.duration(steps.wall_us)}"
+    return f"{steps.phase}: {rate_text.throughput(view, steps)}, step p50 {p50}, p99 {p99} ({of})"
 
 
 def _costliest(view: SourceView, most: int) -> Iterator[str]:
@@ -71,4 +74,4 @@ def _costliest(view: SourceView, most: int) -> Iterator[str]:
     width = max((len(row.name) for row in rows), default=0)
     for row in rows:
         mean_us = row.total_exclusive_us / max(1, row.count)
-        yield f"  {row.name:<{width}}  {fmt.percent(row.percent):>6}  {fmt.duration(mean_us)} a call"
+        yield f"  {row.name:<{width}}  {units.percent(row.percent):>6}  {units.duration(mean_us)} a call"

@@ -4,14 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from cbtop import formatting as fmt
+from cbtop import units
+from cbtop.comparison.comparison import Comparison, WorkChange
+from cbtop.comparison.items import Place
+from cbtop.comparison.noise import Change
 from cbtop.protocol.vocabulary import LAUNCH_BOUND, UNTIL_THERE, Provenance, is_warm_up
 from cbtop.reports import DEVICES, SOURCES
 from cbtop.reports.machines import machines_of, machines_text
 from cbtop.reports.sources import listed_in, listed_text
 from cbtop.reports.tables import Table, table
-from cbtop.row_choice import AS_THEY_COME, RowChoice
-from cbtop.statistics import (
+from cbtop.text import (
+    breakdown_text,
+    comparison_text,
+    kernel_text,
+    merge_text,
+    range_text,
+    rate_text,
+    recording_text,
+    roof_text,
+    source_text,
+    time_text,
+    timeline_text,
+)
+from cbtop.text.row_filter import AS_THEY_COME, RowChoice
+from cbtop.text.statistics import (
     CALL_REPORT,
     CATEGORY_REPORT,
     HOST_REPORT,
@@ -25,25 +41,17 @@ from cbtop.statistics import (
 )
 from cbtop.viewmodels.bricks import BrickRow, has_launches
 from cbtop.viewmodels.categories import CategoryRow
-from cbtop.viewmodels.comparison import Comparison, WorkChange
-from cbtop.viewmodels.graph import tree_text
+from cbtop.viewmodels.graph import GraphRow, tree_text
 from cbtop.viewmodels.layers import ODD, LayerBrick
-from cbtop.viewmodels.model import (
-    CeilingRow,
-    GraphRow,
-    RanksView,
-    ReplayView,
-    SourceView,
-    SpanView,
-    StepsView,
-    TimeRangeView,
-    TraceView,
-    Verdict,
-)
-from cbtop.viewmodels.noise import Change
+from cbtop.viewmodels.merged import RanksView
 from cbtop.viewmodels.not_instrumented import not_instrumented
-from cbtop.viewmodels.places import Place
-from cbtop.viewmodels.roofline import missing_ceilings
+from cbtop.viewmodels.roofline import CeilingRow, missing_ceilings
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.steps import SpanView, StepsView
+from cbtop.viewmodels.time_range import TimeRangeView
+from cbtop.viewmodels.time_travel import ReplayView
+from cbtop.viewmodels.traces import TraceView
+from cbtop.viewmodels.verdict import Verdict
 
 PROVENANCE_LINE = "times and counts are measured; FLOP, bytes and what is made of them are derived from shapes"
 TIMES_LINE = (
@@ -81,11 +89,11 @@ def text_report(
 
 def replay_text(replay: ReplayView) -> str:
     if replay.is_history:
-        back_s, when = replay.duration_s - replay.at_s, fmt.date(replay.recorded_s + replay.at_s)
+        back_s, when = replay.duration_s - replay.at_s, time_text.date(replay.recorded_s + replay.at_s)
         return f"LOOKING BACK on {replay.host} at {when}, {back_s:.1f} s before the daemon was asked"
-    at, duration = fmt.position(replay.at_s), fmt.position(replay.duration_s)
+    at, duration = time_text.position(replay.at_s), time_text.position(replay.duration_s)
     cut = "" if replay.is_complete else " (it was not closed: killed, or still being written)"
-    date = fmt.date(replay.recorded_s)
+    date = time_text.date(replay.recorded_s)
     return f"REPLAY of {replay.file}, recorded {date} on {replay.host}, at {at} of {duration}{cut}"
 
 
@@ -107,46 +115,46 @@ def filtered_text(view: SourceView, shown: SourceView, text: str) -> str:
 
 
 def head_text(view: SourceView) -> str:
-    state = fmt.standing(view) + (f" ({view.state_reason})" if view.state_reason else "")
+    state = source_text.standing(view) + (f" ({view.state_reason})" if view.state_reason else "")
     facts = [view.model, view.architecture, view.quantization, view.backend]
-    who = [view.program, f"pid {view.pid} on {view.host}", fmt.rank(view.rank, view.world_size)]
+    who = [view.program, f"pid {view.pid} on {view.host}", merge_text.rank(view.rank, view.world_size)]
     if view.merged is not None:
-        who = [view.program, fmt.merged(view.merged)]
+        who = [view.program, merge_text.merged(view.merged)]
     lines = [
         f"{', '.join(word for word in who if word)}: {state}",
         " · ".join(fact for fact in facts if fact) or "model n/a",
     ]
     if view.merged is not None:
-        lines.append(f"derived: {fmt.merged_means(view.merged)}")
+        lines.append(f"derived: {merge_text.merged_means(view.merged)}")
     if view.stall is not None:
-        lines.append(fmt.stall(view.stall))
-    lines += [fmt.troubled(member) for member in (view.merged.troubled if view.merged else ())]
+        lines.append(source_text.stall(view.stall))
+    lines += [source_text.troubled(member) for member in (view.merged.troubled if view.merged else ())]
     if view.straggler is not None and (view.merged is not None or view.straggler.key == view.key):
         lines.append(
-            f"straggler: {fmt.straggler(view.straggler)} (derived, over the last {view.straggler.steps} steps)"
+            f"straggler: {merge_text.straggler(view.straggler)} (derived, over the last {view.straggler.steps} steps)"
         )
     if view.stale_s is not None:
-        lines.append(f"{fmt.stale(view.stale_s)}: what follows is so old")
+        lines.append(f"{source_text.stale(view.stale_s)}: what follows is so old")
     if view.clock is not None and view.clock.uncertainty_us:
-        offset = fmt.clock_offset(view.clock.offset_us, view.clock.uncertainty_us)
+        offset = source_text.clock_offset(view.clock.offset_us, view.clock.uncertainty_us)
         lines.append(f"clock of {view.host}: {offset} (derived)")
-    if sample := fmt.sample(view.sample_every):
+    if sample := recording_text.sample(view.sample_every):
         lines.append(f"{sample}; what lies in steps is of the recorded ones, nothing is multiplied")
     if view.overhead is not None:
-        lines.append(fmt.overhead(view.overhead))
+        lines.append(recording_text.overhead(view.overhead))
     lines.append(_shown_time(view))
     if view.warm_up is not None:
-        lines.append(fmt.warm_up(view.warm_up))
-    if few := fmt.inside_of_all(view):
+        lines.append(recording_text.warm_up(view.warm_up))
+    if few := recording_text.inside_of_all(view):
         lines.append(few)
     shown = [steps for steps in view.phases if steps.phase == view.phase or not is_warm_up(steps.phase)]
     for steps in shown:
         chosen = "" if len(shown) == 1 else ("* " if steps.phase == view.phase else "  ")
         lines.append(
-            f"{chosen}{steps.phase}: {_counted(steps)}, {fmt.count(steps.known_tokens)} tokens, "
-            f"{_rates(view, steps)}, step p50 {fmt.duration(steps.p50_us)}, "
-            f"p95 {fmt.duration(steps.p95_us)}, p99 {fmt.duration(steps.p99_us)}, "
-            f"min {fmt.duration(steps.min_us)}, max {fmt.duration(steps.max_us)}"
+            f"{chosen}{steps.phase}: {_counted(steps)}, {units.count(steps.known_tokens)} tokens, "
+            f"{_rates(view, steps)}, step p50 {units.duration(steps.p50_us)}, "
+            f"p95 {units.duration(steps.p95_us)}, p99 {units.duration(steps.p99_us)}, "
+            f"min {units.duration(steps.min_us)}, max {units.duration(steps.max_us)}"
         )
         lines.append(f"{'' if len(shown) == 1 else '  '}{_in_steps(steps, view.time_range)}")
         if steps.sequences or steps.cached:
@@ -165,7 +173,7 @@ def verdicts_text(verdicts: Sequence[Verdict]) -> str:
     lines = ["verdicts"] if verdicts else []
     for verdict in verdicts:
         lines.append(f"  {verdict.severity} {verdict.id}: {verdict.sentence}")
-        gain = fmt.gain(verdict)
+        gain = rate_text.gain(verdict)
         lines.append(f"    {f'{gain}. ' if gain else ''}{verdict.advice}")
     return "\n".join(lines)
 
@@ -174,10 +182,12 @@ def baseline_text(found: Comparison | None) -> str:
     """Return the changes since the baseline, or why they are unknown; "" without a baseline."""
     if found is None:
         return ""
-    lines = [f"baseline: {fmt.baseline(found)} (derived)"]
+    lines = [f"baseline: {comparison_text.baseline(found)} (derived)"]
     if found.why_not:
         return "\n".join((*lines, f"  Δ n/a: {found.why_not}"))
-    lines += [f"  {part}" for part in (*fmt.baseline_rates(found), *(f"but {note}" for note in found.notes))]
+    lines += [
+        f"  {part}" for part in (*comparison_text.baseline_rates(found), *(f"but {note}" for note in found.notes))
+    ]
     unit = f"µs/{found.unit}"
     rows: Table = [(unit, "baseline", f"last {found.now.covers_s:.1f} s", "Δ", "±", "Δ %")]
     shown = [one for one in found.changes if one.layer is None]
@@ -185,10 +195,10 @@ def baseline_text(found: Comparison | None) -> str:
     for one in (*shown, *cells[:MAX_CHANGES]):
         change = one.change
         figures = (change.before, change.now, change.delta, change.half)
-        rows.append((one.name, *map(fmt.number, figures), _percent(change)))
+        rows.append((one.name, *map(units.number, figures), _percent(change)))
     more = len(cells) - MAX_CHANGES
     left_out = (
-        [f"{fmt.counted(more, 'smaller change')} of layers and of bricks in them: in the JSON"] if more > 0 else []
+        [f"{units.counted(more, 'smaller change')} of layers and of bricks in them: in the JSON"] if more > 0 else []
     )
     return "\n".join((*lines, table(rows, left=1), *left_out))
 
@@ -196,36 +206,36 @@ def baseline_text(found: Comparison | None) -> str:
 def _percent(change: Change) -> str:
     """Return the percentage of a change, marked if it is noise."""
     noise = "" if change.is_beyond_noise else " (noise)"
-    return fmt.NOT_MEASURED if change.percent is None else f"{change.percent:+,.1f}{noise}"
+    return units.NOT_MEASURED if change.percent is None else f"{change.percent:+,.1f}{noise}"
 
 
 def _counted(steps: StepsView) -> str:
     """Return the numbers of steps, of those recorded inside, and of failed ones."""
-    failed = [f"{fmt.count(steps.failed)} failed"] if steps.failed else []
+    failed = [f"{units.count(steps.failed)} failed"] if steps.failed else []
     if steps.recorded < steps.count:
         lost = ["some inside others left nothing"] if steps.is_sample else []
-        words = [f"{fmt.count(steps.recorded)} recorded", *lost, *failed]
-        return f"{fmt.count(steps.count)} steps ({', '.join(words)})"
+        words = [f"{units.count(steps.recorded)} recorded", *lost, *failed]
+        return f"{units.count(steps.count)} steps ({', '.join(words)})"
     words = [*(["others, if any, left nothing"] if steps.is_sample else []), *failed]
-    what = fmt.counted(steps.count, "recorded step" if steps.is_sample else "step")
+    what = units.counted(steps.count, "recorded step" if steps.is_sample else "step")
     return f"{what} ({', '.join(words)})" if words else what
 
 
 def _rates(view: SourceView, steps: StepsView) -> str:
     """Return tokens/s, and steps/s and samples/s, too, if tokens are unknown."""
-    tokens = f"{fmt.rate(view, steps.tokens_per_sec)} tokens/s"
-    return tokens if steps.has_tokens else f"{tokens}, {fmt.throughput(view, steps)}"
+    tokens = f"{rate_text.rate(view, steps.tokens_per_sec)} tokens/s"
+    return tokens if steps.has_tokens else f"{tokens}, {rate_text.throughput(view, steps)}"
 
 
 def _in_steps(steps: StepsView, time_range: TimeRangeView | None) -> str:
     """Return the rate while steps ran, their concurrency, and the time of a token."""
-    at_once = f"; {fmt.number(steps.at_once)} steps at once" if steps.overlap else ""
+    at_once = f"; {units.number(steps.at_once)} steps at once" if steps.overlap else ""
     ran_us = next((one.us for one in time_range.by_phase if one.name == steps.phase), None) if time_range else None
-    of = fmt.duration(time_range.wall_us if time_range else None)
-    ran = f"steps ran {fmt.duration(steps.union_us if ran_us is None else ran_us)} of {of}"
+    of = units.duration(time_range.wall_us if time_range else None)
+    ran = f"steps ran {units.duration(steps.union_us if ran_us is None else ran_us)} of {of}"
     before_us = (steps.union_us or 0) - (ran_us or steps.union_us or 0)
-    ran += f", and {fmt.duration(before_us)} before" if before_us > 0.01 * (ran_us or 0) else ""
-    return f"  {fmt.number(steps.tokens_per_sec_in_steps)} tok/s in steps: {ran}{at_once}{_a_token(steps)}"
+    ran += f", and {units.duration(before_us)} before" if before_us > 0.01 * (ran_us or 0) else ""
+    return f"  {units.number(steps.tokens_per_sec_in_steps)} tok/s in steps: {ran}{at_once}{_a_token(steps)}"
 
 
 def _a_token(steps: StepsView) -> str:
@@ -233,7 +243,7 @@ def _a_token(steps: StepsView) -> str:
     if steps.us_per_token_p50 is None:
         return ""
     named = (("p50", steps.us_per_token_p50), ("p99", steps.us_per_token_p99), ("max", steps.us_per_token_max))
-    return "; ms/token " + ", ".join(f"{name} {fmt.milliseconds(us)}" for name, us in named)
+    return "; ms/token " + ", ".join(f"{name} {units.milliseconds(us)}" for name, us in named)
 
 
 def _held(steps: StepsView) -> str:
@@ -251,16 +261,16 @@ def _held(steps: StepsView) -> str:
 
 def _span(span: SpanView) -> str:
     if span.least is None or span.most is None:
-        return f"on average {fmt.number(span.mean)}"
+        return f"on average {units.number(span.mean)}"
     return str(span.least) if span.least == span.most else f"{span.least} to {span.most}"
 
 
 def _shown_time(view: SourceView) -> str:
     """Return the time range of the figures."""
-    shown, window = fmt.shown_time(view, with_date=True), view.window
+    shown, window = range_text.shown_time(view, with_date=True), view.window
     if window is None:
         return f"figures: {shown}"
-    why = f" ({fmt.seconds(window.asked_s)} were asked for: that is all there is)" if window.is_short else ""
+    why = f" ({time_text.seconds(window.asked_s)} were asked for: that is all there is)" if window.is_short else ""
     the = "the " if shown.startswith("last") else ""
     return f"figures: {the}{shown}{why}; records, checks and traces: all that was seen"
 
@@ -270,7 +280,7 @@ def _bricks(view: SourceView) -> str:
     if view.ranks is not None:
         return "\n".join((ranks_text(view.ranks), books_text(view)))
     if not view.bricks:
-        return f"bricks: n/a ({fmt.no_bricks(view)})\n{books_text(view)}"
+        return f"bricks: n/a ({recording_text.no_bricks(view)})\n{books_text(view)}"
     of_ranks = any(row.rank is not None for row in view.bricks)
     owns = [("brick", "category", *heads(OWN_REPORT), *(("of",) if of_ranks else ()))]
     calls = [("brick", *heads(CALL_REPORT))]
@@ -313,7 +323,7 @@ def _in_layers(view: SourceView) -> Table:
         found = view.layer_times.of_brick(LayerBrick(*row.key)) if view.layer_times else None
         if view.layer_times and found:
             slowest = view.layer_times.rows[found.slowest].name
-            us = (fmt.number(found.median_us), fmt.number(found.p50_us[found.slowest]))
+            us = (units.number(found.median_us), units.number(found.p50_us[found.slowest]))
             rows.append((row.name, str(sum(p50 is not None for p50 in found.p50_us)), *us, slowest,
                          str(sum(found.odd))))  # fmt: skip
     return rows
@@ -335,7 +345,7 @@ def cells(statistics: Sequence[Statistic], row: BrickRow | CategoryRow) -> tuple
 def _cell(statistic: Statistic, row: BrickRow | CategoryRow) -> str:
     if statistic.key == "checks_failed" and isinstance(row, BrickRow):
         checked = row.checks_passed + row.checks_failed
-        return f"{row.checks_passed}/{checked}" if checked else fmt.NOT_MEASURED
+        return f"{row.checks_passed}/{checked}" if checked else units.NOT_MEASURED
     if statistic.key == "percent_of_roof" and isinstance(row, BrickRow) and row.roof is not None:
         return f"{'!' * row.above_roof}{'?' * bool(row.roof_unsure)}{statistic.bare(row)}"
     if statistic.unit == "count":
@@ -347,10 +357,10 @@ def ranks_text(view: RanksView) -> str:
     """Return a column per rank, with the slowest of each row marked."""
     rows: Table = [(f"µs a {view.unit}", *(column.name for column in view.ranks), "slowest over median")]
     for row in view.rows:
-        cells = [fmt.number(us) + ("*" if at == row.slowest else " ") for at, us in enumerate(row.us)]
-        rows.append((row.brick, *cells, fmt.percent(row.spread_percent)))
+        cells = [units.number(us) + ("*" if at == row.slowest else " ") for at, us in enumerate(row.us)]
+        rows.append((row.brick, *cells, units.percent(row.spread_percent)))
     if any(column.step_us is not None for column in view.ranks):
-        rows.append(("whole step", *(f"{fmt.number(column.step_us)} " for column in view.ranks), ""))
+        rows.append(("whole step", *(f"{units.number(column.step_us)} " for column in view.ranks), ""))
     return table(rows, left=1)
 
 
@@ -360,17 +370,17 @@ def books_text(view: SourceView) -> str:
         return "books: n/a (what is taken from several ranks adds up to nothing)"
     if books is None:
         return "books: n/a (the process marks no steps)"
-    gaps = "".join(f" + {gap.name} {fmt.duration(gap.us)}" for gap in books.gaps)
-    shared = f" - {fmt.OVERLAP} {fmt.duration(books.overlap_us)}" if books.overlap_us else ""
-    still_open = f"; {fmt.duration(books.open_us)} in a step still running" if books.open_us else ""
-    time_range = f"\n{found}" if (found := fmt.time_range(view)) else ""
-    if none := fmt.no_books(view):
+    gaps = "".join(f" + {gap.name} {units.duration(gap.us)}" for gap in books.gaps)
+    shared = f" - {breakdown_text.OVERLAP} {units.duration(books.overlap_us)}" if books.overlap_us else ""
+    still_open = f"; {units.duration(books.open_us)} in a step still running" if books.open_us else ""
+    time_range = f"\n{found}" if (found := range_text.time_range(view)) else ""
+    if none := breakdown_text.no_books(view):
         return f"books: n/a ({none}){still_open}{time_range}"
     return (
-        f"books: wall {fmt.duration(books.wall_us)}{_of_recorded(view.steps)} "
-        f"= bricks {fmt.duration(books.bricks_us)}{gaps}{shared} "
-        f"+ unattributed {fmt.duration(books.unattributed_us)} ({fmt.percent(books.residual_percent)}){still_open}"
-        f"{_not_instrumented(view)}{time_range}"
+        f"books: wall {units.duration(books.wall_us)}{_of_recorded(view.steps)} "
+        f"= bricks {units.duration(books.bricks_us)}{gaps}{shared} "
+        f"+ unattributed {units.duration(books.unattributed_us)} ({units.percent(books.residual_percent)})"
+        f"{still_open}{_not_instrumented(view)}{time_range}"
     )
 
 
@@ -379,19 +389,19 @@ def _not_instrumented(view: SourceView) -> str:
     found = not_instrumented(view)
     if found is None:
         return ""
-    parts = ", ".join(f"{part.name} {fmt.duration(part.us)}" for part in found.parts)
-    return f"\nnot instrumented: {fmt.percent(found.percent)} of the step time ({parts}): {found.why}"
+    parts = ", ".join(f"{part.name} {units.duration(part.us)}" for part in found.parts)
+    return f"\nnot instrumented: {units.percent(found.percent)} of the step time ({parts}): {found.why}"
 
 
 def _of_recorded(steps: StepsView | None) -> str:
     if steps is None or steps.recorded == steps.count:
         return ""
-    return f" of {fmt.counted(steps.recorded, 'recorded step')}"
+    return f" of {units.counted(steps.recorded, 'recorded step')}"
 
 
 def _categories(view: SourceView) -> str:
     if not view.categories:
-        return f"categories: n/a ({fmt.no_bricks(view)})"
+        return f"categories: n/a ({recording_text.no_bricks(view)})"
     rows = [("category", *heads(CATEGORY_REPORT))]
     rows += [(row.name, *cells(CATEGORY_REPORT, row)) for row in view.categories]
     return "\n".join((table(rows, left=1), *_shares(view)))
@@ -406,8 +416,8 @@ def _layers(view: SourceView) -> str:
     rows: Table = [("layer", title, "p50 µs", "median of its like", "× median", "between bricks", "most in")]
     for row in layers.rows:
         figures = (row.us, row.p50_us, row.median_us, row.to_median, row.between_us)
-        most = f"{row.excess[0]} (+{fmt.duration(row.excess[1])})" if row.excess else ""
-        rows.append((row.name, *map(fmt.number, figures), most))
+        most = f"{row.excess[0]} (+{units.duration(row.excess[1])})" if row.excess else ""
+        rows.append((row.name, *map(units.number, figures), most))
     return table(rows, left=1)
 
 
@@ -416,24 +426,24 @@ def _timeline(view: SourceView) -> str:
     found = view.timeline
     if found is None:
         return ""
-    lines = [f"timeline: {fmt.counted(found.steps, 'step')} in {fmt.duration(found.length_ns / 1e3)}"]
+    lines = [f"timeline: {units.counted(found.steps, 'step')} in {units.duration(found.length_ns / 1e3)}"]
     for lane in found.lanes:
-        counts = ", ".join(f"{row.name} {fmt.count(len(row.spans))}" for row in lane.rows if row.spans)
-        lines += [f"lane {lane.name}: {counts}", f"  {fmt.lane_sum(lane, 0, found.length_ns)}"]
+        counts = ", ".join(f"{row.name} {units.count(len(row.spans))}" for row in lane.rows if row.spans)
+        lines += [f"lane {lane.name}: {counts}", f"  {timeline_text.lane_sum(lane, 0, found.length_ns)}"]
     if found.newest is not None:
-        lines.append(f"newest whole {found.newest.name}: {fmt.exact(found.newest.duration_ns)}, from its beginning")
+        lines.append(f"newest whole {found.newest.name}: {units.exact(found.newest.duration_ns)}, from its beginning")
         if view.baseline is not None:
-            lines.append(f"Δ (derived): {fmt.step_beside(view.baseline, found.newest)}")
+            lines.append(f"Δ (derived): {comparison_text.step_beside(view.baseline, found.newest)}")
         rows: Table = [("what", "from µs", "duration µs", "in", "lane")]
         parts = found.newest_parts()
         for lane, part in parts[:TIMELINE_LINES]:
             times = (part.start_ns - found.newest.start_ns, part.duration_ns)
-            from_, lasts = (fmt.exact(ns).removesuffix(" µs") for ns in times)
+            from_, lasts = (units.exact(ns).removesuffix(" µs") for ns in times)
             rows.append((part.name, from_, lasts, " · ".join(part.where[1:]), lane.name))
         lines.append(table(rows, left=1))
         if len(parts) > TIMELINE_LINES:
-            lines.append(f"{fmt.count(len(parts) - TIMELINE_LINES)} more of it are not listed")
-    return "\n".join([*lines, *fmt.timeline_notes(found)])
+            lines.append(f"{units.count(len(parts) - TIMELINE_LINES)} more of it are not listed")
+    return "\n".join([*lines, *timeline_text.timeline_notes(found)])
 
 
 def _roofline(view: SourceView) -> str:
@@ -447,32 +457,34 @@ def _roofline(view: SourceView) -> str:
         doubt = above or ("unsure" if point.roof_unsure else "")
         change = () if compared is None else _work_cells(work.get(point.key))
         rows.append((point.name, *cells(POINT_REPORT, point), *change, doubt))
-    lines = [f"ceiling: {c.name} {fmt.number(c.value)} {c.unit} ({_measured(c)})" for c in roofs.ceilings]
+    lines = [f"ceiling: {c.name} {units.number(c.value)} {c.unit} ({_measured(c)})" for c in roofs.ceilings]
     lines += [
-        f"ridge point: {fmt.number(one.flop_per_byte)} FLOP/byte of {one.bandwidth} and {one.compute}"
+        f"ridge point: {units.number(one.flop_per_byte)} FLOP/byte of {one.bandwidth} and {one.compute}"
         for one in roofs.ridges
     ]
-    lines += [f"roofs {doubt}" for doubt in fmt.ceiling_doubts(roofs.ceilings)]
+    lines += [f"roofs {doubt}" for doubt in roof_text.ceiling_doubts(roofs.ceilings)]
     lines += filter(None, [missing_ceilings(roofs) or roofs.note])
     if view.roofline.points:
         lines += [table(rows, left=2), PROVENANCE_LINE]
     if view.roofline.without_work:
-        lines.append(f"not on the roofline, {fmt.without_work(view.roofline.without_work)}")
+        lines.append(f"not on the roofline, {roof_text.without_work(view.roofline.without_work)}")
     return "\n".join(lines)
 
 
 def _work_cells(found: WorkChange | None) -> tuple[str, str]:
     if found is None:
-        return fmt.NOT_MEASURED, fmt.NOT_MEASURED
-    return fmt.number(found.gflops), fmt.NOT_MEASURED if found.change is None else fmt.change(found.change)
+        return units.NOT_MEASURED, units.NOT_MEASURED
+    return units.number(found.gflops), units.NOT_MEASURED if found.change is None else comparison_text.change(
+        found.change
+    )
 
 
 def _measured(ceiling: CeilingRow) -> str:
     """Return the provenance of a ceiling: the day of measurement, and its rounds."""
     if ceiling.provenance is not Provenance.MEASURED:
         return ceiling.provenance.value
-    day = f" {fmt.day(ceiling.measured_on)}" if ceiling.measured_on else ""
-    return f"{ceiling.provenance.value}{day}, age {fmt.age(ceiling.age_s)}, {fmt.ceiling_rounds(ceiling)}"
+    day = f" {time_text.day(ceiling.measured_on)}" if ceiling.measured_on else ""
+    return f"{ceiling.provenance.value}{day}, age {time_text.age(ceiling.age_s)}, {roof_text.ceiling_rounds(ceiling)}"
 
 
 def _tree(view: SourceView) -> str:
@@ -486,26 +498,26 @@ def _tree(view: SourceView) -> str:
         return _copy_note(row) + _burst_note(row) + _path_note(row) * is_beside + _change_note(row, changes)
 
     tree = tree_text(view.graph, note)
-    return tree if path is None else f"{tree}\n{fmt.critical_path(path)}"
+    return tree if path is None else f"{tree}\n{kernel_text.critical_path(path)}"
 
 
 def _change_note(row: GraphRow, changes: Mapping[Place, Change]) -> str:
     found = None if row.place is None else changes.get(row.place)
-    return "" if found is None else f"  [Δ {fmt.change(found)}]"
+    return "" if found is None else f"  [Δ {comparison_text.change(found)}]"
 
 
 def _copy_note(row: GraphRow) -> str:
-    return "" if row.copied_gb_per_sec is None else f"  [{fmt.number(row.copied_gb_per_sec)} GB/s]"
+    return "" if row.copied_gb_per_sec is None else f"  [{units.number(row.copied_gb_per_sec)} GB/s]"
 
 
 def _burst_note(row: GraphRow) -> str:
-    return "" if row.burst is None else f"  [{fmt.in_burst(row.burst)}]"
+    return "" if row.burst is None else f"  [{kernel_text.in_burst(row.burst)}]"
 
 
 def _path_note(row: GraphRow) -> str:
     if row.on_critical_path:
         return "  [critical]"
-    return "" if row.slack_us is None else f"  [slack {fmt.duration(row.slack_us)}]"
+    return "" if row.slack_us is None else f"  [slack {units.duration(row.slack_us)}]"
 
 
 def _traces(view: SourceView) -> str:
@@ -513,7 +525,7 @@ def _traces(view: SourceView) -> str:
 
 
 def _trace(trace: TraceView) -> str:
-    lines = [f"{trace.trace} {trace.name}, {fmt.count(trace.forwards)} passes traced: {trace.about}"]
+    lines = [f"{trace.trace} {trace.name}, {units.count(trace.forwards)} passes traced: {trace.about}"]
     totals: Table = [(number.name, _traced(number.value)) for number in trace.totals]
     if trace.totals:
         lines.append(", ".join(" ".join(pair) for pair in totals) if trace.rows else table(totals, left=1))
@@ -531,14 +543,14 @@ def _trace(trace: TraceView) -> str:
 def _traced(value: float | None) -> str:
     """Format a traced number of any size with four digits, and an exponent if necessary."""
     if value is None:
-        return fmt.NOT_MEASURED
+        return units.NOT_MEASURED
     return f"{value:.0f}" if value.is_integer() and abs(value) < 1e12 else f"{value:.4g}"
 
 
 def foot_text(view: SourceView) -> str:
     loss = view.loss
     line = f"records: {loss.produced} produced = {loss.received} received + {loss.dropped} dropped"
-    about_books = [fmt.books_trouble(view.books), *fmt.books_notes(view.books, view.outside)]
+    about_books = [breakdown_text.books_trouble(view.books), *breakdown_text.books_notes(view.books, view.outside)]
     parts = []
     if loss.before_attach:
         parts.append(f"{loss.before_attach} before the daemon looked")
@@ -557,7 +569,7 @@ def foot_text(view: SourceView) -> str:
         + (
             f"met {check.not_finite}"
             if check.not_finite
-            else f"error {fmt.scientific(check.max_error)}, tolerance {fmt.scientific(check.tolerance)}"
+            else f"error {units.scientific(check.max_error)}, tolerance {units.scientific(check.tolerance)}"
         )
         + (f" ({check.note})" if check.note else "")
         for check in failed

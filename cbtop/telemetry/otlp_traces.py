@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cbtop.client.store import SourceRecord
+from cbtop.client.source_record import SourceRecord
 from cbtop.exporters.base import kind_name
-from cbtop.profiler.graph.nodes import display_name
+from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.protocol.messages import Node
 from cbtop.protocol.ring import FLAG_FAILED, Batch
 from cbtop.protocol.vocabulary import NodeKind

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cbtop.client.store import SourceRecord, Store
-from cbtop.profiler.brick_stats import BrickStats, brick_stats, name_and_category
-from cbtop.profiler.graph.nodes import display_name
-from cbtop.profiler.histograms import bucket_of
-from cbtop.profiler.phase_totals import PhaseTotals
-from cbtop.profiler.stats import Calls, NodeStats
+from cbtop.client.source_record import SourceRecord
+from cbtop.client.store import Store
+from cbtop.profiler.analysis.brick_stats import BrickStats, brick_stats, name_and_category
+from cbtop.profiler.analysis.calls import Calls
+from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.profiler.analysis.histograms import bucket_of
+from cbtop.profiler.analysis.phase_totals import PhaseTotals
+from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import BrickCategory, DeviceKind, NodeKind
 from cbtop.telemetry.metrics import (

@@ -9,8 +9,9 @@ import time
 
 import numpy as np
 
-from cbtop.client.store import SourceRecord, Store
-from cbtop.profiler.graph.node_table import NodeTable
+from cbtop.client.source_record import SourceRecord
+from cbtop.client.store import Store
+from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.protocol import codec
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.keys import ViewerKeys

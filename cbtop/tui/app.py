@@ -14,10 +14,12 @@ from textual.screen import Screen
 from textual.timer import Timer
 from textual.widgets import ContentSwitcher, Input
 
-from cbtop import formatting
+from cbtop import units
+from cbtop.comparison.noise import MIN_BLOCKS
 from cbtop.errors import CbtopError
 from cbtop.protocol.errors import ProtocolError
-from cbtop.row_choice import AS_THEY_COME
+from cbtop.text import time_text
+from cbtop.text.row_filter import AS_THEY_COME
 from cbtop.tui.background import AskingDriver, BackgroundTold, is_light_by_environment
 from cbtop.tui.errand import READ_S
 from cbtop.tui.feeds import AppFeed, HistoryFile
@@ -43,8 +45,9 @@ from cbtop.tui.widgets.lines import ROLES, Line, clean
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.tabs import TabBar
 from cbtop.tui.widgets.themes import THEMES, theme_for
-from cbtop.viewmodels.model import MergeMode, ReplayView, SourceView
-from cbtop.viewmodels.noise import MIN_BLOCKS
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.time_travel import ReplayView
 
 INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0)
 
@@ -275,7 +278,7 @@ class CbtopApp(App[int]):
         position = self.selection.position(self._shown_feed.sources())
         self._header.show_heading(Heading(self.source, self.paused, position, self.replay()))
         note: Line = (
-            (f"every {formatting.seconds(self.interval_s)} · ", "faint"),
+            (f"every {time_text.seconds(self.interval_s)} · ", "faint"),
             (clean(self._shown_feed.status()), "dim"),
         )
         self._tabs.set_note(note)
@@ -499,7 +502,7 @@ class CbtopApp(App[int]):
         except (CbtopError, ProtocolError) as error:
             show = partial(self.notify, clean(str(error)), severity="error", markup=False)
         else:
-            text = f"{clean(str(saved.path))}, {formatting.size_bytes(saved.size_bytes)}"
+            text = f"{clean(str(saved.path))}, {units.size_bytes(saved.size_bytes)}"
             show = partial(self.notify, text, title=what, markup=False)
         self.call_from_thread(show)
 

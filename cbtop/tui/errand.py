@@ -13,11 +13,11 @@ from textual.app import App
 from textual.notifications import SeverityLevel
 from textual.worker import get_current_worker
 
-from cbtop.client.kernel_request import POLL_S
 from cbtop.errors import CbtopError
+from cbtop.feeds.kernel_request import POLL_S
 from cbtop.protocol.errors import ProtocolError
 from cbtop.tui.widgets.lines import clean
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 
 READ_S = 10.0  # how long the outcome of a request stays on the screen
 

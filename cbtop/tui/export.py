@@ -22,7 +22,8 @@ from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.columns import Cells
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import Line, clean
-from cbtop.viewmodels.model import ReplayView, SourceView
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.time_travel import ReplayView
 
 _GROUPED = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")  # a number of four digits or more, as displayed
 

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from cbtop.viewmodels.baseline import Snapshot
-from cbtop.viewmodels.model import MergeMode, SourceSummary, SourceView, TimeView
+from cbtop.comparison.baseline import Snapshot
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.source import SourceSummary, SourceView
+from cbtop.viewmodels.time_travel import TimeView
 
 
 class AppFeedEnd(Protocol):

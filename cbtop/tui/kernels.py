@@ -7,12 +7,12 @@ from contextlib import closing, contextmanager
 
 from textual.app import App
 
-from cbtop import formatting
-from cbtop.client.kernel_request import KernelRequest, own_source
+from cbtop.feeds.kernel_request import KernelRequest, own_source
 from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.text import kernel_text
 from cbtop.tui.errand import BackgroundTask, Progress
 from cbtop.viewmodels.kernels import BurstView
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 
 
 class Kernels(BackgroundTask[BurstView]):
@@ -47,4 +47,4 @@ class Kernels(BackgroundTask[BurstView]):
     def told(self, source: SourceView, found: BurstView) -> Iterable[str]:
         after = ", after Space" if self._is_paused() else ""
         where = f"Graph shows them under their bricks{after}: Enter unfolds one" if found.phases else ""
-        return (*formatting.burst(found), *formatting.burst_notes(found), where)
+        return (*kernel_text.burst(found), *kernel_text.burst_notes(found), where)

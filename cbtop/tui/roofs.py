@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cbtop.client.calibration import Calibration, why_not_measured
+from cbtop.feeds.calibration import Calibration, why_not_measured
 from cbtop.tui.errand import BackgroundTask
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 
 
 class Roofs(BackgroundTask[list[str]]):

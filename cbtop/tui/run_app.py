@@ -14,7 +14,7 @@ from cbtop.tui.time_travel import AskBack
 from cbtop.tui.views import VIEWS
 from cbtop.tui.views.output import Output
 from cbtop.tui.widgets.lines import clean
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 
 _NOT_OURS = (
     "quit",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.tui.widgets.lines import clean
-from cbtop.viewmodels.model import SourceSummary
+from cbtop.viewmodels.source import SourceSummary
 
 
 class Selection:

@@ -12,14 +12,14 @@ from pathlib import Path
 from textual.app import App
 from textual.notifications import SeverityLevel
 
-from cbtop import formatting
-from cbtop.client.replay import ReplayFeed
 from cbtop.client.stream_recorder import SavedHistory
 from cbtop.errors import CbtopError
+from cbtop.feeds.replay import ReplayFeed
 from cbtop.protocol.errors import ProtocolError
+from cbtop.text import time_text
 from cbtop.tui.errand import READ_S, Progress
 from cbtop.tui.widgets.lines import clean
-from cbtop.viewmodels.model import TimeView
+from cbtop.viewmodels.time_travel import TimeView
 
 ADVANCE_S, ANSWER_S = 0.05, 0.005  # read a recording for this long, then answer keys for this long
 AskBack = Callable[[], Callable[[], ReplayFeed]]  # returns a function that blocks until the history is read
@@ -139,7 +139,7 @@ class TimeTravel:
         """Return a function that writes the range shown to a file, or None if there is none."""
         if self.past is None or self.past.range_s is None:
             return None
-        cut = self.past.cut_out()
+        cut = self.past.playback.cut_out()
 
         def save() -> SavedHistory:
             with closing(cut):
@@ -152,7 +152,7 @@ class TimeTravel:
 
     def _steps_away(self, steps: int, past: ReplayFeed, from_s: float) -> float:
         """Return the moment after `steps` more (or fewer) steps; if no step is near, count a second for each."""
-        to_s, found = past.steps_away(from_s, steps, self._source())
+        to_s, found = past.search.steps_away(from_s, steps, self._source())
         if not found and not self._told_none:
             where = "before" if steps < 0 else "after"
             self.tell(f"no step of it ended in the minutes {where}: it goes by seconds", severity="warning")
@@ -213,5 +213,5 @@ class TimeTravel:
             self._show_progress("")
             self._arrive()
         else:
-            self._show_progress(f"reading up to {formatting.position(self.past.at_s)}", self.past.on_its_way)
+            self._show_progress(f"reading up to {time_text.position(self.past.at_s)}", self.past.on_its_way)
             self._app.set_timer(ANSWER_S, self._go_on)

@@ -137,10 +137,12 @@ class Bench:
         """Return a separate decoder of a setting that records its bricks with `profiler`."""
         from cbtop.compute.backends import cpu_backend
         from cbtop.compute.decoder.decoder import Decoder
+        from cbtop.compute.settings import DecoderSettings
 
         backend = cpu_backend(setting.threads)
         model = self.model(setting)
-        return Decoder(model, backend.label, backend.threads, profiler, self.context, setting.cache_type)
+        settings = DecoderSettings(setting.cache_type)
+        return Decoder(model, backend.label, backend.threads, profiler, self.context, settings)
 
 
 def took_ns(decoder: Decoder, test: Test, should_stop: Callable[[], bool] = lambda: False) -> int:

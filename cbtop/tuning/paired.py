@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cbtop.viewmodels.noise import CONFIDENCE, MIN_BLOCKS, Change, Figure, change, figures
+from cbtop.comparison.noise import CONFIDENCE, MIN_BLOCKS, Change, Figure, change, figures
 
 SIDES = ("A", "B")
 Turn = Callable[[], Mapping[str, int]]  # the time (ns) of each test that it ran, by name

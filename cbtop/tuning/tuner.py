@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cbtop.comparison.noise import LEAST_PERCENT, MIN_BLOCKS
 from cbtop.protocol.attributes import Work
 from cbtop.tuning.measuring import Bench, InterruptedTurnError, Setting, TuningRequest
 from cbtop.tuning.paired import PairedTest, Round, in_turns, pairs_of
-from cbtop.viewmodels.noise import LEAST_PERCENT, MIN_BLOCKS
 
 if TYPE_CHECKING:  # it loads Numba
     from cbtop.profiler.session import Report

@@ -1,11 +1,3 @@
 """Pure functions from the store's data to frozen rows, points and sums, which every view and report draws."""
 
-from enum import StrEnum
-
-
-class MergeMode(StrEnum):
-    """The ways to show several sources as one."""
-
-    SUM = "sum"
-    MAX = "max"
-    RANKS = "ranks"
+# None is a number that was not measured; outputs print it as `n/a` (text) or `null` (JSON).

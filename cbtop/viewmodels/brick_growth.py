@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from cbtop.client.store import SourceRecord
+from cbtop.client.source_record import SourceRecord
 from cbtop.client.window import SliceGrowth
-from cbtop.profiler.brick_stats import brick_stats
-from cbtop.profiler.phase_totals import PhaseTotals
-from cbtop.profiler.stats import NodeStats
+from cbtop.profiler.analysis.brick_stats import brick_stats
+from cbtop.profiler.analysis.phase_totals import PhaseTotals
+from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.vocabulary import BrickCategory
-from cbtop.viewmodels.model import BrickGrowth
 
 MIN_BLOCKS = 6  # seconds with recorded steps
 LEAST_SHARE = 0.05  # of the bricks' time: smaller bricks are not representative
 ALIKE = 0.15  # allowed deviation of each brick's factor from the common factor
+
+
+@dataclass(frozen=True, slots=True)
+class BrickGrowth:
+    """Exclusive time of a brick per recorded step, in the first and the last third of a window."""
+
+    name: str
+    category: BrickCategory
+    before_us: float
+    after_us: float
 
 
 def brick_growth(record: SourceRecord, phase: str | None) -> tuple[BrickGrowth, ...]:

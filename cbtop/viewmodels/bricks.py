@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from cbtop.client.trend import SECONDS, BrickTrend
-from cbtop.profiler.brick_stats import BrickStats, brick_nodes
-from cbtop.profiler.histograms import Column
-from cbtop.profiler.phase_totals import PhaseTotals
-from cbtop.profiler.roofline import Distance, intensity
+from cbtop.profiler.analysis.brick_stats import BrickStats, brick_nodes
+from cbtop.profiler.analysis.histograms import Column
+from cbtop.profiler.analysis.phase_totals import PhaseTotals
+from cbtop.profiler.analysis.roofline import Distance, intensity
 from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.viewmodels.durations import MAX_BARS, DurationBar, at_most, duration_bars
 from cbtop.viewmodels.launches import LaunchesByNode

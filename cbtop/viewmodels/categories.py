@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from cbtop.protocol.vocabulary import BrickCategory
 
 if TYPE_CHECKING:  # as in bricks.py
-    from cbtop.profiler.brick_stats import CategoryStats
-    from cbtop.profiler.phase_totals import PhaseTotals
+    from cbtop.profiler.analysis.brick_stats import CategoryStats
+    from cbtop.profiler.analysis.phase_totals import PhaseTotals
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cbtop.client.store import DeviceMoment, ProcessMoment, SampledDevices, SourceRecord, Store
+from cbtop.client.sampled_devices import DeviceMoment, ProcessMoment, SampledDevices
+from cbtop.client.source_record import SourceRecord
+from cbtop.client.store import Store
 from cbtop.protocol.messages import Device, DeviceProcess
 from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from cbtop.profiler.histograms import BUCKETS, Column, bucket_begin_ns
+from cbtop.profiler.analysis.histograms import BUCKETS, Column, bucket_begin_ns
 
 MAX_BARS = 64  # per brick
 

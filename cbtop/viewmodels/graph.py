@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import overload
 
 import numpy as np
 
-from cbtop.profiler.brick_stats import name_and_category
-from cbtop.profiler.graph.analysis import CriticalPath, CycleError, critical_path
-from cbtop.profiler.graph.execution_graph import ExecutionGraph
-from cbtop.profiler.graph.from_nodes import graph_of_nodes, mean_call, runs_of
-from cbtop.profiler.graph.nodes import display_name
-from cbtop.profiler.graph.tree import EMPTY_TEXT, MANY_ROOTS, TreeNode, label, tree_lines
-from cbtop.profiler.phase_totals import PhaseTotals
-from cbtop.profiler.stats import Calls
+from cbtop.comparison.items import Place
+from cbtop.profiler.analysis.brick_stats import name_and_category
+from cbtop.profiler.analysis.calls import Calls
+from cbtop.profiler.analysis.graph.analysis import CriticalPath, CycleError, critical_path
+from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
+from cbtop.profiler.analysis.graph.from_nodes import graph_of_nodes, mean_call, runs_of
+from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.profiler.analysis.graph.tree import EMPTY_TEXT, MANY_ROOTS, TreeNode, label, tree_lines
+from cbtop.profiler.analysis.phase_totals import PhaseTotals
+from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes, TransferAttributes
 from cbtop.protocol.messages import Dependency, KernelTimes, Node
-from cbtop.protocol.vocabulary import NodeKind
-from cbtop.viewmodels.model import CriticalPathView, GraphRow
-from cbtop.viewmodels.places import Place
+from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
 # The path of this many nodes takes 0.3 s including its graph; the rest of their view takes 0.03 s (2 shared cores).
 # More is not worth the wait twice a second.
@@ -27,6 +28,51 @@ MAX_PATH_NODES = 10_000
 LONGER = 1.01  # relative to the mean step: times of two clocks may differ by this much
 BESIDE = (NodeKind.ASYNC_TASK, NodeKind.TRANSFER)  # kinds that may run in parallel to their siblings
 _recent: deque[tuple[ExecutionGraph, CriticalPath | CycleError]] = deque(maxlen=4)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRow:
+    """One node of layer → brick → kernel, in drawing order (a parent before its children)."""
+
+    id: int
+    parent: int | None
+    depth: int
+    kind: NodeKind
+    name: str
+    label: str  # the exact text of this node in the ASCII tree, without connectors
+    category: BrickCategory | None
+    backend: str
+    count: int | None
+    total_inclusive_us: float | None
+    avg_inclusive_us: float | None
+    p50_us: float | None
+    p99_us: float | None
+    elements: int | None  # mean per call
+    percent: float | None  # of the step's wall time
+    node_label: str = ""  # the caller's own name for this place, or a layer's stack
+    kernel: KernelAttributes = NO_KERNEL
+    on_critical_path: bool | None = None  # None if it has no exclusive time or no path is known
+    slack_us: float | None = None  # how much later it could have started without delaying the end
+    transfer: TransferAttributes | None = None  # of a copy
+    burst: KernelTimes | None = None  # the last burst's times of a kernel; not part of the times above
+    place: Place | None = None  # its place as in baselines: a brick with its layer
+
+    @property
+    def copied_gb_per_sec(self) -> float | None:
+        """Rate of a timed copy: bytes / mean time; derived."""
+        if self.transfer is None or not self.avg_inclusive_us:
+            return None
+        return self.transfer.size_bytes / self.avg_inclusive_us / 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalPathView:
+    """The chain of work that determines the duration of a mean run of the graph; derived."""
+
+    total_us: float
+    nodes: int  # number on the path
+    timed_nodes: int  # number with exclusive time
+    unknown: str = ""  # why there is no path; then all numbers are 0
 
 
 class GraphRows(Sequence[GraphRow]):

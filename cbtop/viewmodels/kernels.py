@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cbtop.profiler.graph.nodes import display_name
+from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.protocol.attributes import KernelAttributes
 from cbtop.protocol.messages import KernelBurst, KernelTimes, Node
 from cbtop.protocol.vocabulary import NodeKind

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from cbtop.client.recent import Hole
 from cbtop.exporters.records import TimedRecord
-from cbtop.profiler.books import BETWEEN_LAYERS, INSIDE_LAYERS
-from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.profiler.graph.nodes import display_name
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.profiler.analysis.time_breakdown import BETWEEN_LAYERS, INSIDE_LAYERS
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.lanes import (

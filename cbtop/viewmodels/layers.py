@@ -11,15 +11,15 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.profiler.brick_stats import name_and_category
-from cbtop.profiler.graph.nodes import display_name
-from cbtop.profiler.histograms import Column
-from cbtop.profiler.phase_totals import PhaseTotals
+from cbtop.profiler.analysis.brick_stats import name_and_category
+from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.profiler.analysis.histograms import Column
+from cbtop.profiler.analysis.layers import BETWEEN, MIN_PEERS, layer_of_nodes
+from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 from cbtop.viewmodels.on_demand import Lazy, LazyValue, with_parts
 
 ODD = 1.2  # factor over the median of its peers at which a layer stands out; machine noise stays below it
-BETWEEN = "between bricks"
 # The interval of a median, by order statistics: Z standard deviations of how many calls are shorter than it. It
 # misses one median in 1,500. It is that wide because the slowest of many layers is judged.
 Z = 3.0
@@ -30,7 +30,6 @@ MIN_LAYERS = 6  # peers: the scatter of fewer is unknown
 Z_OF_MAD, OUTLIER_Z = 0.6745, 3.5
 ODD_PART = 0.1  # of the layers: if more are slow, the model is built that way
 FIRST_US = 15.0  # per brick: extra time of the first layer of a recorded step, because our own code is cold
-MIN_PEERS = 3  # layers with the same stack and bricks, itself included: a median of two is useless
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,17 +378,6 @@ def _cells(us: NDArray[np.float64], runs: NDArray[np.bool_]) -> list[tuple[float
         return [tuple(row) for row in us.tolist()]
     rows = zip(us.tolist(), runs.tolist(), strict=True)
     return [tuple([one if there else None for one, there in zip(*row, strict=True)]) for row in rows]
-
-
-def layer_of_nodes(totals: PhaseTotals) -> NDArray[np.int64]:
-    """Return by node id the outermost layer around it: itself for such a layer, 0 without one."""
-    table = totals.table
-    parent_of, kind_of = table.column("parent_of"), table.column("kind_of")
-    found = np.zeros(len(table) + 1, np.int64)
-    for ids in totals.inside.by_depth:
-        outer = found[parent_of[ids]]
-        found[ids] = np.where((outer == 0) & (kind_of[ids] == NodeKind.LAYER), ids, outer)
-    return found
 
 
 def _medians(kinds: Sequence[Hashable], p50_us: Sequence[float | None]) -> list[float | None]:

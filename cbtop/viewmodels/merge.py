@@ -14,36 +14,25 @@ from statistics import median
 
 import numpy as np
 
-from cbtop.client.store import SourceRecord
+from cbtop.client.source_record import SourceRecord
 from cbtop.client.window import TimeRange, Window
-from cbtop.profiler.graph.node_table import MAX_NODES, NodeTable
-from cbtop.profiler.histograms import BUCKETS, Column
-from cbtop.profiler.stats import COLUMNS, NodeStats
+from cbtop.profiler.analysis.graph.node_table import MAX_NODES, NodeTable
+from cbtop.profiler.analysis.histograms import BUCKETS, Column
+from cbtop.profiler.analysis.node_columns import COLUMNS
+from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.messages import Dependency, Node, SourceState
 from cbtop.protocol.vocabulary import BrickCategory, SourceStatus
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
-from cbtop.viewmodels.model import (
-    MergedView,
-    MergeMode,
-    NamedTime,
-    RankColumn,
-    RankRow,
-    RanksView,
-    RooflineView,
-    SourceView,
-    StallKind,
-    StallView,
-    StepsView,
-    TimeRangeView,
-    TroubledMember,
-)
-from cbtop.viewmodels.roofline import roofline
-from cbtop.viewmodels.source import shown, source_view, state_of, window_view
-from cbtop.viewmodels.stall import stall_view
-from cbtop.viewmodels.steps import steps_per_sec_history, tokens_per_sec_history
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.merged import MergedView, RankColumn, RankRow, RanksView, TroubledMember
+from cbtop.viewmodels.roofline import RooflineView, roofline
+from cbtop.viewmodels.selection import shown, state_of, window_view
+from cbtop.viewmodels.source import SourceView, source_view
+from cbtop.viewmodels.stall import StallKind, StallView, stall_view
+from cbtop.viewmodels.steps import StepsView, steps_per_sec_history, tokens_per_sec_history
 from cbtop.viewmodels.straggler import job_of
-from cbtop.viewmodels.stretch import since_s, time_range_of
+from cbtop.viewmodels.time_range import NamedTime, TimeRangeView, since_s, time_range_of
 
 KEYS_JOINED_BY = "+"  # the key of a sum joins those of its members
 
@@ -300,7 +289,7 @@ def _sum_of_stats(members: Sequence[NodeStats], places: Sequence[Column], nodes:
         cell = cell[cell < size * BUCKETS]
         keys.append(place[cell // BUCKETS] * BUCKETS + cell % BUCKETS)
         counts.append(stats.buckets(cell))
-        total.add_rare(stats, place[:size])
+        total.sparse.add_all(stats.sparse, place[:size])
     cell, at = np.unique(np.concatenate(keys), return_inverse=True)
     count = np.zeros(len(cell), np.int64)
     np.add.at(count, at, np.concatenate(counts))

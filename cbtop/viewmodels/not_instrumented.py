@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cbtop.profiler.books import INNER_STEPS
-from cbtop.viewmodels.books import GPU_WAITED, NOT_ITS_KERNELS
-from cbtop.viewmodels.model import NamedTime, SourceView
+from cbtop.profiler.analysis.time_breakdown import INNER_STEPS
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.time_breakdown import GPU_WAITED, NOT_ITS_KERNELS
+from cbtop.viewmodels.time_range import NamedTime
 
 # An instrumented decoder leaves some percent between its bricks; a quarter is more than most single bricks take.
 OUTSIDE_PERCENT = 25.0

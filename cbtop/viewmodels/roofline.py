@@ -3,16 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from cbtop.profiler.roofline import SHARED, Distance, distance, roof_applies
+from cbtop.profiler.analysis.roofline import SHARED, Distance, distance, is_unsure, roof_applies, spread_percent
 from cbtop.protocol.messages import Ceiling
+from cbtop.protocol.vocabulary import Provenance
 from cbtop.units import number
 from cbtop.viewmodels.bricks import BrickRow
-from cbtop.viewmodels.model import CeilingRow, RooflineView, StepsView
 from cbtop.viewmodels.on_demand import with_parts
+from cbtop.viewmodels.steps import StepsView
 
 LOWER_PRECISIONS = frozenset({"tf32", "bfloat16", "float16"})  # lower than float32
+
+
+@dataclass(frozen=True, slots=True)
+class CeilingRow:
+    """A roof: `kind` is `bandwidth` or `cache` (GB/s), or `compute` (GFLOP/s)."""
+
+    name: str
+    kind: str
+    value: float
+    unit: str
+    provenance: Provenance
+    median: float | None = None  # of the rounds; `value` is the best one
+    lowest: float | None = None
+    measured_on: str = ""  # date, with or without time
+    load_percent: float | None = None  # use of the processors or the GPU by others during the measurement
+    age_s: float | None = None
+    gpu: str = ""  # its UUID; "" for processors
+    dtype: str = ""  # type multiplied under a compute roof; "" if not reported
+    rounds: int | None = None  # number of rounds; None if not reported
+    is_short: bool = False  # measured by cbtop itself in a quiet second
+
+    @property
+    def spread_percent(self) -> float | None:
+        """Distance of the median round below the best one, or None if there is only one number."""
+        return spread_percent(self.value, self.median)
+
+    @property
+    def is_unsure(self) -> bool | None:
+        """Whether its rounds differ so much that it is uncertain, or None if unknown."""
+        return is_unsure(self.value, self.median)
+
+
+@dataclass(frozen=True, slots=True)
+class RidgeRow:
+    """The point where a bandwidth reaches a compute ceiling. Left of it, memory is the limit."""
+
+    bandwidth: str
+    compute: str
+    flop_per_byte: float
+    gflops: float
+    dtype: str = ""  # of the compute ceiling
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineView:
+    ceilings: tuple[CeilingRow, ...]
+    points: tuple[BrickRow, ...]  # bricks with a known intensity
+    without_work: tuple[str, ...]  # bricks that declare no FLOP or no bytes, so without intensity
+    note: str = ""  # why ceilings are unknown, and what to do
+
+    @property
+    def ridges(self) -> tuple[RidgeRow, ...]:
+        """The point where each bandwidth reaches each compute ceiling."""
+        return tuple(
+            RidgeRow(bandwidth.name, peak.name, peak.value / bandwidth.value, peak.value, peak.dtype)
+            for peak in self.ceilings
+            for bandwidth in self.ceilings
+            if (peak.kind, bandwidth.kind) == ("compute", "bandwidth")
+        )
 
 
 def ceiling_rows(ceilings: Iterable[Ceiling], now_s: float | None = None) -> tuple[CeilingRow, ...]:

@@ -2,46 +2,47 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
-from cbtop.client.store import SourceRecord
-from cbtop.client.window import TimeRange
-from cbtop.profiler.books import books_of, outside_steps
-from cbtop.profiler.brick_stats import BrickStats, brick_stats, category_stats
-from cbtop.profiler.graph.nodes import display_name
-from cbtop.profiler.phase_totals import PhaseTotals
-from cbtop.profiler.stats import NodeStats
-from cbtop.protocol.messages import Ceiling, Node
+from cbtop.client.source_record import SourceRecord
+from cbtop.comparison.comparison import Comparison
+from cbtop.profiler.analysis.brick_stats import BrickStats, brick_stats, category_stats
+from cbtop.profiler.analysis.phase_totals import PhaseTotals
+from cbtop.profiler.analysis.time_breakdown import books_of, outside_steps
+from cbtop.protocol.messages import Ceiling, Sampling
 from cbtop.protocol.roofs import way_out_on_cpu
-from cbtop.protocol.vocabulary import NodeKind, SourceStatus, is_warm_up
-from cbtop.viewmodels.books import beside_view, books_view
-from cbtop.viewmodels.brick_growth import brick_growth
+from cbtop.protocol.vocabulary import GUARD_CHECK, SourceStatus
+from cbtop.viewmodels.brick_growth import BrickGrowth, brick_growth
 from cbtop.viewmodels.bricks import BrickRow, brick_rows
-from cbtop.viewmodels.categories import category_rows
-from cbtop.viewmodels.graph import GraphRows, graph_rows
+from cbtop.viewmodels.categories import CategoryRow, category_rows
+from cbtop.viewmodels.checks import CheckRow, check_rows
+from cbtop.viewmodels.devices import DeviceRow, MachineView
+from cbtop.viewmodels.graph import CriticalPathView, GraphRow, GraphRows, graph_rows
 from cbtop.viewmodels.kernels import BrickKernels, kernels_of
 from cbtop.viewmodels.launches import LaunchesByNode
-from cbtop.viewmodels.layers import MIN_STEPS, layers_view
-from cbtop.viewmodels.model import (
-    BesideView,
+from cbtop.viewmodels.layers import MIN_STEPS, LayersView, layers_view
+from cbtop.viewmodels.loss import LossView, loss_view
+from cbtop.viewmodels.merged import MergedView, RanksView
+from cbtop.viewmodels.on_demand import Lazy, LazyValue, made, with_parts
+from cbtop.viewmodels.rates import Rate, are_rates_least, rate_of
+from cbtop.viewmodels.roofline import (
     CeilingRow,
-    CheckRow,
-    CriticalPathView,
-    LossView,
-    SourceSummary,
-    SourceView,
-    StepsView,
-    TimeRangeView,
-    WindowView,
+    RooflineView,
+    ceiling_rows,
+    missing_ceilings,
+    roofline,
+    shared_note,
+    under_roofs,
 )
-from cbtop.viewmodels.on_demand import LazyValue
-from cbtop.viewmodels.roofline import ceiling_rows, missing_ceilings, roofline, shared_note, under_roofs
-from cbtop.viewmodels.stall import stall_view
+from cbtop.viewmodels.selection import PhaseSelection, WindowView, shown, shown_phase, state_of, window_view
+from cbtop.viewmodels.sources import ClockView, ListView
+from cbtop.viewmodels.stall import StallView, stall_view
 from cbtop.viewmodels.steps import (
+    PaceView,
+    StepsView,
+    WarmUpView,
     batch_by_second,
     cached_by_second,
     pace,
@@ -51,44 +52,190 @@ from cbtop.viewmodels.steps import (
     tokens_per_sec_history,
     warm_up_view,
 )
-from cbtop.viewmodels.stretch import compiling_view, heard_ns, since_s, time_range_of, time_range_view
-from cbtop.viewmodels.timeline import timeline_view
-from cbtop.viewmodels.traces import trace_views
+from cbtop.viewmodels.straggler import StragglerView
+from cbtop.viewmodels.time_breakdown import BesideView, TimeBreakdownView, beside_view, books_view
+from cbtop.viewmodels.time_range import (
+    CompilingView,
+    TimeRangeView,
+    compiling_view,
+    heard_ns,
+    since_s,
+)
+from cbtop.viewmodels.timeline import TimelineView, timeline_view
+from cbtop.viewmodels.traces import TraceView, trace_views
+from cbtop.viewmodels.verdict import Verdict
 
-_DECODES = re.compile(r"(.* )?decode(, .*)?|verify", re.DOTALL)  # also with a draft model; `decode, a sample`
+
+@dataclass(frozen=True, slots=True)
+class SourceSummary:
+    """One entry in the list of sources."""
+
+    key: str
+    label: str  # program, pid@host
+    state: SourceStatus
+    stale_s: float | None = None  # how long its daemon has been silent; None if it is not
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceView:
+    """Everything shown of one profiled process, for one phase of its steps.
+
+    With a `window`, its steps, bricks, categories, roofline, graph and books cover only those seconds; `loss`,
+    `checks` and `traces` always cover everything.
+
+    An `Lazy` field is made on first access, from the data at that time. To keep a view while data is added, use
+    `held`.
+    """
+
+    key: str  # host:pid:start, stable for the life of the process
+    pid: int
+    host: str
+    program: str
+    state: SourceStatus
+    state_reason: str
+    activity: str  # reported by the process ("measuring ceilings"); "" in the main loop
+    activity_done: float | None  # 0..1
+    model: str | None
+    architecture: str | None
+    backend: str | None
+    quantization: str | None
+    threads: int | None
+    layers: int | None
+    weights_bytes: int | None
+    phase: str | None  # the phase shown; None if the process has no steps
+    phases: tuple[StepsView, ...]
+    steps: StepsView | None  # of the phase shown
+    bricks: Lazy[tuple[BrickRow, ...]] = Lazy()  # by exclusive time, largest first
+    categories: Lazy[tuple[CategoryRow, ...]] = Lazy()
+    roofline: Lazy[RooflineView] = Lazy()
+    graph: Lazy[Sequence[GraphRow]] = Lazy()
+    books: TimeBreakdownView | None  # None without steps
+    loss: LossView
+    checks: tuple[CheckRow, ...]
+    tokens_per_sec_history: tuple[float, ...]  # one value per second, oldest first, at most 120
+    steps_per_sec_history: tuple[float, ...] = ()  # the same for steps
+    traces: Lazy[tuple[TraceView, ...]] = Lazy(())  # empty if the process traces nothing
+    window: WindowView | None = None  # None: since the start
+    since_s: float | None = None  # Unix time when its data begins; None if unknown
+    time_range: TimeRangeView | None = None  # None without steps, or if none has ended
+    warm_up: WarmUpView | None = None  # None without warm-ups
+    is_inside_of_all: bool = False  # bricks and layers are of all steps: the window has too few recorded ones
+    compiling: CompilingView | None = None  # None if no compilation was reported, and in a merge
+    rank: int | None = None  # reported by its launcher
+    local_rank: int | None = None
+    world_size: int | None = None
+    trains: bool = False  # it computes gradients between its steps
+    waiting_percent: float | None = None  # recent time its busiest thread waited for a processor; None: unknown
+    has_compiled: bool = False  # torch.compile compiled code of this process
+    sample_every: int | None = 1  # records one step in this many; None in a merge
+    clock_resolution_ns: int | None = None  # smallest difference of two clock readings; None: not reported
+    overhead: Sampling | None = None  # cost of recording; None if not measured
+    # Calls outside every step; None without such calls, or without steps.
+    outside: Lazy[BesideView | None] = Lazy(None)
+    stall: StallView | None = None  # None if it makes progress or has ended
+    stale_s: float | None = None  # how long its daemon has been silent; None if it is not
+    clock: ClockView | None = None  # None if no offset is known
+    straggler: StragglerView | None = None  # of its job
+    merged: MergedView | None = None  # None: one source; else `pid`, `host` etc. are of the first member
+    ranks: RanksView | None = None  # with MergeMode.RANKS
+    # None if everything is one sequence, and so all critical.
+    critical_path: Lazy[CriticalPathView | None] = Lazy(None)
+    # None without layers, or in a merge by maximum.
+    layer_times: Lazy[LayersView | None] = Lazy(None)
+    machines: tuple[MachineView, ...] = ()  # where it runs; a merge may have several
+    # Pace of the steps shown in the last two minutes; empty in a merge.
+    pace: Lazy[tuple[PaceView, ...]] = Lazy(())
+    brick_growth: Lazy[tuple[BrickGrowth, ...]] = Lazy(())  # empty if the window is too short
+    # Mean step time in each second, like the rates above; empty in a merge.
+    step_us_history: Lazy[tuple[float | None, ...]] = Lazy(())
+    # Recent window compared with the baseline; None without a baseline.
+    baseline: Lazy[Comparison | None] = Lazy(None)
+    verdicts: Lazy[tuple[Verdict, ...]] = Lazy(())  # of the time range shown, the worst first
+    # All sources including this one; None without a list.
+    listed: Lazy[ListView | None] = Lazy(None)
+    # The phase's kernels in the last burst; empty without one.
+    kernels: Lazy[tuple[BrickKernels, ...]] = Lazy(())
+    # The last steps of all phases; None if no records are followed.
+    timeline: Lazy[TimelineView | None] = Lazy(None)
+    # Second of the daemon's clock: plots are drawn once per second. None for a view that will not be updated.
+    second: int | None = field(default=None, compare=False)
+
+    @property
+    def rate(self) -> Rate:
+        """The rate to show: of tokens, or of steps."""
+        return rate_of(self.steps, self.tokens_per_sec_history, self.steps_per_sec_history)
+
+    @property
+    def are_rates_least(self) -> bool:
+        """As in SourceRow."""
+        return are_rates_least(self.window, self.loss)
+
+    @property
+    def failed_checks(self) -> list[CheckRow]:
+        """The failed checks, the likely cause first.
+
+        First the guard's, which has located the origin, then failures in order of occurrence, and input checks last.
+        """
+        failed = [check for check in self.checks if not check.passed]
+        return sorted(failed, key=lambda check: (check.assertion != GUARD_CHECK, check.is_of_input))
+
+    @property
+    def standing(self) -> str:
+        """Its state in one word: `live` if it runs and makes progress."""
+        return self.stall.word if self.stall else self.state
+
+    @property
+    def rows_of(self) -> tuple[object, ...]:
+        """Identifies the rows by source, phase and kind of time range. While equal, rows keep their places."""
+        who = self.key if self.merged is None else self.merged.mode  # members of a merge come and go
+        return who, self.phase, self.window is None
+
+    @property
+    def gpus(self) -> tuple[DeviceRow, ...]:
+        """The GPUs it is known to use; else the only GPU of its machine, if there is one."""
+        used = tuple(row for machine in self.machines for row in machine.gpus_of(self.key))
+        all_there_are = tuple(row for machine in self.machines for row in machine.gpus)
+        return used or (all_there_are if len(all_there_are) == 1 else ())
+
+    @property
+    def shares_close(self) -> bool | None:
+        """Whether the bricks' shares are parts of one whole, or None without shares.
+
+        Work that overlaps inside a step may add up to more than the step. A merge by maximum mixes several steps.
+        """
+        shares = [row.percent for row in self.bricks if row.percent is not None]
+        return min(shares) >= 0 and sum(shares) <= 100 * (1 + 1e-9) if shares else None
+
+    def held(self) -> SourceView:
+        """Return a view that later data does not change."""
+        for row in (*self.phases, *self.bricks, *(self.layer_times.rows if self.layer_times else ())):
+            made(row)
+        if self.listed is not None:
+            self.listed.rows()
+        return made(with_parts(self, graph=tuple(self.graph), second=None))
+
+    @property
+    def moved_gb_per_sec(self) -> float | None:
+        """Lower bound of memory traffic: declared bytes of the phase's bricks (from shapes) per wall-clock time.
+
+        None if no brick declares bytes, not every step was recorded inside, or in a merge.
+        """
+        steps, time_range = self.steps, self.time_range
+        known = [row.bytes for row in self.bricks if row.bytes is not None]
+        if not known or steps is None or time_range is None or not time_range.wall_us or self.merged is not None:
+            return None
+        return sum(known) / time_range.wall_us / 1e3 if steps.recorded == steps.count else None
+
+    @property
+    def has_data(self) -> bool:
+        """Whether a step has ended or, in a process without steps, a brick."""
+        return self.steps is not None or (self.phase is None and bool(self.bricks))
 
 
 def summaries(records: Iterable[SourceRecord]) -> tuple[SourceSummary, ...]:
     """Return every source: the live ones first, each newest first."""
     ordered = sorted(records, key=_newest_first)
     return tuple(SourceSummary(record.key, _label(record), state_of(record)) for record in ordered)
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseSelection:
-    """What is shown of a source: statistics, their time range, and the steps in it."""
-
-    stats: NodeStats
-    time_range: TimeRange | None  # None: no step has been seen
-    window: TimeRange | None  # None: since the start
-    phases: tuple[StepsView, ...]
-    time_range_view: TimeRangeView | None
-
-
-def shown(record: SourceRecord, *, window: bool) -> PhaseSelection:
-    """Return all data of `record`, or its window.
-
-    A source watched for less than a second, or found already ended, has no window, so all data is returned.
-    """
-    is_all = not (window and record.window.has_watched)
-    stats, seconds = (record.stats, None) if is_all else record.window.statistics(record.stats)
-    time_range = time_range_of(record, seconds)
-    view = None if time_range is None else time_range_view(record, stats, time_range)
-    phases = steps_views(record, stats, time_range)
-    if view and any(steps.is_sample for steps in phases):
-        # Steps that left no record ran in what would appear as time between steps.
-        view = replace(view, in_steps_us=None, between_us=None)
-    return PhaseSelection(stats, time_range, seconds and (time_range or seconds), phases, view)
 
 
 def source_view(
@@ -112,7 +259,7 @@ def source_view(
         steps = parts.with_recorded(steps)
         phases = tuple(steps if one.phase == steps.phase else one for one in phases)
     hello, manifest, state = record.hello, record.manifest, record.state
-    return SourceView(
+    view = SourceView(
         key=record.key,
         pid=hello.pid if hello else 0,
         host=hello.host if hello else "",
@@ -135,17 +282,30 @@ def source_view(
         categories=LazyValue(lambda: category_rows(category_stats(parts.bricks), parts.totals)),
         roofline=LazyValue(lambda: roofline(parts.roofs, parts.rows, parts.roofs_note)),
         graph=LazyValue(lambda: parts.graph[0]),
-        layer_times=LazyValue(lambda: layers_view(parts.totals)),
         books=books_view(books_of(parts.totals, parts.whole), manifest.backend if manifest else ""),
-        outside=LazyValue(lambda: parts.outside),
         loss=loss_view(record),
         checks=checks,
         tokens_per_sec_history=tokens_per_sec_history(record, steps),
         steps_per_sec_history=steps_per_sec_history(record, steps),
+        window=window_view(record, found.window) if found.window else None,
+        time_range=found.time_range_view,
+        is_inside_of_all=parts.is_inside_of_all,
+    )
+    return _with_details(view, record, found, parts)
+
+
+def _with_details(view: SourceView, record: SourceRecord, found: PhaseSelection, parts: _Parts) -> SourceView:
+    """Return `view` with the facts and parts that only some sources have, or only some outputs show."""
+    hello, phase = record.hello, view.phase
+    is_sample = view.steps is not None and view.steps.is_sample
+    return with_parts(
+        view,
+        layer_times=LazyValue(lambda: layers_view(parts.totals)),
+        outside=LazyValue(lambda: parts.outside),
         traces=LazyValue(lambda: trace_views(record.traces.values())),
-        pace=LazyValue(lambda: pace(record, name)),
-        brick_growth=LazyValue(lambda: brick_growth(record, name)),
-        step_us_history=LazyValue(lambda: step_us_history(record, name)),
+        pace=LazyValue(lambda: pace(record, phase)),
+        brick_growth=LazyValue(lambda: brick_growth(record, phase)),
+        step_us_history=LazyValue(lambda: step_us_history(record, phase)),
         rank=hello.rank if hello else None,
         local_rank=hello.local_rank if hello else None,
         world_size=hello.world_size if hello else None,
@@ -154,16 +314,13 @@ def source_view(
         sample_every=record.sample_every,
         clock_resolution_ns=hello.clock_resolution_ns if hello else None,
         overhead=record.sampling,
-        window=window_view(record, found.window) if found.window else None,
         since_s=since_s(record),
-        time_range=found.time_range_view,
         warm_up=warm_up_view(record),
-        is_inside_of_all=parts.is_inside_of_all,
         compiling=compiling_view(record.compilations.values(), found.time_range),
         critical_path=LazyValue(lambda: parts.graph[1]),
         stall=stall_view(record),
-        kernels=LazyValue(lambda: _kernels(record, name)),
-        timeline=LazyValue(lambda: timeline_view(record, name, is_sample=steps is not None and steps.is_sample)),
+        kernels=LazyValue(lambda: _kernels(record, phase)),
+        timeline=LazyValue(lambda: timeline_view(record, phase, is_sample=is_sample)),
         second=_second(record),
     )
 
@@ -222,19 +379,7 @@ class _Parts:
 
     @cached_property
     def checks(self) -> tuple[CheckRow, ...]:
-        return tuple(
-            CheckRow(
-                check.brick,
-                check.assertion,
-                check.passed or bool(check.skipped),
-                check.max_error,
-                check.tolerance,
-                check.not_finite,
-                check.skipped,
-                check.note,
-            )
-            for check in self._record.checks.values()
-        )
+        return check_rows(self._record.checks.values())
 
     @cached_property
     def bricks(self) -> list[BrickStats]:
@@ -299,106 +444,12 @@ def _second(record: SourceRecord) -> int | None:
     return record.window.now_ns // 1_000_000_000 if has_clock else None
 
 
-def has_data(record: SourceRecord, phase: str | None = None) -> bool:
-    """Whether the view for exactly this `phase` would have data, without making it."""
-    shown, count = shown_phase(record, phase), record.stats.column("count")
-    if phase is not None and shown != phase:
-        return False
-    if shown is None:
-        return bool(
-            count[: len(record.nodes) + 1][record.nodes.column("kind_of")[: len(count)] == NodeKind.BRICK].any()
-        )
-    steps = [
-        node for node in record.nodes.children[None] if node.kind is NodeKind.STEP and display_name(node) == shown
-    ]
-    return any(step.id < len(count) and count[step.id] for step in steps)
-
-
-def is_selected(record: SourceRecord, wanted: Sequence[str]) -> bool:
-    """Whether `wanted` names `record` by key, pid or `rank=N`."""
-    names = [record.key]
-    if record.hello is not None:
-        names += [str(record.hello.pid), f"rank={record.hello.rank}"]
-    return any(name in wanted for name in names)
-
-
-def state_of(record: SourceRecord) -> SourceStatus:
-    """Return its last known state."""
-    return record.state.state if record.state else SourceStatus.LIVE
-
-
-def is_live(record: SourceRecord) -> bool:
-    """Whether the process still runs, if that is known."""
-    return state_of(record) is SourceStatus.LIVE
-
-
 def _heard_s(record: SourceRecord) -> float | None:
     """Return when it was last heard of, in Unix time of its host."""
     hello = record.hello
     if hello is None:
         return None
     return (hello.realtime_ns + max(heard_ns(record) - hello.monotonic_ns, 0)) / 1e9
-
-
-def shown_phase(record: SourceRecord, phase: str | None) -> str | None:
-    """Return `phase`, or the most relevant phase if it has no such steps; None without steps.
-
-    Preferred, in this order: not a warm-up; phases of a model that ran at least a tenth as long as any other;
-    decoding; phases of the named model, if it decodes or ran at least half as long as any other; decode itself; the
-    most time.
-    """
-    steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
-    named = record.manifest.steps_of if record.manifest else ""
-    total_ns = record.stats.column("total_ns")
-
-    def steady_ns(step: Node) -> int:
-        return int(total_ns[step.id]) if step.id < len(total_ns) and not is_warm_up(step.name) else 0
-
-    of_models: Counter[str] = Counter()
-    for step in steps:
-        of_models[step.label] += steady_ns(step)
-    longest_ns = max(of_models.values(), default=0)
-
-    def liking(step: Node) -> tuple[bool, bool, bool, bool, bool, int]:
-        taken_ns = steady_ns(step)
-        ran_ns, decodes = of_models[step.label], bool(_DECODES.fullmatch(step.name))
-        is_named = step.label == named and (decodes or 2 * ran_ns >= longest_ns)
-        return bool(taken_ns), 10 * ran_ns >= longest_ns, decodes, is_named, step.name == "decode", taken_ns
-
-    if any(display_name(step) == phase for step in steps):
-        return phase
-    return display_name(max(steps, key=liking)) if steps else None
-
-
-def loss_view(record: SourceRecord) -> LossView:
-    """Return how many of its records arrived here and how many did not."""
-    received, state = record.stats.received, record.state
-    if state is None:
-        return LossView(received, received, 0, 0, 0, 0, 0)
-    # If totals come in several messages, the state follows the last of them and is old until then.
-    ahead = max(0, received - state.received)
-    on_the_wire = max(0, state.received - received)
-    return LossView(
-        produced=state.produced + ahead,
-        received=received,
-        dropped=state.overwritten + state.rejected + on_the_wire,
-        before_attach=state.before_attach,
-        rejected=state.rejected,
-        on_the_wire=on_the_wire,
-        unread=max(0, state.unread - ahead),
-        left_out=state.left_out,
-    )
-
-
-def window_view(record: SourceRecord, window: TimeRange) -> WindowView:
-    """Return the length of its `window`, and the records lost in it."""
-    losses, range_s = record.window.losses, None
-    if record.window.is_range and (hello := record.hello) is not None:
-        begin_s, end_s = (
-            (hello.realtime_ns + at_ns - hello.monotonic_ns) / 1e9 for at_ns in (window.begin_ns, window.end_ns)
-        )
-        range_s = begin_s, end_s
-    return WindowView(record.window.length_s, window.covers_s, losses.lost, losses.seen, range_s)
 
 
 def _label(record: SourceRecord) -> str:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
-from cbtop.client.store import SourceRecord, Store
-from cbtop.protocol.messages import Unknown
+from cbtop.client.source_record import SourceRecord
+from cbtop.client.store import Store
+from cbtop.comparison.noise import Change
+from cbtop.protocol.messages import Sampling, Unknown
 from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
 from cbtop.viewmodels.devices import MachineView
-from cbtop.viewmodels.model import ClockView, ProcessCost, SourceRow
-from cbtop.viewmodels.source import loss_view, shown, shown_phase, state_of, window_view
-from cbtop.viewmodels.stall import stall_view
-from cbtop.viewmodels.steps import step_us_history, steps_per_sec_history, tokens_per_sec_history
-from cbtop.viewmodels.stretch import since_s
+from cbtop.viewmodels.loss import LossView, loss_view
+from cbtop.viewmodels.rates import Rate, are_rates_least, rate_of
+from cbtop.viewmodels.selection import WindowView, shown, shown_phase, state_of, window_view
+from cbtop.viewmodels.stall import StallView, stall_view
+from cbtop.viewmodels.steps import StepsView, step_us_history, steps_per_sec_history, tokens_per_sec_history
+from cbtop.viewmodels.straggler import StragglerView
+from cbtop.viewmodels.time_range import since_s
 
 NO_STEP, NONE_ENDED = "it has marked no step", "no step has ended in this time"
 STEPS_MISSING, TOKENS_MISSING = "steps that were not recorded left nothing", "not every step said its tokens"
@@ -27,6 +31,96 @@ NO_MODEL = "it announces none"
 NO_SAMPLE, OLDER = "its samplers have told nothing yet", "an older cbtop, it does not say it"
 NOT_READ = "it had ended before anybody looked, and what it left is read once it is shown"
 TWO_SAMPLES = "a mean needs two samples"
+
+
+@dataclass(frozen=True, slots=True)
+class ClockView:
+    """The clocks of a source's host minus those of this one, accurate to `uncertainty_us`; derived."""
+
+    offset_us: float  # of real time
+    monotonic_offset_us: float  # of the clock used in records
+    uncertainty_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRow:
+    """One source in the list: its identity, its state, and how much is known of it here.
+
+    Step figures are of `phase`, over the `window` or since the start. `unknown` has the reason of each None.
+    """
+
+    key: str
+    pid: int
+    host: str
+    program: str
+    model: str | None
+    rank: int | None
+    local_rank: int | None
+    world_size: int | None
+    state: SourceStatus
+    state_reason: str
+    activity: str
+    stall: StallView | None
+    phase: str | None
+    steps: StepsView | None
+    steps_per_sec: float | None  # wall-clock rate; derived
+    window: WindowView | None
+    since_s: float | None
+    wall_us: float | None  # time base of the rates
+    loss: LossView
+    lag_s: float | None  # age of its newest data; None if it has ended or clock offsets are unknown
+    clock: ClockView | None
+    devices: tuple[str, ...] | None  # the GPUs it is known to use; `cpu` if none
+    sample_every: int
+    overhead: Sampling | None
+    unknown: tuple[Unknown, ...] = ()
+    stale_s: float | None = None  # how long its daemon has been silent; None if it is not
+    straggler: StragglerView | None = None  # of its job
+    tokens_per_sec_history: tuple[float, ...] = ()  # as in SourceView
+    steps_per_sec_history: tuple[float, ...] = ()
+    step_us_history: tuple[float | None, ...] = ()
+    rate_change: Change | None = None  # of tokens/s since the baseline
+
+    @property
+    def standing(self) -> str:
+        """Its state in one word: `live` if it runs and makes progress."""
+        return self.stall.word if self.stall else self.state
+
+    @property
+    def rate(self) -> Rate:
+        """The rate to show: of tokens, or of steps."""
+        return rate_of(self.steps, self.tokens_per_sec_history, self.steps_per_sec_history)
+
+    @property
+    def are_rates_least(self) -> bool:
+        """Whether records in the time of the rates were lost, so that there were more steps than are known."""
+        return are_rates_least(self.window, self.loss)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessCost:
+    """The cost of a cbtop process; 100 % is one processor. None is n/a, and `why` has the reason."""
+
+    name: str  # `this viewer`, `daemon 812@host`
+    cpu_percent: float | None
+    over_s: float | None  # averaging time; None: between two samples of its daemon, about a second
+    resident_bytes: float | None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ListView:
+    """All sources, live ones first, each newest first; and the cost of cbtop itself, the viewer first."""
+
+    keys: tuple[str, ...]
+    ended: int  # number of ended ones, at the end of `keys`
+    row: Callable[[str], SourceRow]  # makes a row on first access
+    costs: tuple[ProcessCost, ...] = ()
+    is_compared: bool = False  # with a baseline
+
+    def rows(self) -> tuple[SourceRow, ...]:
+        """Return all rows."""
+        return tuple(map(self.row, self.keys))
 
 
 def source_row(

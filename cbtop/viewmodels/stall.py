@@ -4,8 +4,8 @@ Rules
 - A lack of progress is reported after max(MIN_S, SLOW × p99). The p99 is of all calls of the running step, or brick
   if the process marks no steps. If it is unknown which step runs, it is the slowest phase's.
 - Stalled means that a step is known to run, and earlier ones have ended: how long a first one may take is unknown.
-- The number of tokens in a running step is unknown. If steps of its name differ in tokens, it may have as many as the
-  model's context, at their time per token. Without a context length, no limit is known.
+- A step may take the time per token of earlier steps of its name, times its tokens. If these are unknown, and steps
+  of its name differ in tokens, it may have as many as the context. Without a context length, no limit is known.
 - Only a process known to be in no step is idle. If steps are sampled or the hot path is Python's, it is unknown what
   runs in a step that is not recorded, or whether one has begun.
 - A process that announces other work (compiling) is not judged.
@@ -14,12 +14,14 @@ Rules
 
 from __future__ import annotations
 
-from cbtop.client.store import SourceRecord
-from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.profiler.graph.nodes import display_name
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cbtop.client.source_record import SourceRecord
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.protocol.messages import Node, Quiet
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
-from cbtop.viewmodels.model import StallKind, StallView
 from cbtop.viewmodels.steps import are_alike
 
 MIN_S = 2.0
@@ -30,6 +32,39 @@ NO_STEP, NO_BRICK = "no step runs", "no brick runs"
 NONE_ENDED = "none of these has ended yet, so what is long is not known"
 TOKENS_UNKNOWN = "its steps have unlike numbers of tokens, so what is long is not known"
 STEP_UNKNOWN = "whether a step runs is not known"
+
+
+class StallKind(StrEnum):
+    """The ways a running process makes no progress."""
+
+    STALLED = "stalled"  # something has run for far longer than usual
+    SUSPENDED = "suspended"  # stopped by a signal or a debugger
+    IDLE = "idle"  # between two steps
+    QUIET = "quiet"  # which of these is unknown, see `why`
+
+
+@dataclass(frozen=True, slots=True)
+class StallView:
+    """A running process that makes no progress: for `age_s` nothing was recorded and nothing began.
+
+    `place` is what has been running since, from the step inwards (`decode`, `Layer 17`, `AllReduce`); if several
+    `threads` are running something, the one that began last. Empty if unknown. `after` is what ended last in it.
+    """
+
+    word: StallKind
+    age_s: float
+    limit_s: float  # reported from this age on
+    place: tuple[str, ...] = ()
+    phase: str | None = None  # of the running step
+    layer: str | None = None
+    brick: str | None = None
+    runs_s: float | None = None  # how long the last part of `place` has been running; None if unknown
+    after: tuple[str, ...] = ()
+    threads: int = 0
+    usual_s: float | None = None  # p99 of `usual_of`; None if unknown or nothing to compare with
+    usual_of: str = ""
+    why: str = ""  # further facts, or why nothing more is known
+    member: str = ""  # in a merge: the process
 
 
 def limit_s(usual_s: float | None) -> float:
@@ -49,7 +84,7 @@ def stall_view(record: SourceRecord) -> StallView | None:
     is_outside = bool(steps and path) and path[0].kind is not NodeKind.STEP
     compared = [] if is_outside else path[:1]
     usual_s = _p99_s(record, compared or steps)
-    most_s = _most_s(record, compared[0]) if compared and usual_s is not None else 0.0
+    most_s = _most_s(record, compared[0], quiet.in_flight_tokens) if compared and usual_s is not None else 0.0
     usual_s = None if most_s is None else usual_s
     none_known = TOKENS_UNKNOWN if most_s is None else NONE_ENDED
     found = _judged(record, quiet, usual_s, none_known, has_steps=bool(steps), runs=bool(compared))
@@ -114,15 +149,17 @@ def _p99_s(record: SourceRecord, nodes: list[Node]) -> float | None:
     return max((p99_ns / 1e9 for p99_ns in known if p99_ns is not None), default=None)
 
 
-def _most_s(record: SourceRecord, step: Node) -> float | None:
-    """Return the time a step with the most tokens may take.
+def _most_s(record: SourceRecord, step: Node, tokens: int) -> float | None:
+    """Return the time a step with that many tokens may take. If they are unknown (0): with the most tokens.
 
     0 if all steps have the same number, None if the largest number is unknown.
     """
     calls = record.stats.calls([step.id]) if step.kind is NodeKind.STEP else None
     if calls is None or not calls.elements:
         return 0.0
-    if are_alike(calls.elements, calls.count, record.stats.rare_value("squared_tokens", step.id)):
+    if tokens:
+        return calls.total_ns / calls.elements * tokens / 1e9
+    if are_alike(calls.elements, calls.count, record.stats.sparse["squared_tokens"].get(step.id)):
         return 0.0
     context = record.manifest.context_length if record.manifest else 0
     return calls.total_ns / calls.elements * context / 1e9 if context else None

@@ -3,24 +3,105 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from cbtop.client.store import SourceRecord, StepSample
+from cbtop.client.source_record import SourceRecord, StepSample
 from cbtop.client.window import TimeRange
-from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.profiler.graph.nodes import display_name
-from cbtop.profiler.stats import NodeStats
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import SAMPLE, NodeKind, is_warm_up
-from cbtop.viewmodels.durations import duration_bars
-from cbtop.viewmodels.model import PaceView, SpanView, StepsView, WarmUpView
-from cbtop.viewmodels.on_demand import LazyValue
-from cbtop.viewmodels.stretch import of_model
+from cbtop.viewmodels.durations import DurationBar, duration_bars
+from cbtop.viewmodels.on_demand import Lazy, LazyValue
+from cbtop.viewmodels.time_range import of_model
 
 UNEVEN = 1e-9  # relative to the square of all tokens: rounding error of sums of squares, which are sent as float64
 BUCKETS_A_BAR = 4  # 16 bars per octave: a bar is 3 to 6 % of its value wide
+
+
+OVERLAP = 1.05  # average number of concurrent steps; below it they count as sequential
+
+
+@dataclass(frozen=True, slots=True)
+class SpanView:
+    """A number reported by steps. For a window, the minimum and maximum are unknown."""
+
+    mean: float
+    least: int | None
+    most: int | None
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class PaceView:
+    """The steps of a phase that ended within about a second. The first of several covers all earlier steps."""
+
+    ago_s: float  # before the newest one
+    steps: int
+    us: float  # mean per step
+    tokens: int  # sum over the steps
+    cached: float | None  # mean cached positions of a sequence before a step; None if not reported
+
+
+@dataclass(frozen=True)
+class StepsView:
+    """The steps of one phase (`decode`, `prefill`): figures of whole steps, recorded inside or not."""
+
+    phase: str
+    count: int
+    tokens: int
+    tokens_per_sec: float | None  # wall-clock rate over the time range shown
+    recorded: int  # number of steps recorded inside: only these tell about bricks
+    failed: int = 0  # ended by an exception, cancelled ones included; their tokens count
+    tokens_per_sec_in_steps: float | None = None  # tokens / union_us, or per time range if that is shorter
+    steps_per_sec: float | None = None  # wall-clock rate like tokens_per_sec, also for models without tokens
+    samples_per_sec: float | None = None  # sequences per second; None unless all steps report their sequences
+    mean_us: float | None = None
+    recorded_mean_us: float | None = None  # of steps recorded inside
+    min_us: float | None = None
+    max_us: float | None = None
+    p50_us: float | None = None
+    p95_us: float | None = None
+    p99_us: float | None = None
+    us_per_token_p50: float | None = None
+    us_per_token_p99: float | None = None
+    us_per_token_max: float | None = None
+    union_us: float | None = None  # time with at least one running step, including time before the range
+    at_once: float | None = None  # average number of concurrent steps: their time / union_us
+    sequences: SpanView | None = None  # sequences per step
+    cached: SpanView | None = None  # positions in the cache of each sequence before a step
+    wall_us: float = 0.0  # time base of its rates, the longest of several processes; 0: unknown
+    is_sample: bool = False  # true if unrecorded steps may be missing, so that these are not all steps
+    # Histogram of step times, from shortest to longest.
+    durations: Lazy[tuple[DurationBar, ...]] = Lazy(())
+
+    @property
+    def known_tokens(self) -> int | None:
+        """Token count, or None if no step reported any."""
+        return self.tokens if self.tokens or not self.count else None
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether it has a token rate, or no rate at all."""
+        return self.tokens_per_sec is not None or self.steps_per_sec is None
+
+    @property
+    def overlap(self) -> bool:
+        """Whether steps ran concurrently, by more than the clock's accuracy."""
+        return self.at_once is not None and self.at_once >= OVERLAP
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUpView:
+    """The steps of the warm-ups. They are in no other figure."""
+
+    steps: int
+    took_us: float
+    has_ended: bool  # False: no other step has ended, so these are shown
 
 
 def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | None) -> tuple[StepsView, ...]:
@@ -169,7 +250,7 @@ def _steps_view(
     p50, p95, p99, longest = (_us(value) for value in (calls.p50_ns, calls.p95_ns, calls.p99_ns, calls.max_ns))
     sequences = _span(stats, step.id, "sequences")
     # Convert step time to time per token only if all steps had the same number of tokens.
-    is_even = are_alike(tokens, count, stats.rare_value("squared_tokens", step.id))
+    is_even = are_alike(tokens, count, stats.sparse["squared_tokens"].get(step.id))
     is_even = is_even and (sequences is None or sequences.least == sequences.most)
     tokens_a_step = tokens / count if is_counted and is_even else 0
     is_said = sequences is not None and sequences.steps >= count - 1  # the edge of a window may cut one off
@@ -209,7 +290,7 @@ def _span(stats: NodeStats, step: int, name: str) -> SpanView | None:
     if not given:
         return None
     least, most = (
-        stats.rare(column, (step,)) if step in stats.nodes_with(column) else None
+        stats.rare(column, (step,)) if step in stats.sparse[column] else None
         for column in (f"{name}_least", f"{name}_most")
     )
     return SpanView(stats.rare(name, (step,)) / given, least, most, given)

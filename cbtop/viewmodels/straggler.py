@@ -10,9 +10,8 @@ from math import comb
 from statistics import median
 
 from cbtop.client.busy import Brick, Slice
-from cbtop.client.store import SourceRecord
+from cbtop.client.source_record import SourceRecord
 from cbtop.protocol.vocabulary import LAUNCHES, BrickCategory
-from cbtop.viewmodels.model import StragglerView
 
 THRESHOLD = 0.10  # slower than each of the others by at least this part
 # Others wait for a rank if their whole steps take about as long as its own: within this part of it, and nearer to it
@@ -30,6 +29,32 @@ _COLLECTIVE = re.compile(
 
 
 Job = tuple[str, str, int | None, str]  # program, model, world size, and the launcher's job id
+
+
+@dataclass(frozen=True, slots=True)
+class StragglerView:
+    """The rank that is busy longer per step than each of the others, over the last five seconds; derived."""
+
+    key: str
+    rank: int
+    pid: int
+    host: str
+    ranks: int  # compared, including itself
+    phase: str
+    steps: int  # number of its steps used
+    busy_us: float  # per step, median of slices: its time outside communication
+    others_us: float  # median of the others' medians
+    percent: float  # slower than `others_us`
+    brick: str  # the brick that contributes most, or the gaps
+    brick_excess_us: float  # per step, over the median of the others
+    step_us: float  # its whole step, communication included, median of slices
+    others_step_us: float  # median of the others' medians
+    others_wait: bool  # the whole steps of all others take about as long as its own
+
+    @property
+    def waited_us(self) -> float:
+        """Time that another rank is not busy in its step: the longest it can have waited."""
+        return max(0.0, self.others_step_us - self.others_us)
 
 
 def job_of(record: SourceRecord) -> Job | None:

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbtop.client.recent import Hole, RecentRecords
-from cbtop.client.store import SourceRecord
+from cbtop.client.source_record import SourceRecord
 from cbtop.exporters.records import TimedRecord
 from cbtop.exporters.tracks import on_tracks
-from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.profiler.graph.nodes import display_name
-from cbtop.profiler.histograms import distinct
-from cbtop.profiler.stats import sane
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.profiler.analysis.histograms import distinct
+from cbtop.profiler.analysis.stats import sane
 from cbtop.protocol.ring import FLAG_FAILED, FLAG_PLAIN, FLAG_UNCOUNTED, LANE_SHIFT, LANES, Batch
 from cbtop.protocol.vocabulary import LAUNCHES, NodeKind
 from cbtop.viewmodels.lane_maker import GapNames, LaneMaker, is_step

@@ -3,9 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from cbtop.protocol.messages import TraceAnomaly, TraceNumber, TraceSummary
-from cbtop.viewmodels.model import NamedNumber, TraceRow, TraceView
+
+
+@dataclass(frozen=True, slots=True)
+class NamedNumber:
+    name: str
+    value: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """One row of a trace (a layer, a brick). Rows may have different numbers."""
+
+    name: str
+    numbers: tuple[NamedNumber, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceView:
+    """One trace of model internals, measured by the process on `forwards` sampled passes."""
+
+    trace: str  # MLT-01 to MLT-05
+    name: str
+    about: str
+    forwards: int
+    totals: tuple[NamedNumber, ...]
+    rows: tuple[TraceRow, ...]
+    anomalies: tuple[str, ...]
 
 
 def trace_views(summaries: Iterable[TraceSummary]) -> tuple[TraceView, ...]:

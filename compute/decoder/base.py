@@ -220,7 +220,7 @@ class Model:
 def read_model(path: Path, families: dict[str, Family]) -> Model:
     """Read the model in the GGUF file at `path`. Raises ModelError if no family of `families` can run it."""
     with GgufFile.open(path) as file:
-        architecture = file.text("general.architecture")
+        architecture = file.metadata.text("general.architecture")
         if architecture not in families:
             raise ModelError(
                 f"{path} is of architecture {architecture[:60]!r}; supported are {', '.join(families)}: "
@@ -238,25 +238,25 @@ class _FamilyReader:
         self._file = file
         self._family = family
         prefix = self._prefix = family.architecture
-        self._layers = layers = file.integer(f"{prefix}.block_count", MAX_LAYERS)
-        self._hidden = file.integer(f"{prefix}.embedding_length", MAX_HIDDEN)
-        self._heads = file.integer_of_all(f"{prefix}.attention.head_count", MAX_HEADS, layers)
-        self._kv_heads = file.integer_of_all(
+        self._layers = layers = file.metadata.integer(f"{prefix}.block_count", MAX_LAYERS)
+        self._hidden = file.metadata.integer(f"{prefix}.embedding_length", MAX_HIDDEN)
+        self._heads = file.metadata.integer_of_all(f"{prefix}.attention.head_count", MAX_HEADS, layers)
+        self._kv_heads = file.metadata.integer_of_all(
             f"{prefix}.attention.head_count_kv", MAX_HEADS, layers, default=self._heads
         )
         default_dim = max(self._hidden // self._heads, 1)
-        self._head_dim = file.integer(f"{prefix}.attention.key_length", MAX_HIDDEN, default=default_dim)
-        self._feed_forward = file.integer_of_all(f"{prefix}.feed_forward_length", MAX_HIDDEN, layers)
+        self._head_dim = file.metadata.integer(f"{prefix}.attention.key_length", MAX_HIDDEN, default=default_dim)
+        self._feed_forward = file.metadata.integer_of_all(f"{prefix}.feed_forward_length", MAX_HIDDEN, layers)
         self._experts = self._mixture()
         if self._experts is not None:
-            self._feed_forward = file.integer_of_all(
+            self._feed_forward = file.metadata.integer_of_all(
                 f"{prefix}.expert_feed_forward_length", MAX_HIDDEN, layers, default=self._feed_forward
             )
         norm = "layer_norm" if family.layer_norm else "layer_norm_rms"
-        self._epsilon = file.number(f"{prefix}.attention.{norm}_epsilon")
-        self._context_length = self._trained_context = file.integer(f"{prefix}.context_length", MAX_CONTEXT)
+        self._epsilon = file.metadata.number(f"{prefix}.attention.{norm}_epsilon")
+        self._context_length = self._trained_context = file.metadata.integer(f"{prefix}.context_length", MAX_CONTEXT)
         key, least = f"{prefix}.attention.sliding_window", min(family.window, 1)
-        self._window = window = file.integer(key, MAX_CONTEXT, default=family.window, least=least)
+        self._window = window = file.metadata.integer(key, MAX_CONTEXT, default=family.window, least=least)
         self._slides = self._sliding_layers() if window else (False,) * layers
         if window and family.window_period is None:
             # In a context no longer than the window nothing slides.
@@ -275,7 +275,7 @@ class _FamilyReader:
         # Tied embeddings: the output matrix is the embedding's own.
         tied = not file.has_tensor("output.weight")
         model = Model(
-            name=file.text("general.name", default=file.path.stem),
+            name=file.metadata.text("general.name", default=file.path.stem),
             architecture=prefix,
             quantization=self._quantization(),
             hidden=hidden,
@@ -322,13 +322,13 @@ class _FamilyReader:
                 f"{file.path} has {self._heads} heads for {self._kv_heads} key/value heads; "
                 "a multiple is wanted: convert the model again"
             )
-        value_dim = file.integer(f"{prefix}.attention.value_length", MAX_HIDDEN, default=self._head_dim)
+        value_dim = file.metadata.integer(f"{prefix}.attention.value_length", MAX_HIDDEN, default=self._head_dim)
         if value_dim != self._head_dim:
             raise ModelError(
                 f"{file.path} has keys of {self._head_dim} and values of {value_dim} dimensions; "
                 "only equal ones are supported: give another model"
             )
-        if not file.flag(causal := f"{prefix}.attention.causal", default=True):
+        if not file.metadata.flag(causal := f"{prefix}.attention.causal", default=True):
             raise ModelError(
                 f"{file.path} has {causal} = false: each token sees those after it, too, which is not supported; "
                 "give a model that generates text"
@@ -338,7 +338,7 @@ class _FamilyReader:
                 f"{file.path} has no {norm!r}: both halves of its layers read the same input, as those of StableLM 2 "
                 f"12B, which is not supported; give a {prefix} model whose halves follow each other"
             )
-        for key, value in file.unasked_keys(f"{prefix}.").items():
+        for key, value in file.metadata.unasked_keys(f"{prefix}.").items():
             name = key.removeprefix(f"{prefix}.")
             if name not in DESCRIBING and not name.startswith(OF_IMAGES):
                 raise ModelError(
@@ -347,23 +347,23 @@ class _FamilyReader:
                 )
 
     def _cap(self, name: str, default: float | None) -> float:
-        return 0.0 if default is None else self._file.number_or_zero(f"{self._prefix}.{name}", default)
+        return 0.0 if default is None else self._file.metadata.number_or_zero(f"{self._prefix}.{name}", default)
 
     def _sliding_layers(self) -> tuple[bool, ...]:
         """Return whether the window slides in each layer."""
         period, layers = self._family.window_period, self._layers
         if not period:
             return (period == 0,) * layers
-        if self._file.is_array(key := f"{self._prefix}.attention.sliding_window_pattern"):
-            return self._file.flags(key, layers)
-        period = self._file.integer(key, MAX_LAYERS, period)
+        if self._file.metadata.is_array(key := f"{self._prefix}.attention.sliding_window_pattern"):
+            return self._file.metadata.flags(key, layers)
+        period = self._file.metadata.integer(key, MAX_LAYERS, period)
         return tuple(index % period < period - 1 for index in range(layers))
 
     def _sliding_rope(self, rope: Rope) -> Rope:
         if not any(self._slides) or not self._family.window_period:
             return rope
         own_base = self._family.sliding_rope_base
-        base = self._file.number(f"{self._prefix}.rope.freq_base_swa", default=own_base or rope.base)
+        base = self._file.metadata.number(f"{self._prefix}.rope.freq_base_swa", default=own_base or rope.base)
         if own_base is None:
             return rope if base == rope.base else replace(rope, base=base)
         # llama.cpp also undoes the magnitude that comes from the scale, because this scale is 1.
@@ -372,16 +372,16 @@ class _FamilyReader:
 
     def _mixture(self) -> Experts | None:
         file, prefix = self._file, self._prefix
-        if not file.is_on(f"{prefix}.expert_count"):
+        if not file.metadata.is_on(f"{prefix}.expert_count"):
             return None
         if not self._family.experts:
             raise ModelError(
                 f"{file.path} is a mixture of experts, which no {prefix} decoder here is; give a dense model, or one "
                 "of an architecture with experts (qwen3moe, llama)"
             )
-        count = file.integer(f"{prefix}.expert_count", MAX_EXPERTS)
-        used = file.integer(f"{prefix}.expert_used_count", count)
-        gating = file.integer(key := f"{prefix}.expert_gating_func", MAX_EXPERTS, default=SOFTMAX_GATING)
+        count = file.metadata.integer(f"{prefix}.expert_count", MAX_EXPERTS)
+        used = file.metadata.integer(f"{prefix}.expert_used_count", count)
+        gating = file.metadata.integer(key := f"{prefix}.expert_gating_func", MAX_EXPERTS, default=SOFTMAX_GATING)
         if gating != SOFTMAX_GATING:
             raise ModelError(
                 f"{file.path} has {key} = {gating}; supported is {SOFTMAX_GATING}, a softmax: give a plain {prefix} "
@@ -395,8 +395,10 @@ class _FamilyReader:
         return Experts(
             count,
             used,
-            normalised=file.flag(f"{prefix}.expert_weights_norm", default=True),
-            scale=file.number(scale, default=1.0) if file.is_on(scale := f"{prefix}.expert_weights_scale") else 1.0,
+            normalised=file.metadata.flag(f"{prefix}.expert_weights_norm", default=True),
+            scale=file.metadata.number(scale, default=1.0)
+            if file.metadata.is_on(scale := f"{prefix}.expert_weights_scale")
+            else 1.0,
         )
 
     def _quantization(self) -> str:
@@ -407,26 +409,26 @@ class _FamilyReader:
 
     def _rope(self) -> Rope:
         file, prefix = self._file, self._prefix
-        dimensions = file.integer(f"{prefix}.rope.dimension_count", MAX_HIDDEN, default=self._head_dim)
+        dimensions = file.metadata.integer(f"{prefix}.rope.dimension_count", MAX_HIDDEN, default=self._head_dim)
         if dimensions % 2 or dimensions > self._head_dim:
             raise ModelError(
                 f"{file.path} rotates {dimensions} of {self._head_dim} dimensions; "
                 "an even number up to that is wanted: convert the model again"
             )
         # As in llama.cpp: a factor without a type is linear, and the old key counts only if the new one is missing.
-        scaling = file.text(f"{prefix}.rope.scaling.type", default="linear")
+        scaling = file.metadata.text(f"{prefix}.rope.scaling.type", default="linear")
         if scaling not in ("none", "linear", "yarn", "longrope"):
             raise ModelError(
                 f"{file.path} has rope scaling {scaling[:60]!r}; supported are none, linear, yarn and longrope: "
                 "give the model without context extension"
             )
-        old = file.number(f"{prefix}.rope.scale_linear", default=1.0)
-        factor = file.number(f"{prefix}.rope.scaling.factor", default=old)
+        old = file.metadata.number(f"{prefix}.rope.scale_linear", default=1.0)
+        factor = file.metadata.number(f"{prefix}.rope.scaling.factor", default=old)
         scale = 1.0 if scaling == "none" else 1.0 / factor
-        base = file.number(f"{prefix}.rope.freq_base", default=10_000.0)
+        base = file.metadata.number(f"{prefix}.rope.freq_base", default=10_000.0)
         yarn = f"{prefix}.rope.scaling.yarn_"
-        extrapolation = file.number_or_zero(f"{yarn}ext_factor", default=float(scaling == "yarn"))
-        yarn_magnitude = file.number(f"{yarn}attn_factor", default=1.0)
+        extrapolation = file.metadata.number_or_zero(f"{yarn}ext_factor", default=float(scaling == "yarn"))
+        yarn_magnitude = file.metadata.number(f"{yarn}attn_factor", default=1.0)
         if extrapolation and base <= 1:
             raise ModelError(
                 f"{file.path} has {base:g} as {prefix}.rope.freq_base; above 1 is wanted: convert it again"
@@ -443,14 +445,16 @@ class _FamilyReader:
             dimensions=dimensions,
             base=base,
             scale=scale,
-            magnitude=yarn_magnitude * file.number(f"{prefix}.rope.scaling.attn_factor", default=1.0),
+            magnitude=yarn_magnitude * file.metadata.number(f"{prefix}.rope.scaling.attn_factor", default=1.0),
             short_factors=short,
             long_factors=long,
-            original_context=file.integer(f"{prefix}.rope.scaling.original_context_length", MAX_CONTEXT, trained),
+            original_context=file.metadata.integer(
+                f"{prefix}.rope.scaling.original_context_length", MAX_CONTEXT, trained
+            ),
             extrapolation=extrapolation,
             turns=(
-                file.number(f"{yarn}beta_fast", default=YARN_TURNS[0]),
-                file.number(f"{yarn}beta_slow", default=YARN_TURNS[1]),
+                file.metadata.number(f"{yarn}beta_fast", default=YARN_TURNS[0]),
+                file.metadata.number(f"{yarn}beta_slow", default=YARN_TURNS[1]),
             ),
         )
 

@@ -12,30 +12,27 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.compute import brick_specs
 from cbtop.compute.brick import ComputeBrick, Profiler
 from cbtop.compute.checks import AssertionResult, summary
-from cbtop.compute.decoder.base import LayerWeights, Model, Norm, Projection
-from cbtop.compute.decoder.bricks import BrickMaker, ExpertBricks, LayerBricks
-from cbtop.compute.decoder.experts import ExpertSpace, of_all, of_expert
+from cbtop.compute.decoder.arguments import KernelArguments
+from cbtop.compute.decoder.base import LayerWeights, Model, Projection
+from cbtop.compute.decoder.bricks import BrickMaker, LayerBricks
 from cbtop.compute.decoder.machine import Host, Machine
+from cbtop.compute.decoder.mixture import Mixture, Run
 from cbtop.compute.decoder.ranks import ALONE, Exchanges, Rank
 from cbtop.compute.decoder.workspace import Workspace
 from cbtop.compute.errors import ComputeError, NoTokenError
 from cbtop.compute.guard import JidokaGuard
-from cbtop.compute.kernels import attention
+from cbtop.compute.kernels import attention, kv_caches
 from cbtop.compute.kernels import sampling as kernels
 from cbtop.compute.kernels.base import Arguments
-from cbtop.compute.kernels.linear_int8 import Int8Scratch
 from cbtop.compute.memory import available_bytes
-from cbtop.compute.quantization.interleaved import Matrix
-from cbtop.compute.settings import GREEDY, TokenSampling
+from cbtop.compute.settings import DEFAULT_SETTINGS, DecoderSettings
 from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol.messages import CheckResult
 
 Floats = NDArray[np.float32]
 Cache = NDArray[np.float32] | NDArray[np.uint16]  # the bits of float16
-Run = Callable[..., None]  # (brick, elements, *calls): how a pass runs a brick
 Scope = Callable[[int], AbstractContextManager[object]]
 Observer = Callable[[ComputeBrick, Sequence[Arguments]], None]  # called after each brick of a pass has run
 User = TypeVar("User", bound="Decoder")
@@ -45,7 +42,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A layer ready to run. The caches are as attention's `empty_caches` makes them."""
+    """A layer ready to run. The caches are as `kv_caches.empty_caches` makes them."""
 
     bricks: LayerBricks
     weights: LayerWeights
@@ -110,10 +107,39 @@ def one_call_at_a_time(method: Callable[Concatenate[User, P], R]) -> Callable[Co
     return alone
 
 
+def _require_settings(threads: int, context: int, settings: DecoderSettings) -> None:
+    """Raise ComputeError for numbers or a type of cache that no decoder has."""
+    if not all(isinstance(one, int | np.integer) and one is not True and one > 0 for one in (threads, context)):
+        raise ComputeError(f"{threads} threads and a context of {context}; whole numbers from 1 are wanted")
+    if settings.cache_type not in kv_caches.CACHE_TYPES:
+        supported = " and ".join(kv_caches.CACHE_TYPES)
+        raise ComputeError(f"a KV cache of {settings.cache_type!r}; supported are {supported}")
+
+
+def _layers_of(
+    machine: Machine, model: Model, bricks: Sequence[LayerBricks], context: int, dtype: Any
+) -> tuple[_Layer, ...]:
+    """Return the layers with caches of `dtype` for `context` tokens."""
+    angles = sliding_angles = machine.array(model.rope.table(context))
+    if model.sliding_rope is not model.rope:
+        sliding_angles = machine.array(model.sliding_rope.table(context))
+    caches = machine.caches(len(model.layers), model.kv_heads, context, model.head_dim, dtype)
+    return tuple(
+        _Layer(
+            own,
+            weights,
+            *of_layer,
+            angles=sliding_angles if weights.slides else angles,
+            window=model.window if weights.slides else 0,
+        )
+        for own, weights, of_layer in zip(bricks, model.layers, caches, strict=True)
+    )
+
+
 def _require_room(model: Model, context: int, item_bytes: int) -> None:
     """Raise ComputeError if a context needs more than the available memory. It needs the angles of its positions, and
     the larger of the caches, which fill up later, and a float64 for each of the last angles while these are made."""
-    caches = 2 * len(model.layers) * model.kv_heads * attention.padded(model.head_dim) * item_bytes
+    caches = 2 * len(model.layers) * model.kv_heads * kv_caches.padded(model.head_dim) * item_bytes
     tables = 4 * model.rope.dimensions
     if model.sliding_rope is not model.rope:
         tables += 4 * model.sliding_rope.dimensions
@@ -127,10 +153,10 @@ def _require_room(model: Model, context: int, item_bytes: int) -> None:
 
 
 class Decoder:
-    """Runs one model over one sequence of at most `context` tokens, with a KV cache of `cache_type` (f16, f32).
+    """Runs one model over one sequence of at most `context` tokens.
 
-    With `check_contracts` each brick runs between the pre- and postconditions of its kernels' contracts. The results
-    are announced as CheckResults. A `guard`, if set, watches the passes.
+    With `settings.check_contracts` each brick runs between the pre- and postconditions of its kernels' contracts. The
+    results are announced as CheckResults. A `guard`, if set, watches the passes.
 
     With a `rank` the decoder runs its part of the model, and only a rank that chooses has logits. Every rank must run
     the same calls.
@@ -143,69 +169,45 @@ class Decoder:
         threads: int,
         profiler: Profiler,
         context: int,
-        cache_type: str = "f16",
-        sampling: TokenSampling = GREEDY,
-        check_contracts: bool = False,
+        settings: DecoderSettings = DEFAULT_SETTINGS,
         machine: Machine | None = None,
         rank: Rank = ALONE,
     ) -> None:
-        if not all(isinstance(one, int | np.integer) and one is not True and one > 0 for one in (threads, context)):
-            raise ComputeError(f"{threads} threads and a context of {context}; whole numbers from 1 are wanted")
-        if cache_type not in attention.CACHE_TYPES:
-            raise ComputeError(f"a KV cache of {cache_type!r}; supported are {' and '.join(attention.CACHE_TYPES)}")
+        _require_settings(threads, context, settings)
         self.model = model
         self.backend = backend
         self.context = context
         self.position = 0  # tokens in the KV cache
+        self.guard: JidokaGuard | None = None
         self._start: Any = 0  # the first position of the running pass, as kernels take it
-        dtype = np.dtype(attention.CACHE_TYPES[cache_type])
+        dtype = np.dtype(kv_caches.CACHE_TYPES[settings.cache_type])
         if machine is None:
             _require_room(model, context, dtype.itemsize)
             machine = Host(threads)
         self._machine = machine
         self._users: dict[int, object] = {}  # the call that uses the decoder, by process, because a fork has its own
         self._profiler = profiler
-        self._run_brick = _by_contract(profiler.announce) if check_contracts else _timed
-        self._sampling = sampling
+        self._run_brick = _by_contract(profiler.announce) if settings.check_contracts else _timed
+        self._sampling = settings.sampling
         self._sequence = 0  # each sequence has its own random draws
-        self._chooser = kernels.GREEDY if sampling.is_greedy else kernels.DRAWN
-        maker = BrickMaker(
-            model, backend, profiler, dtype.itemsize, self._chooser, names_launches=machine.names_launches
-        )
+        chooser = kernels.GREEDY if settings.sampling.is_greedy else kernels.DRAWN
+        names_launches = machine.names_launches
+        maker = BrickMaker(model, backend, profiler, dtype.itemsize, chooser, names_launches=names_launches)
         self.bricks = maker.bricks()
-        self._exchanges = Exchanges(rank, backend, profiler, names_launches=machine.names_launches)
+        self._exchanges = Exchanges(rank, backend, profiler, names_launches=names_launches)
         self._rank = rank
-        angles = sliding_angles = machine.array(model.rope.table(context))
-        if model.sliding_rope is not model.rope:
-            sliding_angles = machine.array(model.sliding_rope.table(context))
-        caches = machine.caches(len(model.layers), model.kv_heads, context, model.head_dim, dtype)
-        self._layers = tuple(
-            _Layer(
-                bricks,
-                weights,
-                *of_layer,
-                angles=sliding_angles if weights.slides else angles,
-                window=model.window if weights.slides else 0,
-            )
-            for bricks, weights, of_layer in zip(self.bricks.layers, model.layers, caches, strict=True)
-        )
+        self._layers = _layers_of(machine, model, self.bricks.layers, context, dtype)
         columns = max(model.hidden, model.feed_forward, model.heads * model.head_dim)
-        most = min(context, machine.most_together)
-        self._scratch = machine.scratch(columns)
-        used = 1 if model.experts is None else model.experts.used  # rows of activations of one token
-        self._int8_scratch = machine.int8_scratch(model, max(most, used), columns)
+        most, experts = min(context, machine.most_together), model.experts
+        scratch = machine.scratch(columns)
+        used = 1 if experts is None else experts.used  # rows of activations of one token
+        self.int8_scratch = machine.int8_scratch(model, max(most, used), columns)
         self._attention_scratch = machine.attention_scratch(model, context)
         self._no_bias = machine.array(np.zeros(0, np.float32))
-        codes = None if machine.names_launches else self._int8_scratch
-        self._space = Workspace.of(model, most, machine.zeros, codes)
+        self._space = Workspace.of(model, most, machine.zeros, None if names_launches else self.int8_scratch)
         self._alone = self._space.first(1)
-        self.guard: JidokaGuard | None = None
-        experts = model.experts
-        self._expert_space = (
-            None
-            if experts is None
-            else ExpertSpace.of(experts, model.hidden, model.feed_forward, most, machine.zeros)
-        )
+        self._arguments = KernelArguments(model.epsilon, scratch, self.int8_scratch)
+        self._mixture = None if experts is None else Mixture(model, experts, machine, self._arguments, most)
 
     @one_call_at_a_time
     def restart(self) -> None:
@@ -270,9 +272,8 @@ class Decoder:
     def plan(self, tokens: Sequence[int], run: Run, scope: Scope) -> None:
         """Give the bricks of a pass to `run`. In a mixture of experts, whose router may not run, as many experts run
         as a token uses, each for all tokens."""
-        if self._expert_space is not None and self.model.experts is not None:
-            starts = self._expert_space.starts
-            starts[:] = len(tokens) * np.minimum(np.arange(len(starts)), self.model.experts.used)
+        if self._mixture is not None:
+            self._mixture.plan(len(tokens))
         self._whole_pass(tokens, run, scope)
 
     @property
@@ -366,8 +367,12 @@ class Decoder:
         model, head, bricks = self.model, self.model.lm_head, self.bricks
         norm, projection = bricks.final_norm, Projection(head, self._no_bias)
         codes = space.last_codes if norm.makes_codes else None
-        run(norm, model.hidden, self._norm(space.last, model.final_norm, space.last_normed, codes))
-        run(bricks.lm_head, head.rows, self._product(projection, space.last_normed, space.logits_product, codes))
+        run(norm, model.hidden, self._arguments.norm(space.last, model.final_norm, space.last_normed, codes))
+        run(
+            bricks.lm_head,
+            head.rows,
+            self._arguments.product(projection, space.last_normed, space.logits_product, codes),
+        )
         if bricks.soft_cap is not None:
             run(bricks.soft_cap, model.vocabulary, (space.logits_product, model.logit_cap, space.logits))
         run(bricks.sampling, model.vocabulary, self._choice(space))
@@ -401,7 +406,7 @@ class Decoder:
 
     def _attention(self, layer: _Layer, space: Workspace, count: int, run: Run) -> None:
         model, bricks, weights, start = self.model, layer.bricks, layer.weights, self._start
-        product = self._product
+        product = self._arguments.product
         query_rows, kv_rows = weights.q.weight.rows, weights.k.weight.rows
         neox, angles, head_dim = model.rope.layout == "neox", layer.angles, model.head_dim
         seen = model.heads * attention.positions_seen(self.position, count, layer.window)
@@ -410,19 +415,22 @@ class Decoder:
         run(
             bricks.attention_norm,
             space.x.size,
-            self._norm_of_stream(bricks.attention_norm, weights.attention_norm, space, codes),
+            self._arguments.norm_of_stream(bricks.attention_norm, weights.attention_norm, space, codes),
         )
         run(
             bricks.qkv,
             count * (query_rows + 2 * kv_rows),
-            *self._qkv(bricks.qkv, weights, space, codes),
+            *self._arguments.qkv(bricks.qkv, weights, space, codes),
         )
         if bricks.qk_norm is not None:
             products = (space.q_product, weights.q_norm, space.q), (space.k_product, weights.k_norm, space.k)
             run(
                 bricks.qk_norm,
                 space.q.size + space.k.size,
-                *(self._norm(x.reshape(-1, head_dim), norm, out.reshape(-1, head_dim)) for x, norm, out in products),
+                *(
+                    self._arguments.norm(x.reshape(-1, head_dim), norm, out.reshape(-1, head_dim))
+                    for x, norm, out in products
+                ),
             )
         run(
             bricks.rope,
@@ -437,7 +445,7 @@ class Decoder:
         run(bricks.output_projection, space.x.size, product(weights.output, space.attended, space.delta_product))
         self._add_up(space, run)
         if bricks.attention_post_norm is not None:
-            normed = self._norm(space.delta_product, weights.attention_post_norm, space.delta)
+            normed = self._arguments.norm(space.delta_product, weights.attention_post_norm, space.delta)
             run(bricks.attention_post_norm, space.x.size, normed)
         if bricks.attention_add is not None:
             run(bricks.attention_add, space.x.size, (space.x, space.delta))
@@ -445,21 +453,32 @@ class Decoder:
     def _feed_forward(self, layer: _Layer, space: Workspace, count: int, run: Run) -> None:
         bricks, weights, inner = layer.bricks, layer.weights, space.gate.size
         codes = space.normed_codes if bricks.ffn_norm.makes_codes else None
-        run(bricks.ffn_norm, space.x.size, self._norm_of_stream(bricks.ffn_norm, weights.ffn_norm, space, codes))
+        run(
+            bricks.ffn_norm,
+            space.x.size,
+            self._arguments.norm_of_stream(bricks.ffn_norm, weights.ffn_norm, space, codes),
+        )
         if bricks.experts is not None:
-            self._mix(layer, bricks.experts, space, count, run)
+            assert self._mixture is not None
+            self._mixture.mix(weights, bricks.experts, space, count, run)
         else:
             if bricks.gated is not None:
                 outs = space.gate, space.up, space.activated
-                run(bricks.gated, inner, self._gated(weights.gate, weights.up, space.normed, *outs, codes=codes))
+                run(
+                    bricks.gated,
+                    inner,
+                    self._arguments.gated(weights.gate, weights.up, space.normed, *outs, codes=codes),
+                )
             else:
-                run(bricks.gate, inner, self._product(weights.gate, space.normed, space.gate, codes))
-                run(bricks.up, inner, self._product(weights.up, space.normed, space.up, codes))
+                run(bricks.gate, inner, self._arguments.product(weights.gate, space.normed, space.gate, codes))
+                run(bricks.up, inner, self._arguments.product(weights.up, space.normed, space.up, codes))
                 run(bricks.activation, inner, (space.gate, space.up, space.activated))
-            run(bricks.down, space.x.size, self._product(weights.down, space.activated, space.delta_product))
+            run(
+                bricks.down, space.x.size, self._arguments.product(weights.down, space.activated, space.delta_product)
+            )
         self._add_up(space, run)
         if bricks.ffn_post_norm is not None:
-            normed = self._norm(space.delta_product, weights.ffn_post_norm, space.delta)
+            normed = self._arguments.norm(space.delta_product, weights.ffn_post_norm, space.delta)
             run(bricks.ffn_post_norm, space.x.size, normed)
         if bricks.ffn_add is not None:
             run(bricks.ffn_add, space.x.size, (space.x, space.delta))
@@ -468,112 +487,3 @@ class Decoder:
         """Sum up what the ranks that share a layer have computed."""
         if self._exchanges.all_reduce is not None:
             run(self._exchanges.all_reduce, space.delta_product.size, (space.delta_product,))
-
-    def _mix(self, layer: _Layer, bricks: ExpertBricks, space: Workspace, count: int, run: Run) -> None:
-        """Set space.delta_product to the experts' output for space.normed."""
-        weights, experts = layer.weights, self.model.experts
-        assert experts is not None
-        assert weights.router is not None
-        assert self._expert_space is not None
-        mixed = self._expert_space.first(count)
-        pairs = mixed.places, mixed.tokens, mixed.experts, mixed.starts
-        run(
-            bricks.router,
-            2 * mixed.logits.size,
-            self._product(weights.router, space.normed, mixed.logits),
-            (mixed.logits, experts.normalised, experts.scale, mixed.weights, *pairs),
-        )
-        if count == 1:
-            self._mix_token(layer, bricks.of_token, space, mixed, run)
-        else:
-            self._mix_tokens(layer, bricks.experts, space, mixed, run)
-        run(bricks.combine, space.delta.size, (mixed.outputs, mixed.places, mixed.weights, space.delta_product))
-
-    def _mix_token(self, layer: _Layer, brick: ComputeBrick, space: Workspace, mixed: ExpertSpace, run: Run) -> None:
-        """Set mixed.outputs to the outputs of the experts that the token chose. The host does not need to know which
-        they are."""
-        model, weights, experts = self.model, layer.weights, self.model.experts
-        assert experts is not None
-        chosen, outs = mixed.experts, (mixed.gate, mixed.up, mixed.activated)
-        gate, up, down = (
-            ((one.weight.format.code, of_all(one.weight, experts.count)), self._scratch_of(one.weight))
-            for one in (weights.gate, weights.up, weights.down)
-        )
-        inner: tuple[Arguments, ...] = ((*gate[0], *up[0], chosen, space.normed, *outs, gate[1]),)
-        if len(brick.kernels) > 2:  # not fused: three kernels in place of one
-            pair = (gate, mixed.gate), (up, mixed.up)
-            inner = *((*matrix, chosen, space.normed, out, scratch) for (matrix, scratch), out in pair), outs
-        run(
-            brick,
-            experts.used * (model.hidden + len(inner) * model.feed_forward),
-            *inner,
-            (*down[0], chosen, mixed.activated, mixed.outputs, down[1]),
-        )
-
-    def _mix_tokens(self, layer: _Layer, brick: ComputeBrick, space: Workspace, mixed: ExpertSpace, run: Run) -> None:
-        """Set mixed.outputs to the outputs of each chosen expert, one expert after another."""
-        model, weights, experts = self.model, layer.weights, self.model.experts
-        assert experts is not None
-        starts = self._machine.host(mixed.starts)
-        for expert in np.flatnonzero(np.diff(starts)).tolist():
-            first, end = starts[expert : expert + 2].tolist()
-            tokens = end - first
-            gate, up, down = (
-                Projection(of_expert(one.weight, expert, experts.count), one.bias)
-                for one in (weights.gate, weights.up, weights.down)
-            )
-            taken, gated, upped = mixed.taken[:tokens], space.gate[:tokens], space.up[:tokens]
-            activated = space.activated[:tokens]
-            inner: tuple[Arguments, ...] = (self._gated(gate, up, taken, gated, upped, activated),)
-            if len(brick.kernels) > 3:  # not fused: three kernels in place of one
-                products = self._product(gate, taken, gated), self._product(up, taken, upped)
-                inner = (*products, (gated, upped, activated))
-            run(
-                brick,
-                tokens * (2 * model.hidden + len(inner) * model.feed_forward),
-                (space.normed, mixed.tokens[first:end], taken),
-                *inner,
-                self._product(down, activated, mixed.outputs[first:end]),
-            )
-
-    def _qkv(
-        self, brick: ComputeBrick, weights: LayerWeights, space: Workspace, codes: Int8Scratch | None
-    ) -> tuple[Arguments, ...]:
-        q, k, v, x = weights.q, weights.k, weights.v, space.normed
-        outs = space.q_product, space.k_product, space.v
-        if len(brick.kernels) > 1:
-            return tuple(self._product(one, x, out, codes) for one, out in zip((q, k, v), outs, strict=True))
-        return ((*_of(q), *_of(k), *_of(v), x, *outs, self._scratch_of(q.weight, codes)),)
-
-    def _norm_of_stream(
-        self, brick: ComputeBrick, norm: Norm, space: Workspace, codes: Int8Scratch | None
-    ) -> Arguments:
-        """Set space.normed to the norm of space.x; the brick may first add space.delta to it."""
-        x, *others = self._norm(space.x, norm, space.normed, codes)
-        return (x, space.delta, *others) if brick.spec is brick_specs.ADD_RMS_NORM else (x, *others)
-
-    def _norm(self, x: Floats, norm: Norm | None, out: Floats, codes: Int8Scratch | None = None) -> Arguments:
-        """`codes`: receives the int8 codes of the output; None if the norm makes none."""
-        assert norm is not None  # otherwise its brick would not exist
-        of_both = (norm.weight,) if norm.bias is None else (norm.weight, norm.bias)
-        in_int8 = () if codes is None else (out, codes.codes, codes.factors)
-        return x, *of_both, self.model.epsilon, out, *in_int8
-
-    def _gated(
-        self, gate: Projection, up: Projection, x: Floats, *outs: Floats, codes: Int8Scratch | None = None
-    ) -> Arguments:
-        return (*_of(gate), *_of(up), x, *outs, self._scratch_of(gate.weight, codes))
-
-    def _product(self, projection: Projection, x: Floats, out: Floats, codes: Int8Scratch | None = None) -> Arguments:
-        """`codes`: the int8 codes of `x`, if they were made with it."""
-        return (*_of(projection), x, out, self._scratch_of(projection.weight, codes))
-
-    def _scratch_of(self, weight: Matrix, codes: Int8Scratch | None = None) -> Any:
-        if not weight.takes_int8:
-            return self._scratch
-        return self._int8_scratch if codes is None else codes
-
-
-def _of(projection: Projection) -> Arguments:
-    weight = projection.weight
-    return weight.format.code, weight.data, projection.bias

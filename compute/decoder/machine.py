@@ -11,7 +11,8 @@ import numpy as np
 from cbtop.compute.backends import refuse_threads_of_fork, turn
 from cbtop.compute.decoder.base import Model
 from cbtop.compute.jit.cpu import LOOKS_AHEAD
-from cbtop.compute.kernels import attention
+from cbtop.compute.kernels.attention_loops import scratch_for
+from cbtop.compute.kernels.kv_caches import caches_of_layers
 from cbtop.compute.kernels.linear_int8 import Int8Scratch
 from cbtop.compute.memory import line_aligned_zeros
 
@@ -96,11 +97,11 @@ class Host:
 
     def caches(self, layers: int, kv_heads: int, context: int, head_dim: int, dtype: Any) -> list[tuple[Any, Any]]:
         """Return caches in attention's layout."""
-        return attention.caches_of_layers(layers, kv_heads, context, head_dim, dtype)
+        return caches_of_layers(layers, kv_heads, context, head_dim, dtype)
 
     def attention_scratch(self, model: Model, context: int) -> Any:
         """Return attention's scratch for each thread."""
-        return attention.scratch_for(self._threads, model.head_dim)
+        return scratch_for(self._threads, model.head_dim)
 
     def scratch(self, columns: int) -> Any:
         """Return a row for each thread."""

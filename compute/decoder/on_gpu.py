@@ -37,10 +37,11 @@ from cbtop.compute.gpu.matrix import DeviceMatrix
 from cbtop.compute.gpu.passes import STAMPS, LaunchedPass, PassParts, Times, have_run
 from cbtop.compute.kernels import attention
 from cbtop.compute.kernels.base import Arguments
+from cbtop.compute.kernels.kv_caches import plain_caches
 from cbtop.compute.kernels.linear_bf16 import CudaScratch
 from cbtop.compute.kernels.linear_int8 import LINEAR_INT8, Int8Scratch
 from cbtop.compute.quantization.base import QuantizedMatrix
-from cbtop.compute.settings import GREEDY, TokenSampling
+from cbtop.compute.settings import GREEDY, DecoderSettings, TokenSampling
 from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol.vocabulary import TransferDirection
 
@@ -182,7 +183,7 @@ class GpuMachine:
 
     def caches(self, layers: int, kv_heads: int, context: int, head_dim: int, dtype: Any) -> list[tuple[Any, Any]]:
         """Return keys and values of each layer, in the plain layout."""
-        return [attention.plain_caches(kv_heads, context, head_dim, dtype, self.gpu.zeros) for _ in range(layers)]
+        return [plain_caches(kv_heads, context, head_dim, dtype, self.gpu.zeros) for _ in range(layers)]
 
     def attention_scratch(self, model: Model, context: int) -> Any:
         """Return space for the parts of a split context before they are combined."""
@@ -255,7 +256,8 @@ class GpuDecoder(Decoder):
         caches = 2 * len(model.layers) * model.kv_heads * context * model.head_dim
         gpu.require_room(caches * (2 if cache_type == "f16" else 4), f"the KV cache of {context:,} tokens")
         self._on = GpuMachine(gpu, context)
-        super().__init__(model, gpu.label, 1, profiler, context, cache_type, sampling, machine=self._on, rank=rank)
+        settings = DecoderSettings(cache_type, sampling)
+        super().__init__(model, gpu.label, 1, profiler, context, settings, machine=self._on, rank=rank)
         self._gpu = gpu
         self._is_eager = is_eager
         self._stream = gpu.cupy.cuda.Stream(non_blocking=True)
@@ -397,7 +399,7 @@ class GpuDecoder(Decoder):
     @property
     def _code_space(self) -> Int8Scratch | None:
         """The space for codes that BrickLaunches takes."""
-        return self._int8_scratch if self.model.layers[0].q.weight.takes_int8 else None
+        return self.int8_scratch if self.model.layers[0].q.weight.takes_int8 else None
 
     def _launch(self, ran: LaunchedPass, count: int) -> None:
         words = self._words

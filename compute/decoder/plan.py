@@ -110,7 +110,7 @@ def planned(path: Path, backend: str, tokens: int = 1) -> list[Planned]:
         arrays: Any = ShapedArrays()
         machine = _PlannedMachine(arrays, context)
         decoder = Decoder(model_on(arrays, model, is_exact=False), "cuda", 1, profiler, context, machine=machine)
-        launched = partial(_cuda_launches, BrickLaunches(decoder._int8_scratch))
+        launched = partial(_cuda_launches, BrickLaunches(decoder.int8_scratch))
     found: list[Planned] = []
     layers: list[int | None] = [None]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute.gpu.device import Gpu
-from cbtop.compute.kernels import attention
+from cbtop.compute.kernels import attention, kv_caches
 from cbtop.compute.kernels.base import Arguments, Kernel
 from cbtop.compute.kernels.embedding import INTERLEAVED_EMBEDDING
 from cbtop.compute.kernels.linear_bf16 import CudaScratch, TileScratch
@@ -80,11 +80,11 @@ def run_on(gpu: Gpu, kernel: Kernel, arguments: Arguments) -> None:
 
 
 def _plain_on_device(k_cache: Any, v_cache: Any, device: Gpu) -> tuple[Any, Any]:
-    """Return caches of attention's `empty_caches` in the layout of `plain_caches`."""
+    """Return caches of `empty_caches` in the layout of `plain_caches`."""
     kv_heads, context, _ = v_cache.shape
     head_dim = k_cache.shape[2]
-    plain = attention.plain_caches(kv_heads, context, head_dim, k_cache.dtype, device.zeros)
-    keys = np.ascontiguousarray(attention.keys_of(k_cache)).view(k_cache.dtype)
+    plain = kv_caches.plain_caches(kv_heads, context, head_dim, k_cache.dtype, device.zeros)
+    keys = np.ascontiguousarray(kv_caches.keys_of(k_cache)).view(k_cache.dtype)
     for to, values in zip(plain, (keys, v_cache[..., :head_dim]), strict=True):
         to[...] = device.array(np.ascontiguousarray(values))
     return plain

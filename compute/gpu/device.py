@@ -231,21 +231,21 @@ class Gpu:
                 static_shared_memory_bytes=ask(STATIC_SHARED_BYTES, function.ptr),
                 registers=ask(REGISTERS, function.ptr),
                 local_memory_bytes=ask(LOCAL_BYTES, function.ptr),
-                occupancy_percent=self._occupancy_percent(function, one),
+                occupancy_percent=_occupancy_percent(self.cupy, function, one, self._most_threads),
             )
         return found
-
-    def _occupancy_percent(self, function: Any, one: CudaLaunch) -> int:
-        threads = int(np.prod(one.block))
-        blocks = self.cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(
-            function.ptr, threads, one.shared_bytes
-        )
-        return round(100 * int(blocks) * threads / self._most_threads)
 
     def run(self, kernel: Kernel, *arguments: Any) -> None:
         """Call a kernel that has a CUDA version once."""
         for one in launches_of(kernel, arguments):
             self.launch(one)
+
+
+def _occupancy_percent(cupy: Any, function: Any, one: CudaLaunch, most_threads: int) -> int:
+    """Return the share of a multiprocessor's threads that the launch can have at once."""
+    threads = int(np.prod(one.block))
+    blocks = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(function.ptr, threads, one.shared_bytes)
+    return round(100 * int(blocks) * threads / most_threads)
 
 
 class BrickLaunches:

@@ -20,8 +20,8 @@ from cbtop.compute.cuda.launches import CudaLaunch, CudaModule, LibraryCall
 from cbtop.compute.gpu.device import BACKEND, BrickLaunches, Gpu
 from cbtop.compute.kernels.base import Arguments
 from cbtop.compute.kernels.linear_int8 import Int8Scratch
+from cbtop.profiler.analysis.graph.nodes import Transfer
 from cbtop.profiler.definitions import KernelDefinition
-from cbtop.profiler.graph.nodes import Transfer
 from cbtop.profiler.steps import AlikeParts
 from cbtop.protocol.vocabulary import NodeKind, TransferDirection
 

@@ -15,12 +15,10 @@ from typing import Any
 import numba
 import numpy as np
 from numba.core import types
-from numba.extending import intrinsic as numba_intrinsic
 
 from cbtop.compute.jit.compile import jit_parallel, prange
-from cbtop.compute.jit.vectors import Codegen
+from cbtop.compute.jit.vectors import Codegen, _intrinsic
 
-_intrinsic: Any = numba_intrinsic
 _numba: Any = numba
 _code_and_description = attrgetter("library", "fndesc")  # of a function compiled by Numba
 
@@ -35,7 +33,7 @@ def address_of(function: Any, *arguments: Any) -> int:
     return address
 
 
-@_intrinsic  # type: ignore[untyped-decorator]
+@_intrinsic
 def call_rows(
     typing: Any, address: Any, weights: Any, bias: Any, x: Any, beside: Any, out: Any, chunk: Any, chunks: Any
 ) -> tuple[Any, Codegen] | None:

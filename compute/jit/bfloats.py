@@ -11,6 +11,7 @@ from llvmlite import ir
 from numba.core import types
 
 from cbtop.compute.jit.cpu import HAS_BF16
+from cbtop.compute.jit.sums import tuple_of
 from cbtop.compute.jit.vectors import (
     _FAST,
     _FLOATS,
@@ -136,18 +137,16 @@ def _add_pairs(builder: Any, total: Any, pairs: Any, others: Any) -> Any:
 
 @constant_intrinsic
 def add_products_of_pairs(
-    typing: Any,
-    sums: Any,
-    shared: Any, low: Any, high: Any, column: Any, rows_on: Any, columns_on: Any,
-    factors: Any, first: Any, factor: Any,
-    rows: Any, vectors: Any,
-) -> tuple[Any, Codegen]:  # fmt: skip
-    """As `sums.add_products`, for two rows of `shared` at once, `low` and `high`, which are cut to bfloat16. A word
-    of `factors` has a number for each of them. `shared` is uint16, the bits of binary16."""
+    typing: Any, sums: Any, shared: Any, at: Any, on: Any, factors: Any, place: Any, rows: Any, vectors: Any
+) -> tuple[Any, Codegen]:
+    """As `sums.add_products`, for two rows of `shared` at once, which are cut to bfloat16: `at` is (low, high,
+    column). A word of `factors` has a number for each of them. `shared` is uint16, the bits of binary16."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         totals = cgutils.unpack_tuple(builder, values[0], len(sums))
-        array, low, high, column, rows_on, columns_on, matrix, first, factor = values[1:10]
+        array, matrix = values[1], values[4]
+        low, high, column = cgutils.unpack_tuple(builder, values[2], 3)
+        (rows_on, columns_on), (first, factor) = (cgutils.unpack_tuple(builder, values[each], 2) for each in (3, 5))
         loaded = []
         for _ in range(vectors.literal_value):
             both = []
@@ -160,15 +159,15 @@ def add_products_of_pairs(
         made: list[Any] = []
         for r in range(rows.literal_value):
             place = builder.add(first, first.type(r)), factor
-            pointer = _address(context, builder, signature.args[7], matrix, *place)
+            pointer = _address(context, builder, signature.args[4], matrix, *place)
             word = builder.load(builder.bitcast(pointer, _INT.as_pointer()), align=4, typ=_INT)
             times = _splat(builder, word, _INTS)
             for pairs in loaded:
                 made.append(_add_pairs(builder, totals[len(made)], pairs, times))
         return context.make_tuple(builder, sums, made)
 
-    at, on = (types.uint64,) * 3, (types.uint64,) * 2
-    return sums(sums, shared, *at, *on, factors, *on, rows, vectors), generate
+    three, two = tuple_of(types.uint64, 3), tuple_of(types.uint64, 2)
+    return sums(sums, shared, three, two, factors, two, rows, vectors), generate
 
 
 @_intrinsic

@@ -11,6 +11,8 @@ from typing import Any, TypeVar, cast
 import llvmlite
 import numba
 import numpy as np
+from numba.core.compiler import Compiler
+from numba.core.registry import CPUDispatcher
 
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.jit.compilers import InlinedCompiler, KernelCompiler
@@ -22,7 +24,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 untyped: Any = numba  # its stubs do not export all of it
 settings: Any = numba.config  # its attributes are made at run time, unknown to type checkers
-_njit: Any = numba.njit  # its type lacks some of its options
+_Dispatcher: Any = CPUDispatcher  # without types
 
 if settings.DISABLE_JIT:
     raise ComputeError("NUMBA_DISABLE_JIT is set: kernels are for vectors, which Python has none of; unset it")
@@ -39,7 +41,10 @@ CODE_SETTINGS = (
     "ENABLE_PROFILING",
 )  # fmt: skip
 # Wrappers for calls from C would take time to compile.
-OPTIONS = {"error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True, "debug": False}
+OPTIONS = {
+    "nopython": True, "error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True, "debug": False,
+    "boundscheck": None,
+}  # fmt: skip
 
 
 def _usable_numba_cache() -> Path | None:
@@ -54,18 +59,37 @@ NUMBA_CACHE = _usable_numba_cache()
 prange = numba.prange
 
 
-def _compiled(function: Function, **options: Any) -> Function:
-    dispatcher: Any = _njit(**OPTIONS, **options)(function)
-    if NUMBA_CACHE is not None:
-        dispatcher._cache = FunctionCache(NUMBA_CACHE, function, dispatcher.targetoptions)
-    return cast(Function, dispatcher)
+class _Kernel(_Dispatcher):  # type: ignore[misc]
+    """A function that Numba compiles for the types of each call, with its code in the cache."""
+
+    def __init__(self, function: Any, types: Any = None, options: Any = None, compiler: Any = KernelCompiler) -> None:
+        super().__init__(function, types or {}, options, compiler)
+        if NUMBA_CACHE is not None:
+            self._cache = FunctionCache(NUMBA_CACHE, function, self.targetoptions)
+
+    def is_kept(self) -> bool:
+        """Return whether compiled code is in the cache, for any types of arguments. True without a cache."""
+        return not isinstance(self._cache, FunctionCache) or self._cache.is_kept()
+
+
+class _Inlined(_Dispatcher):  # type: ignore[misc]
+    """A function for compiled code alone. It has no machine code, which Python would call."""
+
+    def _insert(self, *_: Any) -> None:
+        """Do nothing: otherwise Python would call missing machine code."""
+
+    def _compile_for_args(self, *_: Any, **__: Any) -> None:
+        raise TypeError(f"{self.py_func.__qualname__} is for compiled code alone")
+
+
+def _options(**own: Any) -> dict[str, Any]:
+    return {**OPTIONS, **own}
 
 
 def is_kept(function: Any) -> bool:
     """Return whether compiled code of a function under one of the decorators below is in the cache, for any types of
     arguments. True without a cache."""
-    cache = function._cache
-    return not isinstance(cache, FunctionCache) or cache.is_kept()
+    return bool(function.is_kept())
 
 
 def jit(function: Function) -> Function:
@@ -74,25 +98,18 @@ def jit(function: Function) -> Function:
     fastmath lets sums be reordered, hence vectorised. error_model="numpy": a division that raises on zero
     blocks vectorisation (8x on the softmax).
     """
-    return _compiled(function, fastmath=True, pipeline_class=KernelCompiler)
+    return cast(Function, _Kernel(function, options=_options(fastmath=True)))
 
 
 def jit_as_written(function: Function) -> Function:
     """As `jit`, without fastmath, for code that rounds to whole numbers. LLVM may turn x * (1 / y) into x / y, and
     the last bit decides how a value halfway between two is rounded."""
-    return _compiled(function, pipeline_class=KernelCompiler)
+    return cast(Function, _Kernel(function, options=_options()))
 
 
 def _inlined(function: Function, *, fastmath: bool) -> Function:
-    in_callers = {"forceinline": True, "no_cpython_wrapper": True, "pipeline_class": InlinedCompiler}
-    dispatcher: Any = _njit(**OPTIONS, **in_callers, fastmath=fastmath)(function)
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise TypeError(f"{function.__qualname__} is for compiled code alone")
-
-    dispatcher._insert = lambda *_: None  # otherwise Python would call missing machine code
-    dispatcher._compile_for_args = refuse
-    return cast(Function, dispatcher)
+    options = _options(forceinline=True, no_cpython_wrapper=True, fastmath=fastmath)
+    return cast(Function, _Inlined(function, {}, options, InlinedCompiler))
 
 
 def jit_inlined(function: Function) -> Function:
@@ -111,7 +128,7 @@ def jit_inlined_as_written(function: Function) -> Function:
 
 def jit_parallel(function: Function) -> Function:
     """Compile with `prange` spread over Numba's threads."""
-    return _compiled(function, fastmath=True, parallel=True)
+    return cast(Function, _Kernel(function, options=_options(fastmath=True, parallel=True), compiler=Compiler))
 
 
 def copy_of(function: Function, name: str, **functions: Any) -> Function:

@@ -7,17 +7,20 @@
 #   the Python that intrinsics run, numbers. That also finds functions that `copy_of` has put in, which the imports of
 #   the code's file would miss.
 # - The whole file of every function counts, as bytecode, because types, data models and overloads in it cannot be
-#   found by name. Comments and line numbers do not count; docstrings do.
+#   found by name. Comments, line numbers and docstrings do not count.
 # - A plain function in compiled code has overloads in unknown files, so our files that its own file imports count,
 #   too.
-# - The passes that compile a kernel always count, too.
+# - The passes that compile a kernel always count, too, and for an intrinsic the decorators of intrinsics.
 # - A number counts by its value. A value of an unknown kind makes all of our files count.
 # - A file is read later than it was imported. If it has changed in between it cannot be hashed.
 
 from __future__ import annotations
 
+import dis
 import hashlib
+import inspect
 import os
+import re
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -37,9 +40,14 @@ from numba.core.extending import _Intrinsic
 NAME = "cbtop.compute"
 PACKAGE = Path(__file__).parents[1]
 _COMPILERS = str(PACKAGE / "jit" / "compilers.py")
+_INTRINSICS = str(PACKAGE / "jit" / "vectors.py")  # has the decorators of intrinsics
 _VERSIONS = f"{numba.__version__} {llvmlite.__version__}"
 _LIBRARIES = {"numba", "llvmlite", "numpy", *sys.stdlib_module_names}
 _NUMBERS = (int, float, str, bytes, type(None), np.generic)
+# From Python 3.14 on a flag of functions
+HAS_DOCSTRING: int = getattr(inspect, "CO_HAS_DOCSTRING", 0)
+EXTENDED_ARG, STORE_NAME = dis.EXTENDED_ARG, bytes([dis.opmap["STORE_NAME"]])
+TAKES_CONSTANT = re.compile(b"[" + re.escape(bytes(one for one in dis.hasconst if one < 256)) + b"]")
 _NAMED: Any = (FunctionType, BuiltinFunctionType, Dispatcher, type)
 
 Stamp = tuple[int, int, int]
@@ -96,8 +104,8 @@ class _Walk:
             self.values.add(f"{thing.py_func.__qualname__} {thing.targetoptions!r}")
             self._function(thing.py_func, is_compiled=True)
         elif isinstance(thing, _Intrinsic):
-            self.values.add(f"{thing._defn.__qualname__} {thing._prefer_literal}")
-            self._function(thing._defn, is_compiled=False)
+            self.files.add(_INTRINSICS)
+            self._function(inspect.unwrap(thing), is_compiled=False)
         elif isinstance(thing, FunctionType):
             self._function(thing, is_compiled)
             if is_compiled:
@@ -172,11 +180,30 @@ def _code_of(path: str) -> CodeType:
 def _hash_of_file(path: str, stamp: Stamp) -> str:
     digest = hashlib.sha256()
     for code in _codes(_code_of(path)):
-        numbers = code.co_flags, code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount
+        flags = code.co_flags & ~HAS_DOCSTRING
+        numbers = flags, code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount
         names = code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
-        digest.update(f"{numbers} {names} {[_written(one) for one in code.co_consts]}".encode())
-        digest.update(code.co_code + code.co_exceptiontable)
+        digest.update(f"{numbers} {names} {_operations(code)}".encode())
+        digest.update(code.co_exceptiontable)
     return digest.hexdigest()
+
+
+def _operations(code: CodeType) -> tuple[bytes, bytes, list[str]]:
+    """Return the operations, their arguments, and the constants that they load, whose numbers are left out.
+
+    A docstring is the first constant, so it changes the numbers of others. No operation of a function loads its
+    docstring. A module and a class store theirs, which is left out.
+    """
+    operations, arguments, loaded = code.co_code[::2], bytearray(code.co_code[1::2]), []
+    for match in TAKES_CONSTANT.finditer(operations):
+        at = match.start()
+        number, arguments[at] = arguments[at], 0
+        if at and operations[at - 1] == EXTENDED_ARG:
+            number, arguments[at - 1] = number | arguments[at - 1] << 8, 0
+        is_stored = operations[at + 1 : at + 2] == STORE_NAME
+        if not is_stored or code.co_names[arguments[at + 1]] != "__doc__":
+            loaded.append(_written(code.co_consts[number]))
+    return operations, bytes(arguments), loaded
 
 
 def _written(constant: object) -> str:

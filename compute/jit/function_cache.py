@@ -27,7 +27,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from llvmlite import binding
-from numba.core import caching, compiler, runtime, serialize
+from numba.core import caching, runtime, serialize
 
 from cbtop.compute.jit.fingerprint import ChangedError, fingerprint
 from cbtop.compute.jit.kernel_cache import CODE, remove_unused_files
@@ -39,7 +39,6 @@ _caching: Any = caching
 _add_symbol: Any = binding.add_symbol
 _dumps: Any = serialize.dumps
 _runtime: Any = runtime
-_rebuilt: Any = compiler.CompileResult._rebuild
 
 HASH_BYTES = 16
 LLVM = "libllvmlite.so"
@@ -76,7 +75,7 @@ class FunctionCache(_caching.FunctionCache):  # type: ignore[misc]
         _name_reference_counting()
         with suppress(OSError):
             os.utime(path)  # in use: see kernel_cache
-        found = _rebuilt(target_context, *payload)
+        found = self._impl.rebuild(target_context, payload)
         give_back_code(LLVM)
         return found
 

@@ -26,13 +26,13 @@ from cbtop.compute.jit.vectors import (
     constant_intrinsic,
 )
 
-_tuple_of: Any = types.UniTuple
+tuple_of: Any = types.UniTuple
 
 
 @constant_intrinsic
 def zero_sums(typing: Any, rows: Any, vectors: Any) -> tuple[Any, Codegen]:
     """Return sums of `rows` rows of `vectors` each, zeros."""
-    result = _tuple_of(_floats, rows.literal_value * vectors.literal_value)
+    result = tuple_of(_floats, rows.literal_value * vectors.literal_value)
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return context.make_tuple(builder, result, [ir.Constant(_FLOATS, [0.0] * LANES)] * len(result))
@@ -43,7 +43,7 @@ def zero_sums(typing: Any, rows: Any, vectors: Any) -> tuple[Any, Codegen]:
 @constant_intrinsic
 def load_sums(typing: Any, array: Any, row: Any, column: Any, rows: Any, vectors: Any) -> tuple[Any, Codegen]:
     """Return array[row : row + rows, column : column + 16 * vectors] of a float32 matrix."""
-    result = _tuple_of(_floats, rows.literal_value * vectors.literal_value)
+    result = tuple_of(_floats, rows.literal_value * vectors.literal_value)
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         pointers = _pointers(context, builder, signature.args[0], values[:3], rows, vectors)
@@ -82,14 +82,10 @@ def _plus(builder: Any, value: Any, constant: int) -> Any:
 
 @constant_intrinsic
 def add_products(
-    typing: Any,
-    sums: Any,
-    shared: Any, row: Any, column: Any, rows_on: Any, columns_on: Any,
-    factors: Any, first: Any, factor: Any,
-    rows: Any, vectors: Any,
-) -> tuple[Any, Codegen]:  # fmt: skip
+    typing: Any, sums: Any, shared: Any, at: Any, on: Any, factors: Any, place: Any, rows: Any, vectors: Any
+) -> tuple[Any, Codegen]:
     """Return sums + factors[first + r, factor] * shared[row + v * rows_on, column + v * columns_on : + 16], in each
-    row r and vector v.
+    row r and vector v: `at` is (row, column), `on` is (rows_on, columns_on), and `place` is (first, factor).
 
     `factors` is a float32 matrix; `shared` is float32, or uint16, the bits of binary16.
     """
@@ -97,7 +93,10 @@ def add_products(
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         totals = cgutils.unpack_tuple(builder, values[0], len(sums))
-        array, row, column, rows_on, columns_on, matrix, first, factor = values[1:9]
+        array, matrix = values[1], values[4]
+        (row, column), (rows_on, columns_on), (first, factor) = (
+            cgutils.unpack_tuple(builder, values[each], 2) for each in (2, 3, 5)
+        )
         loaded = []
         for _ in range(vectors.literal_value):
             vector = _load(builder, _address(context, builder, signature.args[1], array, row, column), kind)
@@ -105,7 +104,7 @@ def add_products(
             row, column = builder.add(row, rows_on), builder.add(column, columns_on)
         made: list[Any] = []
         for r in range(rows.literal_value):
-            pointer = _address(context, builder, signature.args[6], matrix, _plus(builder, first, r), factor)
+            pointer = _address(context, builder, signature.args[4], matrix, _plus(builder, first, r), factor)
             number = builder.load(builder.bitcast(pointer, ir.FloatType().as_pointer()), align=4, typ=ir.FloatType())
             times = _splat(builder, number, _FLOATS)
             for vector in loaded:
@@ -113,5 +112,5 @@ def add_products(
                 made.append(builder.fadd(product, totals[len(made)], flags=_FAST))
         return context.make_tuple(builder, sums, made)
 
-    place = types.uint64, types.uint64
-    return sums(sums, shared, *place, *place, factors, *place, rows, vectors), generate
+    two = tuple_of(types.uint64, 2)
+    return sums(sums, shared, two, two, factors, two, rows, vectors), generate

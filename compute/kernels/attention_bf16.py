@@ -19,28 +19,26 @@ import numpy as np
 
 from cbtop.compute.contracts import contract
 from cbtop.compute.jit.bfloats import add_products_of_pairs, bfloats, high_floats, low_floats, store_ints
-from cbtop.compute.jit.compile import copy_of, jit, jit_inlined, jit_parallel
+from cbtop.compute.jit.compile import jit_inlined
 from cbtop.compute.jit.exponential import powers_of_two
 from cbtop.compute.jit.halves import from_bits
 from cbtop.compute.jit.sums import load_sums, store_sums, zero_sums
 from cbtop.compute.jit.vectors import LANES, add, load_floats, prefetch_to_l2, splat, store_floats
 from cbtop.compute.kernels import attention as plain
-from cbtop.compute.kernels.attention import (
+from cbtop.compute.kernels.attention import first_seen
+from cbtop.compute.kernels.attention_loops import (
     LOG2_E,
     MANY,
     PAIR,
-    POSITIONS,
     SOME,
     attend,
-    attend_any,
-    attend_any_parallel,
-    first_seen,
+    compiled_loops,
     hold,
-    keys_of,
     of_rows,
     take_query,
 )
 from cbtop.compute.kernels.base import Arguments, Kernel, KernelWork
+from cbtop.compute.kernels.kv_caches import POSITIONS, keys_of
 from cbtop.compute.quantization.floats import BF16
 
 U = np.uint64
@@ -48,13 +46,13 @@ U = np.uint64
 # the average of 1 / m is 1 / (2 ln 2), because m is as often below sqrt(2) as above (Benford).
 CUT = 1 / (1 - 3.5 * 2**-10 / (2 * np.log(2)))
 
-_ROWS, _VECTORS = 2, 2  # as in `attention`
+_ROWS, _VECTORS = 2, 2  # as in `attention_loops`
 
 
 def _scores(
     keys: Any, first: Any, head_dim: Any, ahead: Any, scratch: Any, row: Any, query: Any, column: Any
 ) -> None:
-    """As `attention._scores`."""
+    """As `attention_loops._scores`."""
     # compiled
     sums = zero_sums(_ROWS, _VECTORS)
     none = U(0)
@@ -63,7 +61,7 @@ def _scores(
         for vector in range(U(_VECTORS)):
             prefetch_to_l2(keys, key + vector * head_dim + ahead, none)
         sums = add_products_of_pairs(
-            sums, keys, key, key + U(1), none, head_dim, none, scratch, row, query + i, _ROWS, _VECTORS
+            sums, keys, (key, key + U(1), none), (head_dim, none), scratch, (row, query + i), _ROWS, _VECTORS
         )
     store_sums(scratch, row, column, sums, _ROWS, _VECTORS)
 
@@ -71,7 +69,7 @@ def _scores(
 def _add_values(
     values: Any, first: Any, skipped: Any, count: Any, ahead: Any, scratch: Any, row: Any, output: Any, column: Any
 ) -> None:
-    """As `attention._add_values`."""
+    """As `attention_loops._add_values`."""
     # compiled
     sums = load_sums(scratch, row, output + column, _ROWS, _VECTORS)
     none, lanes = U(0), U(LANES)
@@ -81,7 +79,14 @@ def _add_values(
         # Unseen values are not read: the first or the last one is paired with itself, with a weight of 0.
         low, high = max(p, skipped), min(p + U(1), count - U(1))
         sums = add_products_of_pairs(
-            sums, values, first + low, first + high, column, none, lanes, scratch, row, p // U(2), _ROWS, _VECTORS
+            sums,
+            values,
+            (first + low, first + high, column),
+            (none, lanes),
+            scratch,
+            (row, p // U(2)),
+            _ROWS,
+            _VECTORS,
         )
     store_sums(scratch, row, output + column, sums, _ROWS, _VECTORS)
 
@@ -90,7 +95,7 @@ def _add_values(
 def _take_query(
     q: Any, token: Any, first: Any, head_dim: Any, scale: Any, scratch: Any, row: Any, query: Any
 ) -> None:
-    """As `attention.take_query`, two numbers in a word."""
+    """As `attention_loops.take_query`, two numbers in a word."""
     take_query(q, token, first, head_dim, scale, scratch, row, query)
     lanes = U(LANES)
     for i in range(U(0), head_dim, lanes + lanes):  # numbers beyond the last go into unused words
@@ -100,7 +105,7 @@ def _take_query(
 
 @jit_inlined
 def _weigh(scratch: Any, row: Any, state: Any) -> None:
-    """As `attention._weigh`, two powers in a word."""
+    """As `attention_loops._weigh`, two powers in a word."""
     lanes = U(LANES)
     less, sums = splat(np.float32(-scratch[row, state])), load_floats(scratch, row, state + lanes)
     for p in range(U(0), U(POSITIONS), lanes + lanes):
@@ -125,18 +130,16 @@ _OWN = {
     "_add_values_of_pair": of_rows(_add_values, PAIR, 2),
     "_add_last_of_pair": of_rows(_add_values, PAIR, 1),
 }
-_attend = jit(copy_of(attend_any, "_attend_bf16", **_OWN))
-_attend_held = jit(copy_of(attend_any, "_attend_bf16_held", **_OWN, _held=hold))
-_attend_parallel = jit_parallel(copy_of(attend_any_parallel, "_attend_bf16_parallel", _attend=_attend))
-_attend_held_parallel = jit_parallel(copy_of(attend_any_parallel, "_attend_bf16_held_parallel", _attend=_attend_held))
+_attend, _attend_parallel = compiled_loops("_attend_bf16", **_OWN)
+_attend_held, _attend_held_parallel = compiled_loops("_attend_bf16_held", **_OWN, _held=hold)
 
 
 def attention_bf16(
     q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, window: int, cap: float, out: Any, scratch: Any
 ) -> None:
-    """As `reference`. `scratch` is from `attention.scratch_for`, whose threads it uses."""
-    alone, together = (_attend_held, _attend_held_parallel) if cap else (_attend, _attend_parallel)
-    attend(alone, together, q, k_cache, v_cache, start, scale * CUT, window, cap, out, scratch)
+    """As `reference`. `scratch` is from `attention_loops.scratch_for`, whose threads it uses."""
+    loops = (_attend_held, _attend_held_parallel) if cap else (_attend, _attend_parallel)
+    attend(loops, q, (k_cache, v_cache), start, (scale * CUT, window, cap), out, scratch)
 
 
 def can_take(head_dim: int, cache_bytes: int) -> bool:

@@ -61,13 +61,9 @@ def reference(
         kernel.reference(*call)
 
 
-def expert_gated(
-    gate_code: int, gate_weights: Any, up_code: int, up_weights: Any, experts: Any, x: Any, gate: Any, up: Any,
-    out: Any, scratch: Any,
-) -> None:  # fmt: skip
-    """As `reference`. Formats of float products must need the same of x (`can_share`)."""
-    every = gate_code, gate_weights, up_code, up_weights, experts, x, gate, up, out, scratch
-    for call in _calls(every):
+def expert_gated(*arguments: Any) -> None:
+    """As `reference`, with its arguments. Formats of float products must need the same of x (`can_share`)."""
+    for call in _calls(arguments):
         gated.gated(*call)
 
 
@@ -121,22 +117,20 @@ def module_in_turn(codes: tuple[int, int], shape: turns.ThreadShape) -> CudaModu
     return turns.module("gated_in_turn", formats, shape, ["gate", "up"], "out", of_experts=True)
 
 
-def launches(
-    gate_code: int, gate_weights: Any, up_code: int, up_weights: Any, experts: Any, x: Any, gate: Any, up: Any,
-    out: Any, scratch: Any,
-) -> Sequence[Launch]:  # fmt: skip
+def launches(*arguments: Any) -> Sequence[Launch]:
     """One launch for all pairs, after the activations' codes if these are int8. With unrounded activations and
     weights of two formats, two products and SwiGLU."""
+    gate_code, gate_weights, up_code, up_weights, experts, x, gate, up, out, scratch = arguments
     (pairs, rows), columns = out.shape, x.shape[1]
     both = *expert_arguments(gate_weights, gate), *expert_arguments(up_weights, up)
     own = *both, out, experts, step_of(x)
     if isinstance(scratch, Int8Scratch):
         shape = turns.shape_of(columns)
         assert shape is not None, "model_on lets no such matrix take int8"
-        arguments = *own, scratch.codes, scratch.factors, np.int32(columns)
+        given = *own, scratch.codes, scratch.factors, np.int32(columns)
         grid = shape.blocks(rows, -(-scratch.threads // pairs)), 1, pairs
         module = module_in_turn((gate_code, up_code), shape)
-        turn = CudaLaunch(module, "expert_gated_in_turn", grid, shape.block, arguments)
+        turn = CudaLaunch(module, "expert_gated_in_turn", grid, shape.block, given)
         return *quantize_launches(x, scratch.codes, scratch.factors), turn
     if gate_code != up_code:
         after = activation.SWIGLU.cuda

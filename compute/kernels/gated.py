@@ -55,11 +55,9 @@ def reference(
         kernel.reference(*call)
 
 
-def gated(
-    gate_code: int, gate_weights: Any, gate_bias: Any, up_code: int, up_weights: Any, up_bias: Any, x: Any, gate: Any,
-    up: Any, out: Any, scratch: Any,
-) -> None:  # fmt: skip
-    """As `reference`. Formats of float products must need the same of x (`can_share`)."""
+def gated(*arguments: Any) -> None:
+    """As `reference`, with its arguments. Formats of float products must need the same of x (`can_share`)."""
+    gate_code, gate_weights, gate_bias, up_code, up_weights, up_bias, x, gate, up, out, scratch = arguments
     rows, x, beside, threads = prepared(gate_code, x, scratch)
     multiply_gated(
         (rows[gate_code], gate_weights, gate_bias, gate),
@@ -105,12 +103,10 @@ def module_of(code: int, is_int8: bool) -> CudaModule:
     return CudaModule(name, source_of([block_format], entries))
 
 
-def launches(
-    gate_code: int, gate_weights: Any, gate_bias: Any, up_code: int, up_weights: Any, up_bias: Any, x: Any, gate: Any,
-    up: Any, out: Any, scratch: Any,
-) -> Sequence[Launch]:  # fmt: skip
+def launches(*arguments: Any) -> Sequence[Launch]:
     """One launch, after the activations' codes if these are int8. With tiles, or two formats, two products and
     SwiGLU."""
+    gate_code, gate_weights, gate_bias, up_code, up_weights, up_bias, x, gate, up, out, scratch = arguments
     matrices = (gate_code, gate_weights, gate_bias, gate), (up_code, up_weights, up_bias, up)
     (tokens, columns), is_int8 = x.shape, isinstance(scratch, Int8Scratch)
     after = activation.SWIGLU.cuda
@@ -129,7 +125,7 @@ def launches(
         product = linear_int8.launches if is_int8 else linear.launches
         both = [product(code, weights, bias, x, found, scratch) for code, weights, bias, found in matrices]
         return *both[0], *both[1], *after.launches(gate, up, out)
-    arguments = [one for _, *matrix in matrices for one in matrix_arguments(*matrix)]
+    own = [one for _, *matrix in matrices for one in matrix_arguments(*matrix)]
     activations = (scratch.codes, scratch.factors) if is_int8 else (x,)
     before = quantize_launches(x, scratch.codes, scratch.factors) if is_int8 else ()
     block_format, several = FORMATS[gate_code], together(tokens)
@@ -141,7 +137,7 @@ def launches(
         f"gated_{several}",
         (blocks_of(2 * out.shape[1], block, in_thread), -(-tokens // several), 1),
         block,
-        (*arguments, out, *activations, np.int32(columns), np.int32(tokens)),
+        (*own, out, *activations, np.int32(columns), np.int32(tokens)),
     )
     return *before, one
 

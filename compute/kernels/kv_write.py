@@ -17,12 +17,12 @@ from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule, of_e
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.jit.halves import from_bits, held_by, rounded_to
 from cbtop.compute.jit.vectors import LANES
-from cbtop.compute.kernels.attention import empty_caches, keys_of, padded
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
+from cbtop.compute.kernels.kv_caches import empty_caches, keys_of, padded
 
 
 def reference(k: Any, v: Any, start: int, k_cache: Any, v_cache: Any) -> None:
-    """k, v: float32 (tokens, kv_heads * head_dim); the caches: from attention's `empty_caches` or `plain_caches`.
+    """k, v: float32 (tokens, kv_heads * head_dim); the caches: from `kv_caches`: `empty_caches` or `plain_caches`.
     Values beyond the cache's range, and infinities, become NaN."""
     kv_heads, _, head_dim = k_cache.shape[:3]
     tokens = k.shape[0]

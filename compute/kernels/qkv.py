@@ -53,11 +53,9 @@ def reference(
         kernel.reference(*call)
 
 
-def qkv(
-    q_code: int, q_weights: Any, q_bias: Any, k_code: int, k_weights: Any, k_bias: Any, v_code: int, v_weights: Any,
-    v_bias: Any, x: Any, q: Any, k: Any, v: Any, scratch: Any,
-) -> None:  # fmt: skip
-    """As `reference`. Formats of float products must need the same of x (`can_share`)."""
+def qkv(*arguments: Any) -> None:
+    """As `reference`, with its arguments. Formats of float products must need the same of x (`can_share`)."""
+    q_code, q_weights, q_bias, k_code, k_weights, k_bias, v_code, v_weights, v_bias, x, q, k, v, scratch = arguments
     rows, x, beside, threads = prepared(q_code, x, scratch)
     multiply_three(
         (rows[q_code], q_weights, q_bias, q),
@@ -126,32 +124,31 @@ def module_in_turn(codes: tuple[int, int, int], shape: turns.ThreadShape) -> Cud
     return turns.module("qkv_in_turn", [FORMATS[code] for code in codes], shape, ["q", "k", "v"])
 
 
-def launches(
-    q_code: int, q_weights: Any, q_bias: Any, k_code: int, k_weights: Any, k_bias: Any, v_code: int, v_weights: Any,
-    v_bias: Any, x: Any, q: Any, k: Any, v: Any, scratch: Any,
-) -> Sequence[Launch]:  # fmt: skip
+def launches(*arguments: Any) -> Sequence[Launch]:
     """One launch, after the activations' codes if these are int8; with tiles one product in bfloat16, then
     separated."""
-    matrices = (q_code, q_weights, q_bias, q), (k_code, k_weights, k_bias, k), (v_code, v_weights, v_bias, v)
+    x, q, k, v, scratch = arguments[9:]
+    matrices = (*arguments[:3], q), (*arguments[3:6], k), (*arguments[6:9], v)
     if linear_int8.takes_tiles(x, scratch):
         return linear_bf16.launches_of_three(matrices, x, scratch.tiles)
+    codes: tuple[int, int, int] = (arguments[0], arguments[3], arguments[6])
     (tokens, columns), is_int8 = x.shape, isinstance(scratch, Int8Scratch)
-    arguments = [one for _, *matrix in matrices for one in matrix_arguments(*matrix)]
+    own = [one for _, *matrix in matrices for one in matrix_arguments(*matrix)]
     activations = (scratch.codes, scratch.factors) if is_int8 else (x,)
     before = quantize_launches(x, scratch.codes, scratch.factors) if is_int8 else ()
     shape = turns.shape_of(columns) if is_int8 and tokens == 1 else None
     if shape is not None:
         grid = shape.blocks(sum(-(-out.shape[1] // 2) for *_, out in matrices), scratch.threads), 1, 1
-        module, given = module_in_turn((q_code, k_code, v_code), shape), (*arguments, *activations, np.int32(columns))
+        module, given = module_in_turn(codes, shape), (*own, *activations, np.int32(columns))
         return *before, CudaLaunch(module, "qkv_in_turn", grid, shape.block, given)
-    block, several = block_of(FORMATS[q_code], columns, is_int8, is_beside_others=True), together(tokens)
+    block, several = block_of(FORMATS[codes[0]], columns, is_int8, is_beside_others=True), together(tokens)
     blocks = [blocks_of(out.shape[1], block, _rows(code, several, is_int8)) for code, *_, out in matrices]
     one = CudaLaunch(
-        module_of((q_code, k_code, v_code), is_int8),
+        module_of(codes, is_int8),
         f"qkv_{several}",
         (sum(blocks), -(-tokens // several), 1),
         block,
-        (*arguments, *activations, np.int32(columns), np.int32(tokens)),
+        (*own, *activations, np.int32(columns), np.int32(tokens)),
     )
     return *before, one
 

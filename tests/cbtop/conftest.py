@@ -15,11 +15,14 @@ from textual._context import active_app
 from textual.css.model import RuleSet
 from textual.css.stylesheet import Stylesheet
 
-from cbtop.client.feed import FeedEnd
+from cbtop.comparison.baseline import Snapshot
+from cbtop.comparison.comparison import Comparison
+from cbtop.feeds.feed import FeedEnd
 from cbtop.tui.app import CbtopApp
-from cbtop.viewmodels.baseline import Snapshot
-from cbtop.viewmodels.comparison import Comparison
-from cbtop.viewmodels.model import MergedView, MergeMode, SourceSummary, SourceView, TimeView
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.merged import MergedView
+from cbtop.viewmodels.source import SourceSummary, SourceView
+from cbtop.viewmodels.time_travel import TimeView
 from tests.cbtop import samples
 
 GOLDENS = Path(__file__).parent / "tui" / "views" / "goldens"
@@ -149,7 +152,7 @@ class KnownCost:
 @pytest.fixture
 def known_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     """A viewer costs as much as is said here, so that what it shows can be agreed."""
-    monkeypatch.setattr("cbtop.client.feed.OwnCost", KnownCost)
+    monkeypatch.setattr("cbtop.feeds.feed.OwnCost", KnownCost)
 
 
 def screen_text(app: CbtopApp) -> str:

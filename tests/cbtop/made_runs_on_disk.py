@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cbtop.daemon.source import Source
-from cbtop.profiler.budget import TokenBudget
+from cbtop.profiler.analysis.budget import TokenBudget
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
 from cbtop.protocol import codec
 from cbtop.protocol.messages import CheckResult, Heartbeat, HostHello, Manifest, Quiet, SourceCatalog, WireMessage

@@ -7,45 +7,32 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from cbtop.profiler.roofline import distance
+from cbtop.comparison.baseline import BrickWork, Snapshot
+from cbtop.comparison.comparison import compare
+from cbtop.comparison.items import PlaceTimes
+from cbtop.comparison.noise import Change
+from cbtop.profiler.analysis.roofline import distance
 from cbtop.protocol.messages import Device, DeviceProcess, DeviceSample, Sampling, Unknown
 from cbtop.protocol.vocabulary import BrickCategory, DeviceKind, NodeKind, Provenance, SourceStatus
-from cbtop.viewmodels.baseline import BrickWork, Snapshot
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
-from cbtop.viewmodels.comparison import compare
+from cbtop.viewmodels.checks import CheckRow
 from cbtop.viewmodels.durations import DurationBar
+from cbtop.viewmodels.graph import CriticalPathView, GraphRow
 from cbtop.viewmodels.lanes import Lane, Row, TimelineSpan
 from cbtop.viewmodels.layers import LayerBrick, LayerRow, LayersView
-from cbtop.viewmodels.model import (
-    CeilingRow,
-    CheckRow,
-    ClockView,
-    CriticalPathView,
-    GraphRow,
-    ListView,
-    LossView,
-    MergedView,
-    MergeMode,
-    NamedTime,
-    ProcessCost,
-    RankColumn,
-    RankRow,
-    RanksView,
-    RooflineView,
-    SourceRow,
-    SourceView,
-    StallKind,
-    StallView,
-    StepsView,
-    StragglerView,
-    TimeBreakdownView,
-    TimeRangeView,
-    WindowView,
-)
-from cbtop.viewmodels.noise import Change
-from cbtop.viewmodels.places import PlaceTimes
-from cbtop.viewmodels.stall import STEP_UNKNOWN
+from cbtop.viewmodels.loss import LossView
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.merged import MergedView, RankColumn, RankRow, RanksView
+from cbtop.viewmodels.roofline import CeilingRow, RooflineView
+from cbtop.viewmodels.selection import WindowView
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.sources import ClockView, ListView, ProcessCost, SourceRow
+from cbtop.viewmodels.stall import STEP_UNKNOWN, StallKind, StallView
+from cbtop.viewmodels.steps import StepsView
+from cbtop.viewmodels.straggler import StragglerView
+from cbtop.viewmodels.time_breakdown import TimeBreakdownView
+from cbtop.viewmodels.time_range import NamedTime, TimeRangeView
 from cbtop.viewmodels.timeline import TimelineView
 from cbtop.viewmodels.verdicts import judged
 from tests.cbtop.made_machines import machine

@@ -8,8 +8,9 @@ from functools import cache
 
 import pytest
 
-from cbtop.client.replay import ReplayFeed
-from cbtop.viewmodels.model import MergeMode, SourceView
+from cbtop.feeds.replay import ReplayFeed
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.source import SourceView
 from tests.cbtop import samples
 from tests.cbtop.conftest import KnownCost
 from tests.cbtop.seen_timelines import RECORDED
@@ -21,7 +22,7 @@ LIVE_S, STALLED_S = 20.0, 13.0  # in the recording; in the one it goes on, with 
 def states() -> dict[str, SourceView | None]:
     """By name what is shown: nothing at all, and one process. Each call gives the same objects."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("cbtop.client.feed.OwnCost", KnownCost)
+        patched.setattr("cbtop.feeds.feed.OwnCost", KnownCost)
         live = seen_at(LIVE_S)
         return {
             "live": live,
@@ -53,7 +54,7 @@ def with_losses() -> SourceView:
         feed.is_playing = False
         feed.follow_records(True)
         feed.seek(LIVE_S)
-        record = feed._store.sources[feed.sources()[0].key]
+        record = feed.store.sources[feed.sources()[0].key]
         assert record.state is not None
         produced, overwritten = record.state.produced + 1_500, record.state.overwritten + 1_500
         record.state = replace(record.state, produced=produced, overwritten=overwritten)
@@ -68,13 +69,13 @@ def merged() -> SourceView:
         feed.is_playing = False
         feed.seek(LIVE_S)
         key = feed.sources()[0].key
-        record = feed._store.sources[key]
+        record = feed.store.sources[key]
         for rank in range(2):
             other = deepcopy(record)
             assert other.hello is not None
             other.key = f"{key[:-1]}{rank}"
             other.hello = replace(other.hello, rank=rank, local_rank=rank, world_size=2, pid=other.hello.pid + rank)
-            feed._store.sources[other.key] = other
+            feed.store.sources[other.key] = other
         view = feed.merged(MergeMode.SUM, key, window=True)
     assert view is not None
     return view

@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from cbtop.client.replay import ReplayFeed
-from cbtop.viewmodels.model import SourceView
+from cbtop.feeds.replay import ReplayFeed
+from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.timeline import TimelineView
 from tests.cbtop import samples
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 import cbtop
-from cbtop import signs
 from cbtop.cli import main
 from cbtop.commands import COMMANDS, DEFAULT_COMMAND
 from cbtop.reports import DEVICES, SOURCES, VIEWS
 from cbtop.reports.text import SECTIONS
+from cbtop.text import ascii_signs
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from tests.integration.hosts import DEADLINE_S
 from tests.integration.hosts import cbtop as run
@@ -68,7 +68,7 @@ def loaded_by(*arguments: str) -> set[str]:
         f"import contextlib, sys; from cbtop.cli import main\n"
         f"with contextlib.suppress(SystemExit): main({list(arguments)!r})\n"
         "heavy = {'numpy', 'zmq', 'msgpack', 'rich', 'textual', 'psutil', 'pynvml', 'numba', 'cbtop.client.store',"
-        " 'cbtop.viewmodels.model'}\n"
+        " 'cbtop.viewmodels.source'}\n"
         "sys.stderr.write('loaded: ' + ' '.join(heavy & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -87,7 +87,7 @@ def test_a_report_is_printed_without_the_screen(runtime: Path) -> None:
 
 
 def test_a_daemon_that_exports_nothing_loads_nothing_of_viewers() -> None:
-    assert not loaded_by("daemon", "--help") & {"cbtop.client.store", "cbtop.viewmodels.model"}
+    assert not loaded_by("daemon", "--help") & {"cbtop.client.store", "cbtop.viewmodels.source"}
 
 
 def test_a_dumb_terminal_gets_text(runtime: Path) -> None:
@@ -110,7 +110,7 @@ def test_the_help_knows_every_section_of_a_report() -> None:
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_what_an_encoding_lacks_is_written_in_ascii_of_the_same_width(encoding: str) -> None:
     said = "▏█▌ ─ µs ⣿⡀ ● ✓2 ␣ 注"
-    written = said.encode(encoding, signs.ERRORS).decode(encoding)
+    written = said.encode(encoding, ascii_signs.ERRORS).decode(encoding)
     assert written.replace("µ", "u") == "|#| - us #. * +2 _ \\u6ce8"
 
 
@@ -133,14 +133,14 @@ def test_what_an_encoding_lacks_is_written_in_ascii_of_the_same_width(encoding: 
 def test_a_locale_without_utf_8_asks_for_ascii_and_none_at_all_for_nothing(
     environment: dict[str, str], *, is_wanted: bool
 ) -> None:
-    assert signs.are_wanted(environment, is_utf8_mode=True) is is_wanted
-    assert not signs.are_wanted(environment, is_utf8_mode=False)  # Python goes by the locale then
+    assert ascii_signs.are_wanted(environment, is_utf8_mode=True) is is_wanted
+    assert not ascii_signs.are_wanted(environment, is_utf8_mode=False)  # Python goes by the locale then
 
 
 def test_the_console_of_linux_gets_ascii() -> None:
     for is_utf8_mode in (False, True):
-        assert signs.are_wanted({"TERM": "linux", "LANG": "de_DE.UTF-8"}, is_utf8_mode=is_utf8_mode)
-    assert not signs.are_wanted({"TERM": "linux", "PYTHONIOENCODING": "utf-8"}, is_utf8_mode=False)
+        assert ascii_signs.are_wanted({"TERM": "linux", "LANG": "de_DE.UTF-8"}, is_utf8_mode=is_utf8_mode)
+    assert not ascii_signs.are_wanted({"TERM": "linux", "PYTHONIOENCODING": "utf-8"}, is_utf8_mode=False)
 
 
 def test_an_error_without_a_file_name_does_not_blame_stdout(
@@ -182,7 +182,7 @@ def test_the_limit_that_was_reached_is_said(tmp_path: Path, limit: str, argument
 
 
 def test_the_glyphs_of_categories_are_told_apart_in_ascii_too() -> None:
-    glyphs = [look.glyph.encode("ascii", signs.ERRORS) for look in CATEGORY_LOOKS.values()]
+    glyphs = [look.glyph.encode("ascii", ascii_signs.ERRORS) for look in CATEGORY_LOOKS.values()]
     assert len(set(glyphs)) == len(glyphs)
 
 
@@ -194,7 +194,7 @@ def test_every_sign_of_ours_has_its_ascii() -> None:
         for character in file.read_text(encoding="utf-8")
         if ord(character) > 127
     }
-    missing = {sign for sign in ours | set(GOLDEN_TEXT) if ord(sign) > 127 and ord(sign) not in signs.SIGNS}
+    missing = {sign for sign in ours | set(GOLDEN_TEXT) if ord(sign) > 127 and ord(sign) not in ascii_signs.SIGNS}
     assert missing == set()
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.client.feed import Feed
-from cbtop.client.replay import ReplayFeed
 from cbtop.daemon.daemon import DaemonInside
 from cbtop.daemon.post_mortem import post_mortem
 from cbtop.daemon.source import Source
+from cbtop.feeds.feed import Feed
+from cbtop.feeds.replay import ReplayFeed
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.endpoint import default_endpoint

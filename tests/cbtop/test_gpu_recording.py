@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.client.replay import ReplayFeed
-from cbtop.client.run_reader import runs_in
+from cbtop.feeds.replay import ReplayFeed
+from cbtop.feeds.run_reader import runs_in
 from cbtop.reports import DEVICES, REPORTS
 from cbtop.reports.text import SECTIONS
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views import VIEWS
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 from tests.cbtop.conftest import screen_text
 
 RECORDED = Path(__file__).with_name("h100.cbtop")

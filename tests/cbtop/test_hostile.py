@@ -49,8 +49,7 @@ from cbtop.tui.app import CbtopApp
 from cbtop.tui.views.devices import machine_lines
 from cbtop.tui.widgets.lines import plain
 from cbtop.viewmodels.devices import machine_view
-from cbtop.viewmodels.model import SourceView
-from cbtop.viewmodels.source import source_view, summaries
+from cbtop.viewmodels.source import SourceView, source_view, summaries
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 from tests.cbtop.recorded import apply
 from tests.protocol.test_codec import instances

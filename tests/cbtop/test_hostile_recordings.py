@@ -17,10 +17,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cbtop.client.replay import ReplayFeed
-from cbtop.client.store import MAX_PHASES, Store
+from cbtop.client.source_record import MAX_PHASES
+from cbtop.client.store import Store
 from cbtop.exporters import EXPORTERS, recorded
 from cbtop.exporters.recorded import processes_of_recording
+from cbtop.feeds.replay import ReplayFeed
 from cbtop.protocol import announcements, codec, recording
 from cbtop.protocol.errors import LimitError, RecordingError, VersionError
 from cbtop.protocol.messages import (
@@ -99,7 +100,7 @@ def shown_and_exported(path: Path) -> tuple[int, int, int]:
         text_report(views, list(SECTIONS), feed.replay())
         json.loads(json_report(views, list(SECTIONS), feed.replay()))
         assert feed.damage == 0 or "damaged" in feed.status()
-        shown, damage = feed.touched - len(feed._refused), feed.damage
+        shown, damage = feed.playback.touched - len(feed.playback.refused), feed.damage
     reader = RecordingReader(path)
     processes = list(processes_of_recording(reader).values())
     for exporter in EXPORTERS.values():
@@ -196,7 +197,7 @@ def test_a_recording_cut_anywhere_shows_and_exports_what_lies_before(path: Path)
         there = [end <= size for end in ends]
         with ReplayFeed(path) as feed:
             feed.seek(feed.duration_s)
-            assert (feed.touched, feed.damage) == (there[0] + there[2], 0)
+            assert (feed.playback.touched, feed.damage) == (there[0] + there[2], 0)
         reader = RecordingReader(path)
         processes = processes_of_recording(reader)
         assert sum(1 for process in processes.values() for _ in process.records) == there[1] + there[3]
@@ -243,7 +244,7 @@ def test_a_frame_said_to_be_later_than_the_end_keeps_nothing_back(path: Path, la
     written(path, encode_frame(FrameKind.KEYFRAME, 0, []), live(late_ns), live(5), live(10, later))
     with ReplayFeed(path, clock_s=lambda: 0.0) as feed:
         feed.seek(feed.duration_s)
-        assert (feed.touched, [source.key for source in feed.sources()]) == (4, ["b"])
+        assert (feed.playback.touched, [source.key for source in feed.sources()]) == (4, ["b"])
 
 
 def test_keyframes_out_of_order_and_times_that_run_backwards_are_shown(path: Path) -> None:
@@ -303,7 +304,7 @@ def test_a_frame_that_is_a_bomb_takes_no_more_memory_than_it_holds(path: Path, b
     with peak_of() as peak:
         with ReplayFeed(path, clock_s=lambda: 0.0) as feed:
             feed.seek(1)
-            assert (feed.touched, feed.damage) == (2, 1)
+            assert (feed.playback.touched, feed.damage) == (2, 1)
         reader = RecordingReader(path)
         assert not processes_of_recording(reader)
         reader.close()
@@ -317,7 +318,7 @@ def test_twenty_frames_that_inflate_a_thousandfold_are_refused_uninflated(path: 
     with peak_of() as peak:
         with ReplayFeed(path, clock_s=lambda: 0.0) as feed:
             feed.seek(1)
-            assert (feed.touched, feed.damage) == (21, 20)
+            assert (feed.playback.touched, feed.damage) == (21, 20)
             assert f"inflates to more than {100 * len(bomb):,} bytes" in feed.status()
         reader = RecordingReader(path)
         assert not processes_of_recording(reader)
@@ -357,7 +358,7 @@ def test_sources_that_together_announce_too_much_end_reading_and_are_named(
     wanted = "1,200 nodes and announcements of all sources together, over the limit of 1,000"
     with ReplayFeed(crowd(path), clock_s=lambda: 0.0) as feed:
         feed.seek(1)
-        assert (feed.touched, feed.damage, len(feed.sources())) == (6, 1, 5)
+        assert (feed.playback.touched, feed.damage, len(feed.sources())) == (6, 1, 5)
         assert wanted in feed.status()
     for arguments in (("replay", str(path), "--headless"), ("export", str(path), "--format", "csv")):
         done = cbtop(*arguments)
@@ -450,7 +451,7 @@ def test_a_large_message_of_a_keyframe_is_not_kept_decoded(path: Path) -> None:
     written(path, *(keyframe(at) for at in range(16)))
     with peak_of() as peak, ReplayFeed(path, clock_s=lambda: 0.0) as feed:
         feed.seek(1)
-        assert (feed.touched, feed.damage) == (16, 0)
+        assert (feed.playback.touched, feed.damage) == (16, 0)
     assert peak() < 16 * MIB
 
 

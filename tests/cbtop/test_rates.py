@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cbtop import formatting
-from cbtop.client.store import SourceRecord, Store
+from cbtop.client.source_record import SourceRecord
+from cbtop.client.store import Store
 from cbtop.daemon.source import Source
-from cbtop.profiler.stats import ANY_STEP
+from cbtop.profiler.analysis.node_columns import ANY_STEP
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import StatsUpdate
 from cbtop.protocol.vocabulary import SourceStatus
@@ -21,11 +21,12 @@ from cbtop.reports import REPORTS
 from cbtop.reports.sources import sources_json, sources_text
 from cbtop.telemetry.metrics import TOKENS
 from cbtop.telemetry.snapshot import snapshot
+from cbtop.text import range_text
 from cbtop.tui.views.books import books_rule
 from cbtop.tui.views.header import Heading, _identity, _tiles
 from cbtop.viewmodels.merge import merged_view
-from cbtop.viewmodels.model import MergeMode, SourceView
-from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.source import SourceView, source_view
 from cbtop.viewmodels.sources import source_row
 from cbtop.viewmodels.verdicts.data_incomplete import DATA_INCOMPLETE
 from cbtop.viewmodels.verdicts.idle_between_steps import IDLE_BETWEEN_STEPS
@@ -200,13 +201,13 @@ def test_time_in_any_step_is_known_for_one_phase_if_the_daemon_omits_it(
 ) -> None:
     paced.step(1000)
     paced.sleep(500)
-    del paced.record.stats._rare["union_ns"][ANY_STEP]
+    del paced.record.stats.sparse["union_ns"][ANY_STEP]
     time_range = paced.view(window=False).time_range
     assert time_range is not None
     assert time_range.in_steps_us == 1e6
     paced.step(1000, "prefill")
     paced.sleep(500)
-    del paced.record.stats._rare["union_ns"][ANY_STEP]
+    del paced.record.stats.sparse["union_ns"][ANY_STEP]
     view = paced.view(window=False)
     assert view.time_range is not None
     assert (view.time_range.in_steps_us, view.time_range.between_us) == (None, None)
@@ -265,7 +266,7 @@ def test_the_figures_of_a_process_that_has_ended_end_with_its_last_step(paced: P
         assert ended.steps.tokens_per_sec == pytest.approx(16.7, abs=0.15)
         assert ended.time_range is not None
         assert ended.time_range.since_last_us == 0
-        assert formatting.shown_time(ended).startswith("its last 10." if window else "since ")
+        assert range_text.shown_time(ended).startswith("its last 10." if window else "since ")
     assert paced.view().tokens_per_sec_history == before[True].tokens_per_sec_history
 
 

@@ -15,19 +15,21 @@ from hypothesis import strategies as st
 
 from cbtop.client.store import Store
 from cbtop.client.window import Window
-from cbtop.formatting import between_steps
+from cbtop.profiler.analysis.stats import NodeStats
+from cbtop.profiler.analysis.step_intervals import MAX_SAID_INTERVALS
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
-from cbtop.profiler.stats import MAX_SAID_INTERVALS, NodeStats
 from cbtop.protocol.columns import pack_columns
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import Activity, Heartbeat, HostHello, Message, Packed, SourceCatalog, StatsUpdate
 from cbtop.protocol.ring import Batch
 from cbtop.reports import REPORTS
+from cbtop.text.range_text import between_steps
 from cbtop.viewmodels.merge import merged_view
-from cbtop.viewmodels.model import MergeMode, TimeRangeView
+from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.source import source_view
 from cbtop.viewmodels.sources import source_row
+from cbtop.viewmodels.time_range import TimeRangeView
 from tests.cbtop.recorded import Clock, apply, source_of
 
 MS = 1_000_000
@@ -342,10 +344,10 @@ def test_of_more_intervals_than_a_message_takes_the_newest_are_said() -> None:
     one = np.ones(3 * MAX_SAID_INTERVALS, np.int64)
     begin = 10 * np.arange(len(one))
     stats.add(Batch(one, 0 * one, begin, begin + 7, one, 0), step_of, -one[:2])
-    node, begins, lengths = stats.intervals(0, MAX_SAID_INTERVALS)
+    node, begins, lengths = stats.intervals.since(0, MAX_SAID_INTERVALS)
     assert (len(node), set(lengths.tolist())) == (MAX_SAID_INTERVALS, {7})
     assert begins.tolist() == begin[-MAX_SAID_INTERVALS:].tolist()
-    assert stats.intervals(int(begin[-1]), MAX_SAID_INTERVALS)[0].tolist() == [0, 1]
+    assert stats.intervals.since(int(begin[-1]), MAX_SAID_INTERVALS)[0].tolist() == [0, 1]
 
 
 def test_a_window_that_is_let_go_of_takes_nothing() -> None:

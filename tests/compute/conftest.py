@@ -116,6 +116,16 @@ of_each_kind = pytest.mark.parametrize(
     indirect=True,
 )
 
+# By default the first family, for what does not depend on the model.
+of_one_family = pytest.mark.parametrize(
+    "model",
+    [
+        family if number == 0 else pytest.param(family, marks=pytest.mark.slow)
+        for number, family in enumerate(FAMILIES)
+    ],
+    indirect=True,
+)
+
 
 @dataclass(frozen=True)
 class Norms:

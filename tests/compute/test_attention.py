@@ -13,19 +13,16 @@ from cbtop.compute import brick_specs
 from cbtop.compute.cuda.launches import CudaLaunch
 from cbtop.compute.kernels.attention import (
     ATTENTION,
-    CACHE_TYPES,
     MANY_OF_HALVES,
-    empty_caches,
     first_seen,
-    keys_of,
     launches,
-    plain_caches,
     positions_seen,
-    scratch_for,
     scratch_shape,
 )
 from cbtop.compute.kernels.attention_bf16 import ATTENTION_BF16
+from cbtop.compute.kernels.attention_loops import scratch_for
 from cbtop.compute.kernels.base import Kernel, floats
+from cbtop.compute.kernels.kv_caches import CACHE_TYPES, empty_caches, keys_of, plain_caches
 from cbtop.compute.kernels.kv_write import reference as kv_write_reference
 
 IN_BOTH = pytest.mark.parametrize("kernel", [ATTENTION, ATTENTION_BF16], ids=lambda kernel: kernel.name)

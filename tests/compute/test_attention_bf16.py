@@ -11,6 +11,7 @@ from cbtop.compute.decoder import bricks
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.int8 import model_to_run
 from cbtop.compute.kernels import attention_bf16
+from cbtop.compute.settings import DecoderSettings
 from cbtop.compute.verification import Variant, verified
 from cbtop.profiler.profiler import BrickProfiler
 
@@ -51,7 +52,7 @@ def test_a_decoder_uses_it_if_products_are_int8_the_cache_f16_and_it_pays(
 ) -> None:
     monkeypatch.setattr(bricks, "BF16_PAYS", pays)
     model = model_to_run(model_files["qwen2"], is_exact=is_exact)
-    decoder = Decoder(model, "numba", 1, BrickProfiler(enabled=False), 64, cache_type)
+    decoder = Decoder(model, "numba", 1, BrickProfiler(enabled=False), 64, DecoderSettings(cache_type))
     assert {kernel.name for layer in decoder.bricks.layers for kernel in layer.attention.kernels} == {expected}
     dtype = "bfloat16" if expected == "attention_bf16" else "float32"  # of the roof that it stands under
     assert {layer.attention.definition.work.dtype for layer in decoder.bricks.layers} == {dtype}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from cbtop.compute.contracts.conditions import failing
 from cbtop.compute.contracts.expressions import Expression, ExpressionError, parsed
 from cbtop.compute.kernels import all_kernels
 from cbtop.compute.kernels.base import Kernel, with_copies
+from tests.representatives import each_value_once
 
 from .test_expressions import EXPRESSIONS, NAMES, NUMBERS
 
@@ -74,25 +76,23 @@ A = np.array([[1, -2, 3], [4, 5, -6]], np.float32)
 ODD = (np.nan, np.inf, -np.inf, 3.4e38, 1e-45)
 
 
-@pytest.mark.parametrize("odd", [*ODD, 7.0])
-@pytest.mark.parametrize("place", [0, -1])
-@pytest.mark.parametrize(
-    "text",
-    [
-        "finite(a)",
-        "finite(a[:, 1:])",
-        "finite(a[:, : columns(a) - 1])",
-        "max(abs(a)) <= 10",
-        "max(abs(a[:, 1 : 3])) <= 10",
-        "all(a <= b * n)",
-        "all(abs(a) <= abs(b) * 2 + 1e-30)",
-        "all(a == old(a))",
-        "all(a < n * n + 3)",
-        "all(abs(a) <= sqrt(columns(a)) * abs(c) * (1 + 1e-5))",
-        "all(lengths(a) <= lengths(b) * max(1, c[0]) * (1 + 1e-5))",
-        "all(-a <= -b) or rows(a) == n",
-    ],
-)
+TEXTS = [
+    "finite(a)",
+    "finite(a[:, 1:])",
+    "finite(a[:, : columns(a) - 1])",
+    "max(abs(a)) <= 10",
+    "max(abs(a[:, 1 : 3])) <= 10",
+    "all(a <= b * n)",
+    "all(abs(a) <= abs(b) * 2 + 1e-30)",
+    "all(a == old(a))",
+    "all(a < n * n + 3)",
+    "all(abs(a) <= sqrt(columns(a)) * abs(c) * (1 + 1e-5))",
+    "all(lengths(a) <= lengths(b) * max(1, c[0]) * (1 + 1e-5))",
+    "all(-a <= -b) or rows(a) == n",
+]
+
+
+@pytest.mark.parametrize(("text", "place", "odd"), each_value_once(product(TEXTS, [0, -1], [*ODD, 7.0])))
 def test_conditions_of_arrays_mean_what_numpy_means(text: str, place: int, odd: float) -> None:
     a = A.copy()
     a.reshape(-1)[place] = odd

@@ -14,7 +14,7 @@ from cbtop.compute.brick import ComputeBrick
 from cbtop.compute.decoder.base import Model
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.kernels import rms_norm_int8
-from cbtop.compute.settings import GREEDY, TokenSampling, WorkloadOptions
+from cbtop.compute.settings import GREEDY, DecoderSettings, TokenSampling, WorkloadOptions
 from cbtop.compute.workload import run
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import CheckResult
@@ -33,7 +33,8 @@ def results(recorder: ListRecorder) -> list[CheckResult]:
 def decoded(
     model: Model, profiler: BrickProfiler, sampling: TokenSampling, *, check: bool
 ) -> tuple[Decoder, list[int]]:
-    decoder = Decoder(model, "numba", 1, profiler, model.context_length, sampling=sampling, check_contracts=check)
+    settings = DecoderSettings(sampling=sampling, check_contracts=check)
+    decoder = Decoder(model, "numba", 1, profiler, model.context_length, settings)
     tokens = [decoder.prefill(PROMPT)]
     for _ in range(3):
         tokens.append(decoder.decode(tokens[-1]))

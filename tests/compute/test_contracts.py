@@ -16,7 +16,9 @@ from cbtop.compute.contracts import all_names, contract, read
 from cbtop.compute.errors import ContractError
 from cbtop.compute.jit.halves import from_bits
 from cbtop.compute.kernels import all_kernels, attention, attention_bf16, kv_write
+from cbtop.compute.kernels.attention_loops import scratch_for
 from cbtop.compute.kernels.base import Kernel, floats, with_copies
+from cbtop.compute.kernels.kv_caches import plain_caches
 from cbtop.compute.quantization.floats import F32
 from cbtop.compute.verification import FAULTS, SEED, SIZES, planted, variants
 
@@ -121,9 +123,9 @@ def test_old_values_are_those_from_before_the_call() -> None:
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.float32])
 def test_contracts_of_caches_hold_where_they_are_plain_as_on_a_gpu(dtype: type) -> None:
-    rng, caches = np.random.default_rng(3), attention.plain_caches(2, 41, 24, dtype)
+    rng, caches = np.random.default_rng(3), plain_caches(2, 41, 24, dtype)
     k, v, out = floats(rng, 37, 48), floats(rng, 37, 48), np.zeros((37, 144), np.float32)
-    scratch = attention.scratch_for(1, 24)
+    scratch = scratch_for(1, 24)
     written = kv_write.kernel_for(dtype), (k, v, 4, *caches)
     attended = attention.kernel_for(dtype=dtype), (floats(rng, 37, 144), *caches, 4, 24**-0.5, 0, 0.0, out, scratch)
     for kernel, arguments in (written, attended):

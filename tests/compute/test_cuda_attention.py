@@ -10,6 +10,7 @@ import pytest
 from cbtop.compute.gpu.device import Gpu
 from cbtop.compute.kernels import attention
 from cbtop.compute.kernels.base import floats
+from cbtop.compute.kernels.kv_caches import CACHE_TYPES, plain_caches
 
 pytestmark = pytest.mark.gpu
 TOLERANCE = attention.ATTENTION.contract.tolerance
@@ -25,7 +26,7 @@ class _Call:
     ) -> None:  # fmt: skip
         rng = np.random.default_rng([tokens, start, head_dim])
         first, end = attention.first_seen(start, window), start + tokens
-        caches = attention.plain_caches(kv_heads, end + 70, head_dim, dtype)
+        caches = plain_caches(kv_heads, end + 70, head_dim, dtype)
         for cache in caches:
             numbers = floats(rng, *cache.shape)
             numbers[:, :first] = numbers[:, end:] = np.nan
@@ -63,7 +64,7 @@ SHAPES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", attention.CACHE_TYPES.values(), ids=attention.CACHE_TYPES)
+@pytest.mark.parametrize("dtype", CACHE_TYPES.values(), ids=CACHE_TYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_shapes_of_models_agree_with_the_reference_call_by_call(gpu: Gpu, shape: tuple[Any, ...], dtype: Any) -> None:
     call = _Call(gpu, dtype, *shape)

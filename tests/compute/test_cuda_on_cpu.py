@@ -27,8 +27,8 @@ from cbtop.compute.gpu.device import BrickLaunches
 from cbtop.compute.gpu.passes import LaunchedPass
 from cbtop.compute.jit.halves import from_bits
 from cbtop.compute.kernels.activation import GEGLU, SWIGLU
-from cbtop.compute.kernels.attention import empty_caches, keys_of
 from cbtop.compute.kernels.base import Arguments, Kernel, floats, with_copies
+from cbtop.compute.kernels.kv_caches import empty_caches, keys_of
 from cbtop.compute.kernels.kv_write import kernel_for
 from cbtop.compute.kernels.layer_norm import LAYER_NORM
 from cbtop.compute.kernels.linear_bf16 import ROUND, ROUND_ROWS
@@ -351,7 +351,7 @@ def decoder_of(gpu: CpuAsGpu, model: Model, *, is_exact: bool) -> Decoder:
 def pass_of(gpu: CpuAsGpu, decoder: Decoder, tokens: Sequence[int]) -> list[str]:
     """The entries that a pass launches, as GpuDecoder has it launched."""
     takes_int8 = decoder.model.layers[0].q.weight.takes_int8
-    ran = LaunchedPass(gpu, None, decoder._int8_scratch if takes_int8 else None)
+    ran = LaunchedPass(gpu, None, decoder.int8_scratch if takes_int8 else None)
     decoder.plan(tokens, ran.run, ran.layer)
     return [one.what.name for one in ran.launched]
 
@@ -423,7 +423,7 @@ def test_every_brick_of_a_mixture_passes_its_checks(
     matrices = host_matrices(decoder.model)
     findings = []
     for tokens in (PROMPT[:-1], PROMPT[-1:]):
-        launches = BrickLaunches(None if is_exact else decoder._int8_scratch)
+        launches = BrickLaunches(None if is_exact else decoder.int8_scratch)
 
         def run(brick: ComputeBrick, elements: int, *calls: Arguments, by: BrickLaunches = launches) -> None:
             findings.extend(checked(gpu, matrices, by, brick, calls))
@@ -446,7 +446,7 @@ def test_a_check_finds_a_nan_in_a_row_that_no_reference_computes(
                 calls[0][4][0, 1] = np.nan
 
         monkeypatch.setattr(gpu, "launch", faulty)
-        launches = BrickLaunches(decoder._int8_scratch)
+        launches = BrickLaunches(decoder.int8_scratch)
         findings.extend(checked(gpu, host_matrices(decoder.model), launches, brick, calls))
 
     decoder.plan([1], run, lambda index: nullcontext())

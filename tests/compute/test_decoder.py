@@ -21,20 +21,20 @@ from cbtop.compute.decoder.machine import Host
 from cbtop.compute.decoder.reference import forward_reference
 from cbtop.compute.errors import ComputeError, NoTokenError
 from cbtop.compute.kernels import gated, linear, qkv
-from cbtop.compute.kernels.attention import CACHE_TYPES
-from cbtop.compute.settings import GREEDY, TokenSampling
+from cbtop.compute.kernels.kv_caches import CACHE_TYPES
+from cbtop.compute.settings import GREEDY, DecoderSettings, TokenSampling
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 from tests.representatives import each_value_once
 
-from .conftest import ListRecorder, Norms, in_every_family, of_each_kind
+from .conftest import ListRecorder, Norms, in_every_family, of_each_kind, of_one_family
 
 PROMPT = [3, 141, 59, 26, 5, 358, 97]
 MakeDecoder = Callable[[Model, int], Decoder]
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@in_every_family("threads", {"1 thread": 1, "2 threads": 2})
 def test_logits_agree_with_the_float64_reference(model: Model, decoder_for: MakeDecoder, threads: int) -> None:
     decoder = decoder_for(model, threads)
     sequence = list(PROMPT)
@@ -49,19 +49,20 @@ def test_logits_agree_with_the_float64_reference(model: Model, decoder_for: Make
     assert sequence[len(PROMPT) :] == list(expected.argmax(axis=1))
 
 
-@pytest.mark.parametrize("cache_type", CACHE_TYPES)
+@in_every_family("cache_type", {name: name for name in CACHE_TYPES})
 def test_a_prompt_that_takes_several_passes_ends_as_in_one(
     model: Model, profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch, cache_type: str
 ) -> None:
-    whole = Decoder(model, "numba", 1, profiler, model.context_length, cache_type)
+    whole = Decoder(model, "numba", 1, profiler, model.context_length, DecoderSettings(cache_type))
     monkeypatch.setattr(Host, "most_together", 3)
-    parts = Decoder(model, "numba", 1, profiler, model.context_length, cache_type)
+    parts = Decoder(model, "numba", 1, profiler, model.context_length, DecoderSettings(cache_type))
     assert parts.prefill(PROMPT) == whole.prefill(PROMPT)
     np.testing.assert_allclose(parts.logits, whole.logits, atol=1e-5 * np.abs(whole.logits).max())
     assert parts.decode(1) == whole.decode(1)
     assert parts.position == len(PROMPT) + 1
 
 
+@of_each_kind
 def test_no_buffer_of_a_pass_grows_with_the_context(model: Model, profiler: BrickProfiler) -> None:
     sizes = []
     for context in (Host.most_together, 20 * Host.most_together):
@@ -74,16 +75,17 @@ def test_no_buffer_of_a_pass_grows_with_the_context(model: Model, profiler: Bric
             for codes in (decoder._space.normed_codes, decoder._space.last_codes)
             for one in (codes.codes, codes.factors)
         ]
-        sizes.append([buffer.nbytes for buffer in (*buffers, decoder._scratch, decoder._attention_scratch)])
+        sizes.append([buffer.nbytes for buffer in (*buffers, decoder._arguments.scratch, decoder._attention_scratch)])
     assert sizes[0] == sizes[1]
 
 
+@of_each_kind
 def test_a_float16_cache_is_half_a_float32_one_and_is_off_by_its_rounding(
     model: Model, profiler: BrickProfiler
 ) -> None:
     size_bytes, errors = {}, {}
     for cache_type in CACHE_TYPES:
-        decoder = Decoder(model, "numba", 1, profiler, model.context_length, cache_type)
+        decoder = Decoder(model, "numba", 1, profiler, model.context_length, DecoderSettings(cache_type))
         decoder.prefill(PROMPT)
         expected = forward_reference(model, PROMPT)[-1]
         size_bytes[cache_type] = sum(layer.k_cache.nbytes + layer.v_cache.nbytes for layer in decoder._layers)
@@ -92,21 +94,21 @@ def test_a_float16_cache_is_half_a_float32_one_and_is_off_by_its_rounding(
     assert errors["f32"] < 1e-5 < errors["f16"] < 2e-3
 
 
-@pytest.mark.parametrize("cache_type", CACHE_TYPES)
+@in_every_family("cache_type", {name: name for name in CACHE_TYPES})
 def test_a_context_whose_cache_is_larger_than_the_memory_is_refused(
     model: Model, profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch, cache_type: str
 ) -> None:
-    fits = Decoder(model, "numba", 1, profiler, 64, cache_type)
+    fits = Decoder(model, "numba", 1, profiler, 64, DecoderSettings(cache_type))
     tables = {id(layer.angles): layer.angles.nbytes for layer in fits._layers}
     size_bytes = sum(layer.k_cache.nbytes + layer.v_cache.nbytes for layer in fits._layers) + sum(tables.values())
     monkeypatch.setattr(of_decoder, "available_bytes", lambda: size_bytes)
-    Decoder(model, "numba", 1, profiler, 64, cache_type)
+    Decoder(model, "numba", 1, profiler, 64, DecoderSettings(cache_type))
     with pytest.raises(
         ComputeError, match=r"KV cache of 65 tokens and their angles take 0\.\d GB .* shorter context"
     ):
-        Decoder(model, "numba", 1, profiler, 65, cache_type)
+        Decoder(model, "numba", 1, profiler, 65, DecoderSettings(cache_type))
     monkeypatch.setattr(of_decoder, "available_bytes", lambda: None)
-    Decoder(model, "numba", 1, profiler, 65, cache_type)
+    Decoder(model, "numba", 1, profiler, 65, DecoderSettings(cache_type))
 
 
 @pytest.mark.parametrize("model", ["qwen2"], indirect=True)
@@ -210,6 +212,7 @@ def test_other_threads_can_use_the_decoder_after_an_interrupt_at_any_place(
     assert place > 4
 
 
+@of_each_kind
 def test_a_second_sequence_is_not_touched_by_the_first(model: Model, decoder_for: MakeDecoder) -> None:
     decoder = decoder_for(model, 1)
     first = decoder.prefill(PROMPT)
@@ -259,6 +262,7 @@ def test_a_step_reports_its_number_of_sequences_and_of_cached_positions(
     assert recorder.amounts == [(1, 0), (1, len(PROMPT)), (1, len(PROMPT) + 1)] * 2
 
 
+@of_each_kind
 def test_a_projections_work_is_its_shapes(model: Model, decoder_for: MakeDecoder, recorder: ListRecorder) -> None:
     decoder_for(model, 1).prefill(PROMPT)
     node = next(m for m in recorder.messages if isinstance(m, Node) and m.name == "QkvProjection")
@@ -280,6 +284,7 @@ def test_all_bricks_hold_their_assertions(model: Model, decoder_for: MakeDecoder
     assert recorder.records == []
 
 
+@of_each_kind
 def test_a_wrong_kernel_fails_its_check(
     model: Model, decoder_for: MakeDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -408,6 +413,7 @@ def test_if_a_kernel_makes_a_nan_its_brick_fails_and_later_ones_are_checked(
     assert not any(result.skipped for result in results)
 
 
+@of_each_kind
 def test_a_prompt_that_was_interrupted_leaves_nothing_behind(
     model: Model, decoder_for: MakeDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -429,12 +435,14 @@ def test_a_prompt_that_was_interrupted_leaves_nothing_behind(
     assert decoder.position == len(PROMPT)
 
 
+@of_one_family
 def test_a_full_context_is_refused(model: Model, decoder_for: MakeDecoder) -> None:
     decoder = decoder_for(model, 1)
     with pytest.raises(ComputeError, match="do not fit a context of 64"):
         decoder.prefill([1] * 65)
 
 
+@of_one_family
 @pytest.mark.parametrize("token", [512, -1, 1.0, 2.5, float("nan"), np.float32(3), "7", None, [1], True])
 def test_a_token_outside_the_vocabulary_is_refused_before_a_step_begins(
     model: Model, decoder_for: MakeDecoder, recorder: ListRecorder, token: Any
@@ -454,7 +462,7 @@ def test_a_token_outside_the_vocabulary_is_refused_before_a_step_begins(
 def test_no_token_is_chosen_among_logits_of_which_one_is_no_number(
     model: Model, profiler: BrickProfiler, sampling: TokenSampling, value: float
 ) -> None:
-    decoder = Decoder(model, "numba", 1, profiler, 64, sampling=sampling)
+    decoder = Decoder(model, "numba", 1, profiler, 64, DecoderSettings(sampling=sampling))
     last = decoder.bricks.soft_cap or decoder.bricks.lm_head
     right = last._implementations[0]
 
@@ -489,12 +497,14 @@ def test_no_token_is_chosen_where_a_soft_cap_hides_an_infinity(
     assert np.isfinite(decoder.logits).all()
 
 
+@of_one_family
 def test_tokens_of_numpy_are_tokens(model: Model, decoder_for: MakeDecoder) -> None:
     decoder = decoder_for(model, 1)
     assert decoder.decode(np.int32(5)) == decoder_for(model, 1).prefill([5])
     assert decoder.decode(decoder.prefill(np.array(PROMPT))) in range(512)
 
 
+@of_one_family
 def test_an_empty_prompt_is_refused_by_that_name(model: Model, decoder_for: MakeDecoder) -> None:
     decoder = decoder_for(model, 1)
     for refuse in (decoder.prefill, decoder.verify):
@@ -502,6 +512,7 @@ def test_an_empty_prompt_is_refused_by_that_name(model: Model, decoder_for: Make
             refuse([])
 
 
+@of_one_family
 @pytest.mark.parametrize(
     ("threads", "context"), [(-1, 64), (0, 64), (1, 0), (1, -5), (1.5, 64), (1, 64.0), (True, 64), (1, True)]
 )
@@ -511,6 +522,7 @@ def test_a_decoder_of_nothing_is_refused(model: Model, profiler: BrickProfiler, 
         Decoder(model, "numba", threads, profiler, context)
 
 
+@of_one_family
 def test_a_kv_cache_of_a_type_that_is_not_known_is_refused(model: Model, profiler: BrickProfiler) -> None:
     with pytest.raises(ComputeError, match=r"^a KV cache of 'f64'; supported are f16 and f32$"):
-        Decoder(model, "test", 1, profiler, 16, "f64")
+        Decoder(model, "test", 1, profiler, 16, DecoderSettings("f64"))

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -143,6 +144,9 @@ def test_the_cache_never_runs_old_code_and_is_found_again_after_a_comment(
     assert called(imported(HELPER, KERNEL)) == (210, 220, 0)
     assert called(imported(HELPER, KERNEL)) == (210, 220, 2)
     assert called(imported(f"# a comment\n{HELPER}", f"# a comment\n{KERNEL}")) == (210, 220, 2)
+    described = HELPER.replace("(x):\n", '(x):\n    """As always."""\n')
+    assert called(imported(f'"""A helper."""\n{described}', KERNEL))[:2] == (210, 220)
+    assert called(imported(f'"""The helper."""\n{HELPER}', KERNEL)) == (210, 220, 2)
     assert called(imported(HELPER.replace("x + 1", "x + 2"), KERNEL)) == (310, 320, 0)
     assert called(imported(HELPER, KERNEL.replace("NUMBER=20", "NUMBER=30")))[:2] == (210, 230)
     assert called(imported(HELPER.replace("@jit", "def jit_(f): return jit(f)\n@jit_"), KERNEL))[:2] == (210, 220)
@@ -158,6 +162,64 @@ def test_what_was_edited_after_it_was_imported_is_compiled_and_not_kept(
     module = imported(HELPER, KERNEL)
     with pytest.raises(fingerprint.ChangedError):
         fingerprint.fingerprint(module.kernel.py_func, {})
+
+
+DOCUMENTED = '''"""A module."""
+NUMBERS = "a", 1, None
+class Kind:
+    """A class."""
+    text = "a text"
+    def method(self):
+        """A method."""
+        return "a text", None
+def function(x):
+    """A function."""
+    assert x, "a function"
+    return None if x == "A text." else (1, "a", frozenset({2}))
+'''
+TEXTS = ("A module.", "A class.", "A method.", "A function.")
+
+
+def hashes(folder: Path, *texts: str) -> set[str]:
+    found = set()
+    for text in texts:
+        file = folder / f"file_{zlib.crc32(text.encode())}.py"  # hashes are kept by name
+        file.write_text(text)
+        found.add(fingerprint._hash_of_file(str(file), (0, 0, 0)))
+    return found
+
+
+def test_docstrings_and_comments_do_not_count(tmp_path: Path) -> None:
+    changed = [DOCUMENTED.replace(text, "Another text.") for text in TEXTS]
+    removed = [
+        DOCUMENTED.replace(f'        """{text}"""\n', "").replace(f'    """{text}"""\n', "") for text in TEXTS[2:]
+    ]
+    assert DOCUMENTED not in (*changed, *removed)
+    assert len(hashes(tmp_path, DOCUMENTED, f"# A comment\n{DOCUMENTED}", *changed, *removed)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        ('"a text"', '"b"'),
+        ('"a", 1', '"a", 2'),
+        ('"A text."', '"B"'),
+        ("return None", "return 0"),
+        ("{2}", "{3}"),
+        ("==", "!="),
+        ('"a function"', '"b"'),
+    ],
+)
+def test_any_other_constant_or_operation_counts(tmp_path: Path, text: str, other: str) -> None:
+    assert text in DOCUMENTED
+    assert len(hashes(tmp_path, DOCUMENTED, DOCUMENTED.replace(text, other, 1))) == 2
+
+
+def test_a_constant_beyond_the_256th_counts(tmp_path: Path) -> None:
+    many = "def function(x):\n" + "".join(f"    x += {1000 + number}\n" for number in range(300)) + "    return x\n"
+    documented = many.replace("(x):\n", '(x):\n    """A text."""\n')
+    assert len(hashes(tmp_path, documented, documented.replace("A text", "Another"))) == 1
+    assert len(hashes(tmp_path, many, many.replace("1299", "1399"))) == 2
 
 
 def test_what_compiles_a_function_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from cbtop.compute.decoder.reference import forward_reference
 from cbtop.compute.demo_model import TINY_GEMMA2, TINY_GEMMA3, ModelShape
 from cbtop.compute.errors import ModelError
 from cbtop.compute.quantization.floats import F32
+from cbtop.compute.settings import DecoderSettings
 from cbtop.profiler.profiler import BrickProfiler
 
 from .rewritten import rewritten
@@ -159,7 +160,7 @@ def test_a_decoder_agrees_with_float64_in_several_passes_beyond_the_window(
 ) -> None:
     model = read_model(write(shape, keys), FAMILIES)
     monkeypatch.setattr(Host, "most_together", 16)
-    decoder = Decoder(model, "numba", threads, profiler, 64, "f32")
+    decoder = Decoder(model, "numba", threads, profiler, 64, DecoderSettings("f32"))
     decoder.prefill(TOKENS[:PROMPT])
     found = [decoder.logits.copy()]
     for token in TOKENS[PROMPT:]:
@@ -195,7 +196,7 @@ def test_a_model_of_any_shape_and_window_decodes_like_a_float64_pass(
         group = sizes.pop("group")
         shape = ModelShape(heads=group * sizes["kv_heads"], vocabulary=40, context_length=12, **sizes)
         model = read_model(write(shape, {}), FAMILIES)
-        decoder = Decoder(model, "numba", 1, profiler, model.context_length, "f32")
+        decoder = Decoder(model, "numba", 1, profiler, model.context_length, DecoderSettings("f32"))
         tokens = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7][: model.context_length]
         decoder.prefill(tokens[: (len(tokens) + 1) // 2])
         for token in tokens[(len(tokens) + 1) // 2 :]:

@@ -83,8 +83,8 @@ def test_a_flag_may_be_an_integer(tmp_path: Path, value: int) -> None:
         writer.add_array("llama.flags", [value, 1])
 
     with GgufFile.open(write_gguf(tmp_path / "m.gguf", edit=edit)) as file:
-        assert file.flag("llama.flag", default=not value) is bool(value)
-        assert file.flags("llama.flags", 2) == (bool(value), True)
+        assert file.metadata.flag("llama.flag", default=not value) is bool(value)
+        assert file.metadata.flags("llama.flags", 2) == (bool(value), True)
 
 
 def test_the_largest_token_number_means_that_there_is_no_such_token(tmp_path: Path) -> None:

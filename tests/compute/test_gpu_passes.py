@@ -21,8 +21,8 @@ from cbtop.compute.kernels.rope import ROPE_NEOX
 from cbtop.compute.kernels.take_rows import TAKE_ROWS
 from cbtop.compute.quantization.q4_k import Q4_K
 from cbtop.compute.settings import STATIC_CROSSOVERS, with_crossovers
+from cbtop.profiler.analysis.graph.nodes import Transfer
 from cbtop.profiler.definitions import KernelDefinition
-from cbtop.profiler.graph.nodes import Transfer
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.vocabulary import NodeKind, TransferDirection
 from tests.compute.fake_gpu import FakeGpu

@@ -16,6 +16,7 @@ from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.int8 import interleaved
 from cbtop.compute.errors import GuardError, NoTokenError
 from cbtop.compute.guard import GUARD_BRICK, MAX_SHARE, Fault, JidokaGuard, Reaction, fault_of
+from cbtop.compute.settings import DecoderSettings
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.traces.activations import EXPLOSION_MAGNITUDE
 from cbtop.protocol.messages import CheckResult, Node
@@ -276,7 +277,7 @@ def test_a_key_that_its_cache_cannot_hold_is_found_where_it_is_written(
     model: Model, profiler: BrickProfiler, cache_type: str, bias: float, sign: int
 ) -> None:
     """Infinite, it would be a weight of 0 for the queries with the other sign, and pass."""
-    decoder = Decoder(model, "numba", 1, profiler, model.context_length, cache_type)
+    decoder = Decoder(model, "numba", 1, profiler, model.context_length, DecoderSettings(cache_type))
     key_bias = model.layers[LAYER].k.bias
     kept = key_bias.copy()
     key_bias[0] = sign * bias

@@ -18,6 +18,7 @@ from cbtop.compute.decoder.base import DESCRIBING, Model, Rope, read_model
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.reference import forward_reference
 from cbtop.compute.errors import ModelError
+from cbtop.compute.settings import DecoderSettings
 from cbtop.profiler.profiler import BrickProfiler
 from tests.representatives import each_value_once
 
@@ -207,7 +208,7 @@ def test_a_decoder_turns_by_the_context_that_it_has(
     saying: Rewrite, profiler: BrickProfiler, keys: dict[str, Any], tensors: dict[str, Any], context: int
 ) -> None:
     model = read_model(saying(keys, tensors=tensors), FAMILIES)
-    decoder = Decoder(model, "numba", 1, profiler, context, "f32")
+    decoder = Decoder(model, "numba", 1, profiler, context, DecoderSettings("f32"))
     decoder.prefill(LONG_PROMPT[:30])
     expected = forward_reference(model, LONG_PROMPT[:30], context)[-1]
     assert np.abs(decoder.logits - expected).max() < 1e-4 * np.abs(expected).max()
@@ -280,7 +281,7 @@ def test_a_token_sees_exactly_as_many_positions_as_its_window_is_wide(
 ) -> None:
     model = read_model(saying({"attention.sliding_window": 16}), FAMILIES)
     assert (model.window, model.context_length) == (16, 64)
-    decoder = Decoder(model, "numba", 1, profiler, 64, "f32")
+    decoder = Decoder(model, "numba", 1, profiler, 64, DecoderSettings("f32"))
     tokens = LONG_PROMPT[:40]
     decoder.prefill(tokens[:-1])
     decoder.decode(tokens[-1])

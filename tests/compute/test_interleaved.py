@@ -29,7 +29,7 @@ from cbtop.compute.quantization import interleaved as interleaved_matrices
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.floats import F32
 from cbtop.compute.quantization.interleaved import UNITS, InterleavedMatrix, can_interleave, interleave, rows_of
-from cbtop.compute.settings import STATIC_CROSSOVERS, Crossovers, with_crossovers
+from cbtop.compute.settings import STATIC_CROSSOVERS, Crossovers, DecoderSettings, with_crossovers
 from cbtop.compute.verification import SIZES
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.crossovers import NEVER
@@ -136,7 +136,7 @@ def test_int8_products_differ_from_float64_by_activation_rounding(
         expected = forward_reference(read_model(path, FAMILIES), PROMPT)[-1]
         errors = []
         for change in (lambda model: model, interleaved):
-            decoder = Decoder(change(read_model(path, FAMILIES)), "numba", 1, profiler, 64, "f32")
+            decoder = Decoder(change(read_model(path, FAMILIES)), "numba", 1, profiler, 64, DecoderSettings("f32"))
             decoder.prefill(PROMPT)
             errors.append(np.abs(decoder.logits - expected).max() / np.abs(expected).max())
         assert errors[0] < 1e-5 < errors[1] < 0.03

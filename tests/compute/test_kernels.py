@@ -31,7 +31,7 @@ from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.verification import REFERENCE, SIZES, Variant, variants, verified
 
 FEW = (7, 200)  # sizes: the last is work for two threads
-EVERY_WAY = "q4_k"  # of this format; of the others and of attention one by default, each another
+EVERY_WAY = "q4_k"  # of this format beside the reference; otherwise one way by default, each time another
 # Formats in which products are tried in every kind of way by default: of floats, of blocks of 32 and of 256. What the
 # others have of their own is how sixteen weights are read, and each is compiled: one thread tries them in one way.
 IN_EVERY_KIND = ("f32", "q8_0", "q4_k")
@@ -52,7 +52,7 @@ def table() -> Iterator[Any]:
     for variant in variants():
         name = f"{variant.kernel.name} {variant.how} beside {variant.peer}"
         yield pytest.param(variant, SIZES, id=f"{name}, all sizes", marks=pytest.mark.slow)
-        own = name if variant.kernel.name.startswith(EVERY_WAY) else ""
+        own = name if variant.kernel.name.startswith(EVERY_WAY) and variant.peer == REFERENCE else ""
         kind = variant.how.rpartition("thread")[2].removeprefix("s")
         if not is_repetition(variant):
             ways.setdefault((variant.kernel.name, variant.peer, kind, own), []).append(variant)

@@ -27,7 +27,7 @@ from cbtop.compute.gpu.passes import LaunchedPass
 from cbtop.compute.places import OnGpu
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.q8_0 import Q8_0
-from cbtop.compute.settings import RankOptions, Split, TokenSampling, WorkloadOptions
+from cbtop.compute.settings import DecoderSettings, RankOptions, Split, TokenSampling, WorkloadOptions
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
@@ -123,7 +123,9 @@ def test_ranks_choose_the_tokens_and_have_the_logits_of_one_decoder(
 
     def decoder_of(rank: Rank) -> Decoder:
         profiler, machine = BrickProfiler(enabled=False), Host(1)
-        return Decoder(part_of(model, rank), "numba", 1, profiler, 64, sampling=sampling, machine=machine, rank=rank)
+        return Decoder(
+            part_of(model, rank), "numba", 1, profiler, 64, DecoderSettings(sampling=sampling), machine, rank
+        )
 
     tokens, logits = ran(decoder_of(ALONE))
     found = together(count, lambda rank: ran(decoder_of(rank)))
@@ -153,7 +155,7 @@ def test_ranks_that_share_every_layer_have_the_tokens_and_logits_of_one(
 
     def decoder_of(rank: Rank) -> Decoder:
         profiler, machine = BrickProfiler(enabled=False), Host(1)
-        return Decoder(part_of(model, rank), "numba", 1, profiler, 64, "f32", machine=machine, rank=rank)
+        return Decoder(part_of(model, rank), "numba", 1, profiler, 64, DecoderSettings("f32"), machine, rank)
 
     tokens, logits = ran(decoder_of(ALONE))
     found = together(count, lambda rank: ran(decoder_of(replace(rank, split="heads"))))
@@ -259,7 +261,7 @@ def test_what_a_gpu_launches_of_ranks_has_the_logits_of_one(
         decoder = Decoder(on, "cuda", 1, BrickProfiler(enabled=False), 64, machine=machine, rank=rank)
         logits, names = [], []
         for tokens in (PROMPT[:-1], PROMPT[-1:]):
-            ran = LaunchedPass(gpu, None, decoder._int8_scratch)
+            ran = LaunchedPass(gpu, None, decoder.int8_scratch)
             decoder.plan(tokens, ran.run, ran.layer)
             logits.append(decoder.logits.copy())
             names.append([one.what.name for one in ran.launched if "nccl" in one.what.name])

@@ -14,7 +14,7 @@ from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.jit.philox import philox, uniform
 from cbtop.compute.kernels.sampling import drawn, drawn_launches, drawn_reference
-from cbtop.compute.settings import TokenSampling
+from cbtop.compute.settings import DecoderSettings, TokenSampling
 from cbtop.profiler.profiler import BrickProfiler
 
 from .conftest import of_each_kind
@@ -88,7 +88,7 @@ def test_tokens_are_drawn_as_often_as_their_probability_says() -> None:
 @of_each_kind
 def test_a_seed_draws_the_same_tokens_again_and_another_others(model: Model, profiler: BrickProfiler) -> None:
     def tokens(sampling: TokenSampling, threads: int = 1) -> list[int]:
-        decoder = Decoder(model, "numba", threads, profiler, model.context_length, sampling=sampling)
+        decoder = Decoder(model, "numba", threads, profiler, model.context_length, DecoderSettings(sampling=sampling))
         sequence = [decoder.prefill(PROMPT)]
         for _ in range(12):
             sequence.append(decoder.decode(sequence[-1]))

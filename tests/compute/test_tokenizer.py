@@ -72,7 +72,7 @@ def test_llama_cpp_reads_the_same_bytes_and_the_same_ends_from_tokens(tokenizer:
 
 def test_any_text_becomes_tokens_and_the_same_text_again(tokenizer: Tokenizer, path: Path) -> None:
     with GgufFile.open(path) as file:
-        is_of_bytes = file.text("tokenizer.ggml.model") == "gpt2"
+        is_of_bytes = file.metadata.text("tokenizer.ggml.model") == "gpt2"
 
     @given(st.text(max_size=60).filter(lambda text: "<" not in text))  # no name of a control token, which has no text
     @example(f"a{SPACE}b c")  # SentencePiece cannot tell its own sign from a space

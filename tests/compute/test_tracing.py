@@ -26,7 +26,7 @@ from cbtop.compute.quantization.floats import F16
 from cbtop.compute.quantization.q4_k import Q4_K
 from cbtop.compute.quantization.q6_k import Q6_K
 from cbtop.compute.quantization.q8_0 import Q8_0
-from cbtop.profiler.divergence import Fingerprints
+from cbtop.profiler.analysis.divergence import Fingerprints
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.traces import TRACED_EVERY_STEPS, TRACES
 from cbtop.profiler.traces.base import TracerConfig
@@ -34,7 +34,7 @@ from cbtop.profiler.traces.quantization import ErrorSource, QuantizationVerdict,
 from cbtop.protocol.messages import Node, TraceSummary
 from cbtop.protocol.vocabulary import BrickCategory
 
-from .conftest import ListRecorder, Norms, of_each_kind
+from .conftest import ListRecorder, Norms, of_each_kind, of_one_family
 
 PROMPT = [3, 141, 59, 26, 5, 358, 97]
 MakeDecoder = Callable[[Model, int], Decoder]
@@ -87,6 +87,7 @@ def test_every_layer_is_measured_where_its_tensors_are(model: Model, run: Callab
         assert 0 < trace.residual_ratio < 1
 
 
+@of_each_kind
 def test_the_last_layer_through_the_lens_is_the_models_own_logits(
     model: Model, run: Callable[..., Traced], decoder_for: MakeDecoder
 ) -> None:
@@ -105,6 +106,7 @@ def test_the_last_layer_through_the_lens_is_the_models_own_logits(
         assert tracked.per_layer_rank[-1] == place + 1
 
 
+@of_each_kind
 def test_attention_is_that_of_the_last_query_over_all_positions(model: Model, run: Callable[..., Traced]) -> None:
     traces = run(model).forward.attention
     assert [(trace.layer, trace.query_pos, len(trace.heads)) for trace in traces] == [
@@ -237,11 +239,13 @@ def test_where_the_float_weights_are_at_hand_more_bits_mean_less_error() -> None
     assert all(error.verdict is QuantizationVerdict.OK for error in errors)
 
 
+@of_each_kind
 def test_each_traced_pass_measures_the_products_of_another_layer(model: Model, run: Callable[..., Traced]) -> None:
     kept = run(model, TRACED_EVERY_STEPS + 1).tracing.tracer._kept
     assert [{error.layer for error in forward.quant_errors} for forward in kept] == [{0, None}, {1, None}]
 
 
+@of_each_kind
 def test_the_cache_is_described_as_it_is(model: Model, run: Callable[..., Traced]) -> None:
     state = run(model).forward.kv_state
     assert state is not None
@@ -261,6 +265,7 @@ def test_of_a_window_the_cache_and_the_weights_are_what_is_seen(model: Model, ru
         assert set(seen.tolist()) <= {len(PROMPT) - 2, len(PROMPT) - 1, len(PROMPT)}
 
 
+@of_one_family
 def test_a_restart_is_an_eviction_of_all_positions(
     model: Model, decoder_for: MakeDecoder, profiler: BrickProfiler
 ) -> None:
@@ -278,6 +283,7 @@ def test_a_restart_is_an_eviction_of_all_positions(
     assert any("thrashing" in anomaly.text for anomaly in summary.anomalies)
 
 
+@of_each_kind
 def test_a_weight_that_is_no_number_is_an_anomaly_of_its_layer(
     model: Model, decoder_for: MakeDecoder, profiler: BrickProfiler, clock: list[float]
 ) -> None:
@@ -289,6 +295,7 @@ def test_a_weight_that_is_no_number_is_an_anomaly_of_its_layer(
     assert not any(text.startswith("layer 0") for text in texts)
 
 
+@of_one_family
 def test_what_is_no_number_is_an_anomaly_and_no_warning(
     model: Model, decoder_for: MakeDecoder, profiler: BrickProfiler, clock: list[float]
 ) -> None:
@@ -303,6 +310,7 @@ def test_what_is_no_number_is_an_anomaly_and_no_warning(
     assert any(text.endswith("cosine nan is critical") for text in texts)
 
 
+@of_one_family
 def test_tracing_is_sampled_and_a_brick_of_its_own(
     model: Model, run: Callable[..., Traced], recorder: ListRecorder
 ) -> None:
@@ -316,6 +324,7 @@ def test_tracing_is_sampled_and_a_brick_of_its_own(
     assert {nodes[node.parent or 0].name for node in traced} == {"0", "1", "decode"}
 
 
+@of_one_family
 def test_without_a_trace_nothing_is_recorded_of_it(
     model: Model, decoder_for: MakeDecoder, recorder: ListRecorder
 ) -> None:

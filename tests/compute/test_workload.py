@@ -27,7 +27,7 @@ from cbtop.compute.jit.cpu import BF16_PAYS, HAS_TILES, TIER
 from cbtop.compute.settings import Crossovers, WorkloadOptions, with_crossovers
 from cbtop.compute.tokenizer import read_tokenizer
 from cbtop.compute.workload import run, verify_model, verify_pass
-from cbtop.profiler import roofline
+from cbtop.profiler.analysis import roofline
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Ceiling, CheckResult, Manifest, Node
 from cbtop.protocol.vocabulary import NodeKind, Provenance

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from cbtop.cli import main
-from cbtop.client.feed import Feed
 from cbtop.commands import top
+from cbtop.feeds.feed import Feed
 
 DEADLINE_S = 300.0  # a machine may be slow and busy: only what hangs takes so long
 PATIENTLY = ("--timeout", f"{DEADLINE_S:g}")
@@ -45,11 +45,11 @@ FOR_EVER = -1
 SEEING = """
 import sys
 from cbtop.cli import main
-from cbtop.client.feed import Feed
+from cbtop.feeds.feed import Feed
 poll = Feed.poll
 def poll_and_say(feed, timeout_ms=0):
     poll(feed, timeout_ms)
-    if not feed.unanswered and (view := feed.view()) and view.steps and view.bricks:
+    if not feed.links.unanswered and (view := feed.view()) and view.steps and view.bricks:
         print("seen", file=sys.stderr, flush=True)
 Feed.poll = poll_and_say
 sys.exit(main())
@@ -107,7 +107,7 @@ def once_answered(monkeypatch: pytest.MonkeyPatch, unanswered: int = 0) -> None:
     real = top._wait_for_data
 
     def wait(feed: Feed, options: argparse.Namespace) -> None:
-        eventually(lambda: feed.poll(20) or len(feed.unanswered) == unanswered)
+        eventually(lambda: feed.poll(20) or len(feed.links.unanswered) == unanswered)
         real(feed, options)
 
     monkeypatch.setattr(top, "_wait_for_data", wait)

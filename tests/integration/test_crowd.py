@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.client.feed import Feed
 from cbtop.daemon import daemon as daemon_module
 from cbtop.daemon.daemon import Daemon, DaemonInside
 from cbtop.daemon.source import Source
+from cbtop.feeds.feed import Feed
 from cbtop.protocol import peers
 from cbtop.protocol.messages import WireMessage
 from tests.integration import attackers
@@ -101,7 +101,7 @@ def is_stale(viewer: Feed) -> bool:
 def join(endpoint: str) -> None:
     """Be a viewer until the daemon has answered."""
     with Feed([endpoint]) as viewer:
-        eventually(lambda: viewer.poll(20) or not viewer.unanswered)
+        eventually(lambda: viewer.poll(20) or not viewer.links.unanswered)
 
 
 @contextmanager

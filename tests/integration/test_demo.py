@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.client.feed import Feed
 from cbtop.commands import demo
 from cbtop.compute import demo_model
 from cbtop.compute.demo_model import TINY, TINY_LLAMA, write_model
 from cbtop.compute.guard import GUARD_BRICK
+from cbtop.feeds.feed import Feed
 from tests.compute.rewritten import rewritten
 from tests.compute.vocabularies import byte_level
 from tests.integration.hosts import CBTOP, DEADLINE_S, SEEING, cbtop, eventually, wait_until_seen

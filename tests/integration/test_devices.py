@@ -14,14 +14,14 @@ from typing import Any
 import psutil
 import pytest
 
-from cbtop.client.feed import Feed
-from cbtop.client.replay import ReplayFeed
 from cbtop.client.stream_recorder import StreamRecorder
 from cbtop.daemon import daemon as daemon_module
 from cbtop.daemon.daemon import DaemonInside
 from cbtop.daemon.devices import nvml, sampling
 from cbtop.daemon.devices.cpu import Cpu
 from cbtop.daemon.devices.nvml import Nvml
+from cbtop.feeds.feed import Feed
+from cbtop.feeds.replay import ReplayFeed
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.viewmodels import devices
 from cbtop.viewmodels.devices import MachineView

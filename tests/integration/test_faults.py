@@ -25,14 +25,14 @@ import msgpack
 import psutil
 import pytest
 
-from cbtop.client.feed import Feed
-from cbtop.profiler.graph.node_table import MAX_NODES
+from cbtop.feeds.feed import Feed
+from cbtop.profiler.analysis.graph.node_table import MAX_NODES
 from cbtop.protocol.catalog import CatalogWriter
 from cbtop.protocol.messages import HostHello, Node
 from cbtop.protocol.process import process_start
 from cbtop.protocol.ring import CURSOR_WORD, DEFAULT_RING_BYTES, RECORD_BYTES, RingReader, RingWriter
 from cbtop.protocol.vocabulary import NodeKind
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 from tests.integration.hosts import CBTOP, DEADLINE_S, cbtop, cbtop_apart, eventually
 
 # Steps that never sleep, until SIGUSR1; then it says what it did and how often it waited. They are so long that the
@@ -66,7 +66,7 @@ print(json.dumps({"steps": steps, "waits": waits}), flush=True)
 """
 VIEWER = """
 import sys, time
-from cbtop.client.feed import Feed
+from cbtop.feeds.feed import Feed
 feed = Feed()
 while True:
     feed.poll(50)
@@ -287,7 +287,7 @@ def run(script: str, *arguments: str, **popen: Any) -> subprocess.CompletedProce
 def seen() -> list[tuple[str, int]]:
     """The state and the steps of everything that ran, the first to begin first."""
     with Feed() as feed:
-        eventually(lambda: (feed.poll(50), not feed.unanswered)[1])
+        eventually(lambda: (feed.poll(50), not feed.links.unanswered)[1])
 
         def views_of_all() -> tuple[list[SourceView]] | None:
             """What has ended before is read when somebody wants to see it."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.client.replay import ReplayFeed
+from cbtop.feeds.replay import ReplayFeed
 from tests.integration.hosts import CBTOP, DEADLINE_S, cbtop
 from tests.profiler.instrument.under_run import fake_torch
 

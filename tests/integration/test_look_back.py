@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from cbtop.client import stream_recorder
-from cbtop.client.feed import Feed
-from cbtop.client.look_back import look_back
 from cbtop.errors import CbtopError
-from cbtop.viewmodels.model import SourceView
+from cbtop.feeds.feed import Feed
+from cbtop.feeds.look_back import look_back
+from cbtop.viewmodels.source import SourceView
 from tests.integration.hosts import DEADLINE_S, daemon, eventually, host
 
 

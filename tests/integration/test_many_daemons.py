@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from cbtop.client.feed import Feed
-from cbtop.viewmodels.model import SourceView
+from cbtop.feeds.feed import Feed
+from cbtop.viewmodels.source import SourceView
 from tests.integration.hosts import CBTOP, HOST, cbtop, eventually, nobody, once_answered, snapshot
 
 
@@ -38,7 +38,7 @@ def elsewhere(rank: int | None = None) -> Iterator[tuple[str, subprocess.Popen[b
 
 def see(feed: Feed, pid: int) -> SourceView | None:
     feed.poll(20)
-    return feed.view(feed.key_of(pid) or "?")
+    return feed.view(feed.links.key_of(pid) or "?")
 
 
 def steps_of(feed: Feed, pid: int) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.load import Load
-from cbtop.client.feed import Feed
+from cbtop.feeds.feed import Feed
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from tests.integration.hosts import CBTOP, DEADLINE_S, PATIENTLY, daemon, eventually, host, snapshot
@@ -33,7 +33,7 @@ LITTLE_KIB = 1_000_000  # of address space: ulimit -v
 # A viewer that says when it has counted so many records, of how many sources, and shows each of them.
 VIEWER = """
 import sys
-from cbtop.client.feed import Feed
+from cbtop.feeds.feed import Feed
 wanted = int(sys.argv[1])
 with Feed() as feed:
     while sum(seen.record.stats.received for seen in feed.seen().values()) < wanted:

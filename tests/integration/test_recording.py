@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from cbtop.client import stream_recorder
-from cbtop.client.feed import Feed
 from cbtop.client.stream_recorder import StreamRecorder, save_history
 from cbtop.commands import record
 from cbtop.compute.demo_model import TINY, write_model
 from cbtop.errors import CbtopError
+from cbtop.feeds.feed import Feed
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.messages import RecordBatch
 from cbtop.protocol.record_batch import RecordTally, joined, pack, tally, unpack

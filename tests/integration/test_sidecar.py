@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cbtop.client.feed import Feed
+from cbtop.feeds.feed import Feed
 from cbtop.protocol.vocabulary import SourceStatus
 from tests.integration.hosts import DEADLINE_S, HOST, eventually
 
@@ -72,7 +72,7 @@ def test_viewers_watch_through_it_and_it_ends_with_its_host(address: str, end: s
 def test_whoever_reads_the_hosts_output_does_not_wait_for_the_sidecar(address: str) -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with started(WAITING, address, **pipes, text=True) as host, Feed([address]) as feed:
-        eventually(lambda: feed.poll(50) or not feed.unanswered)
+        eventually(lambda: feed.poll(50) or not feed.links.unanswered)
         (sidecar,) = children_of(host.pid)
         os.kill(sidecar, signal.SIGSTOP)  # so that it cannot end first
         try:

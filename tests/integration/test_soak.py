@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from benchmarks.load import Load, final_states
 from cbtop.daemon.source import Source
-from cbtop.profiler import stats
+from cbtop.profiler.analysis import step_intervals
 from cbtop.protocol import codec
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.messages import DaemonHello, DeviceSample, Heartbeat, Message, SourceCatalog, SourceState
@@ -40,8 +40,8 @@ MAX_LEAK_BYTES = 0.06  # a record: a small object of every thousand that came
 SOON_FULL = """
 import sys
 from cbtop.cli import main
-from cbtop.profiler import stats
-stats.MAX_KEPT_INTERVALS = 256
+from cbtop.profiler.analysis import step_intervals
+step_intervals.MAX_KEPT_INTERVALS = 256
 sys.exit(main())
 """
 
@@ -70,7 +70,7 @@ def test_every_record_is_reported_under_load_and_no_descriptor_leaks(runtime: Pa
 def test_what_is_kept_of_a_process_does_not_grow_with_its_records(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stats, "MAX_KEPT_INTERVALS", 16)  # which are there after a few rounds
+    monkeypatch.setattr(step_intervals, "MAX_KEPT_INTERVALS", 16)  # which are there after a few rounds
     load = Load(runtime, RING_BYTES, spread_ns=64)
     source = Source(load.path)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from cbtop.client.feed import Feed
-from cbtop.viewmodels.model import ProcessCost
+from cbtop.feeds.feed import Feed
+from cbtop.viewmodels.sources import ProcessCost
 from tests.integration.hosts import PATIENTLY, cbtop, daemon, eventually, host
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from cbtop.client.busy import SLICES
-from cbtop.client.feed import Feed
-from cbtop.viewmodels.model import StragglerView
+from cbtop.feeds.feed import Feed
+from cbtop.viewmodels.straggler import StragglerView
 from tests.integration.hosts import PATIENTLY, cbtop, daemon, eventually, snapshot
 
 RANKS = 4

@@ -143,7 +143,7 @@ def test_a_signal_leaves_a_clean_terminal_and_its_own_exit_code(model: str, numb
 SIGNALLED_WHERE_EXCEPTIONS_ARE_IGNORED = """
 import os, signal, sys
 from cbtop import cli
-from cbtop.client.feed import Feed
+from cbtop.feeds.feed import Feed
 
 class Signals:
     def __del__(self):

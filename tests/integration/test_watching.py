@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from cbtop.client import collector
-from cbtop.client.feed import Feed
+from cbtop.feeds.feed import Feed
 from cbtop.protocol.ring import RingWriter
-from cbtop.viewmodels.model import SourceView
 from cbtop.viewmodels.on_demand import with_parts
+from cbtop.viewmodels.source import SourceView
 from tests.integration.hosts import (
     DEADLINE_S,
     PATIENTLY,
@@ -37,7 +37,7 @@ ONCE = f"{sys.executable} -m cbtop --headless --once --window=all {' '.join(PATI
 
 def see(feed: Feed, pid: int) -> SourceView | None:
     feed.poll(20)
-    key = feed.key_of(pid)
+    key = feed.links.key_of(pid)
     return feed.view(key) if key else None
 
 
@@ -288,7 +288,7 @@ def test_a_daemon_stops_at_once_when_told_to() -> None:
 
 def test_a_stopped_viewer_holds_nobody_up() -> None:
     script = (
-        "import sys, time\nfrom cbtop.client.feed import Feed\n"
+        "import sys, time\nfrom cbtop.feeds.feed import Feed\n"
         "f = Feed()\nprint('up', flush=True)\nwhile True: f.poll(50)"
     )
     with (

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from cbtop.profiler.budget import ByteBudget, TokenBudget
+from cbtop.profiler.analysis.budget import ByteBudget, TokenBudget
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
 from cbtop.protocol import codec
 from cbtop.protocol.attributes import Work

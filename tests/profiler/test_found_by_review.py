@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from cbtop.daemon.post_mortem import post_mortem
+from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.profiler.definitions import BrickDefinition
-from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.pending import HostTime, Pending
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder

@@ -11,8 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.profiler import graph_recorder
-from cbtop.profiler.graph.nodes import AsyncTask, Brick, Edge, EdgeKind, Function, KernelLaunch, Layer, Transfer
-from cbtop.profiler.graph.tree import to_ascii_tree
+from cbtop.profiler.analysis.graph.nodes import (
+    AsyncTask,
+    Brick,
+    Edge,
+    EdgeKind,
+    Function,
+    KernelLaunch,
+    Layer,
+    Transfer,
+)
+from cbtop.profiler.analysis.graph.tree import to_ascii_tree
 from cbtop.profiler.graph_recorder import UsageError
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.catalog import CatalogReader

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from cbtop.daemon.source import Source
+from cbtop.profiler.analysis.graph.nodes import Layer
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
-from cbtop.profiler.graph.nodes import Layer
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol import ring as ring_module

@@ -346,6 +346,33 @@ class TestInFlight:
         profiler.close()
         assert here() == (NO_NODE, False)
 
+    def test_a_step_that_is_not_recorded_is_shown_with_its_tokens_while_it_runs(
+        self, in_flight: Callable[[], dict[int, InFlight]], profiler: BrickProfiler
+    ) -> None:
+        me = threading.get_native_id()
+        profiler._steps.is_sampled = lambda key: False
+
+        def here() -> tuple[int, int]:
+            found = in_flight()
+            return (found[me].node, found[me].tokens) if me in found else (NO_NODE, 0)
+
+        with profiler.step("decode", 3):  # the first of its name has no node yet
+            pass
+        with profiler.step("decode", 48_000), profiler.brick("not recorded"):
+            assert here() == (1, 48_000)
+            assert in_flight()[me].start_ns is not None
+        assert here() == (NO_NODE, 0)
+        with profiler.brick("a server's loop"):
+            assert here()[0] == 2
+            with profiler.step("decode", -1):
+                assert here() == (1, 0)
+            with contextlib.suppress(RuntimeError), profiler.step("decode", 5):
+                raise RuntimeError
+            assert here() == (2, 0)
+        profiler._steps.is_sampled = lambda key: True
+        with profiler.step("decode", 7), profiler.brick("recorded"):
+            assert here() == (4, 7)
+
     def test_an_ended_threads_slot_is_reused_and_threads_beyond_the_slots_run_on(
         self, in_flight: Callable[[], dict[int, InFlight]], profiler: BrickProfiler
     ) -> None:

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from cbtop.profiler.phase_totals import PhaseTotals
+from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.profiler.places import GraphPlace
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder

@@ -24,12 +24,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cbtop.client.busy import SLICE_S, BusySlices, Slice
-from cbtop.client.store import SourceRecord, Store
+from cbtop.client.source_record import SourceRecord
+from cbtop.client.store import Store
 from cbtop.daemon.post_mortem import post_mortem
 from cbtop.exporters import EXPORTERS
 from cbtop.exporters.base import RecordedProcess
 from cbtop.exporters.recorded import process_of_files
-from cbtop.profiler.graph.nodes import Function
+from cbtop.profiler.analysis.graph.nodes import Function
 from cbtop.profiler.instrument.governor import GovernedProfiler
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
@@ -45,8 +46,9 @@ from cbtop.telemetry.steps import whole_step
 from cbtop.tui.views.books import books_equation
 from cbtop.tui.views.header import _tiles
 from cbtop.viewmodels.merge import merged_view
-from cbtop.viewmodels.model import MergeMode, SourceView, StepsView
-from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.source import SourceView, source_view
+from cbtop.viewmodels.steps import StepsView
 from tests.cbtop.recorded import Clock, apply, record_of, source_of
 from tests.profiler.conftest import of_either
 from tests.profiler.memory import Memory, is_plain

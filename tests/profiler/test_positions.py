@@ -21,11 +21,11 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.profiler.phase_totals import PhaseTotals
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.phase_totals import PhaseTotals
+from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
-from cbtop.profiler.stats import NodeStats
 from cbtop.protocol.messages import Node
 from cbtop.protocol.ring import MAX_NODE, Batch
 from tests.cbtop.recorded import source_of

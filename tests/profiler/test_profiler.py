@@ -14,9 +14,9 @@ from types import ModuleType
 import pytest
 
 from cbtop.profiler import scopes
-from cbtop.profiler.budget import TokenBudget
+from cbtop.profiler.analysis.budget import TokenBudget
+from cbtop.profiler.analysis.graph.node_table import MAX_DEPTH
 from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
-from cbtop.profiler.graph.node_table import MAX_DEPTH
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.profiler.scopes import MAX_RECURSION

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.profiler import books as books_module
-from cbtop.profiler import phase_totals as phase_totals_module
 from cbtop.profiler import session as session_module
-from cbtop.profiler.graph.nodes import display_name
+from cbtop.profiler.analysis import phase_totals as phase_totals_module
+from cbtop.profiler.analysis import time_breakdown as books_module
+from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.messages import Node

@@ -19,13 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cbtop.profiler import scopes
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.graph.nodes import Function
+from cbtop.profiler.analysis.phase_totals import PhaseTotals
+from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.profiler.definitions import BrickDefinition
-from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.profiler.graph.nodes import Function
-from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
-from cbtop.profiler.stats import NodeStats
 from cbtop.profiler.steps import ActiveStep, AlikeParts
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.ring import FLAG_FAILED, LANE_SHIFT

@@ -407,10 +407,10 @@ def test_what_a_thread_is_in_is_read_from_its_slot(path: Path) -> None:
     RingWriter(path)
     reader = RingReader(path)
     assert reader.in_flight() == []
-    _write_slot(path, 0, 77, 5, 1000)
-    _write_slot(path, SLOTS - 1, 78, MAX_NODE, 0)
+    _write_slot(path, 0, 77, 5, 1000, 48_000)
+    _write_slot(path, SLOTS - 1, 78, MAX_NODE, 0, -7)
     _write_slot(path, 3, 79, NO_NODE, 0)
-    assert reader.in_flight() == [InFlight(77, 5, 1000), InFlight(78, MAX_NODE, None)]
+    assert reader.in_flight() == [InFlight(77, 5, 1000, 48_000), InFlight(78, MAX_NODE, None, 0)]
 
 
 def test_a_thread_in_nothing_is_told_from_one_in_an_unnamed_step(path: Path) -> None:

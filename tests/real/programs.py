@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from cbtop.client.replay import ReplayFeed
 from cbtop.commands.run import DEFAULT_OVERHEAD
+from cbtop.feeds.replay import ReplayFeed
 from cbtop.reports import REPORTS
 from cbtop.viewmodels.bricks import BrickRow
-from cbtop.viewmodels.model import Severity, SourceView, Verdict
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.verdict import Severity, Verdict
 from tests.integration.hosts import CBTOP, DEADLINE_S
 
 SCRIPTS = Path(__file__).parent / "scripts"

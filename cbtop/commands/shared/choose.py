@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from cbtop.errors import UsageError
 from cbtop.protocol.errors import RecordingError, VersionError
-from cbtop.viewmodels import MergeMode
+from cbtop.viewmodels.merge_mode import MergeMode
 
 if TYPE_CHECKING:  # they load numpy and zmq
-    from cbtop.client.feed import Views
-    from cbtop.viewmodels.model import SourceView
+    from cbtop.feeds.feed import Views
+    from cbtop.viewmodels.source import SourceView
 
 
 def add_source_argument(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def judge_as_asked(feed: Views, options: argparse.Namespace) -> None:
     feed.silenced = options.silence
     if options.baseline is None:
         return
-    from cbtop.client.replay import baselines_in
+    from cbtop.feeds.replay import baselines_in
 
     last_s = None if options.window in (None, math.inf) else options.window
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from cbtop import formatting as fmt
+from cbtop import units
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.compute.settings import CROSSOVERS, STATIC_CROSSOVERS, Crossovers, use_crossovers
 from cbtop.protocol.crossovers import NEVER, Crossover, MachineCrossovers, crossovers_of
@@ -80,7 +80,7 @@ def measured_crossovers(found: Iterable[Crossover]) -> Crossovers:
 
 def crossover_lines(found: MachineCrossovers) -> list[str]:
     """Return the crossovers as lines for a terminal."""
-    return [f"{found.title}: crossovers ({found.day or fmt.NOT_MEASURED})", *map(_line, found.crossovers)]
+    return [f"{found.title}: crossovers ({found.day or units.NOT_MEASURED})", *map(_line, found.crossovers)]
 
 
 def _line(one: Crossover) -> str:
@@ -88,7 +88,7 @@ def _line(one: Crossover) -> str:
     said = [f"{one.provenance}{f' ({one.note})' if one.note else ''}"]
     if one.before_us is not None and one.after_us is not None and one.spread_percent is not None:
         before, after = WAYS.get(one.name, ON_THREADS)
-        said.append(f"{before} {fmt.number(one.before_us)} us, {after} {fmt.number(one.after_us)} us")
+        said.append(f"{before} {units.number(one.before_us)} us, {after} {units.number(one.after_us)} us")
         said.append(f"spread {one.spread_percent:.1f} %")
     return f"  {title:<31}{_value(one.value):>10} {unit:<25}  {', '.join(said)}"
 

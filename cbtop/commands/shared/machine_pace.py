@@ -10,7 +10,7 @@ from statistics import median
 
 import numpy as np
 
-from cbtop.viewmodels.runs import Pace
+from cbtop.comparison.runs import Pace
 
 ROUNDS = 15  # of alternating measurements, about 0.1 s
 CACHE_BYTES, CACHE_TIMES = 64 << 10, 400

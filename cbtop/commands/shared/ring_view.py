@@ -5,9 +5,8 @@ from __future__ import annotations
 from cbtop.client.kept_roofs import StoredRoofs
 from cbtop.client.store import Store
 from cbtop.daemon.source import Source
-from cbtop.viewmodels.model import SourceView
 from cbtop.viewmodels.on_demand import with_parts
-from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.source import SourceView, source_view
 from cbtop.viewmodels.verdicts import judged
 
 

@@ -17,7 +17,7 @@ from cbtop.protocol.errors import ProtocolError
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN, Batch
 from cbtop.protocol.vocabulary import NodeKind, is_warm_up
 from cbtop.reports.summary import summary
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 
 MAX_RECORDS = 1 << 17  # the newest in a ring: adding them up takes 0.1 s
 WARM_UP_STEPS = 3  # if a process names none: the first call allocates, compiles or reads from disk

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 from cbtop.commands.shared.interrupts import noted_interrupt
 from cbtop.commands.shared.progress import ProgressLine
-from cbtop.commands.show import add_connect_arguments, positive_seconds, viewer_keys
+from cbtop.commands.shared.show import add_connect_arguments, positive_seconds, viewer_keys
 from cbtop.errors import CbtopError, NoDataError, UntrustedError, UsageError
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import DecodeError, KeysError, RecordingError, VersionError
 
 if TYPE_CHECKING:  # they load numpy and zmq
     from cbtop.client.stream_recorder import StreamRecorder
-    from cbtop.viewmodels.runs import Run
+    from cbtop.comparison.runs import Run
 
 RUNTIME_VARIABLE = "CBTOP_RUNTIME_DIR"
 POLL_MS = 100
@@ -52,7 +52,7 @@ def runs_of(where: str, options: argparse.Namespace) -> list[Run]:
 
     Raises UsageError if it is invalid or names several processes, NoDataError if nothing was recorded.
     """
-    from cbtop.client.run_file import is_run_file, read_runs
+    from cbtop.feeds.run_file import is_run_file, read_runs
 
     path = Path(where)
     if is_run_file(path):
@@ -147,7 +147,7 @@ def _is_read(recorder: StreamRecorder) -> bool:
 
 def _only(path: Path, source: str | None) -> Run:
     """Return the only run of a recording, or the one that `source` names."""
-    from cbtop.client.run_reader import runs_in
+    from cbtop.feeds.run_reader import runs_in
 
     try:
         found = runs_in(path, [source] if source else [])

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from cbtop.client.feed import Feed, FeedSnapshot
-from cbtop.client.look_back import look_back
 from cbtop.client.stream_recorder import save_history
 from cbtop.commands.shared.program import Program
+from cbtop.commands.shared.show import dress, settle_colours
 from cbtop.commands.shared.sort_memory import remember_orders
-from cbtop.commands.show import dress, settle_colours
+from cbtop.feeds.feed import Feed, FeedSnapshot
+from cbtop.feeds.look_back import look_back
 
 
 class RunFeed(Feed):
@@ -42,8 +42,8 @@ def watch(program: Program, name: str, options: argparse.Namespace) -> int:
 
     try:
         with RunFeed(program, name) as feed:
-            save = partial(save_history, feed.endpoint, feed.keys, Path.cwd()) if feed.endpoint else None
-            back = partial(look_back, feed) if feed.endpoint else None
+            save = partial(save_history, feed.links.endpoint, feed.keys, Path.cwd()) if feed.links.endpoint else None
+            back = partial(look_back, feed) if feed.links.endpoint else None
             app = RunApp(feed, program, save_history=save, look_back=back)
             dress(app, options)
             app.run()

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import groupby
 from math import log
 
-from cbtop import formatting
+from cbtop import units
 from cbtop.tui.views.base import SourceDrawing
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.bars import bar
@@ -15,7 +15,7 @@ from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, join_fitt
 from cbtop.tui.widgets.parts import ScreenPart, parts_lines
 from cbtop.tui.widgets.upright import Bar, Spacing, upright
 from cbtop.viewmodels.bricks import BrickRow
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 
 LEAST_LINES = 6  # fewer are useless
 MAX_BAR_HEIGHT = 6  # per brick
@@ -68,8 +68,8 @@ def _histogram(row: BrickRow, begin_us: float, end_us: float, inner: int, tall: 
     name: Line = ((f" {look.glyph} ", look.role), (fit(clean(row.name), _NAME_WIDTH - 3), "strong"))
     blank: Line = ((" " * _NAME_WIDTH, ""),)
     said = (
-        ((f"p50 {formatting.duration(row.p50_us)}", ""),),
-        ((f"p99 {formatting.duration(row.p99_us)}", "dim"),),
+        ((f"p50 {units.duration(row.p50_us)}", ""),),
+        ((f"p99 {units.duration(row.p99_us)}", "dim"),),
     )
     lines: list[Line] = [
         (*(name if at == tall - 1 else blank), ("│", "faint"), *_dotless(line)) for at, line in enumerate(drawn)
@@ -93,9 +93,9 @@ def _column(us: float, begin_us: float, end_us: float, inner: int) -> int:
 
 def _axis(begin_us: float, end_us: float, inner: int) -> Line:
     """Return the axis: the begin times of some cells, and the end of the last one."""
-    text, last = "", formatting.duration(end_us)
+    text, last = "", units.duration(end_us)
     for column in range(0, inner, 18):
-        label = f"╷{formatting.duration(begin_us * (end_us / begin_us) ** (column / inner))}"
+        label = f"╷{units.duration(begin_us * (end_us / begin_us) ** (column / inner))}"
         if column + len(label) + len(last) + 2 <= inner:
             text = text.ljust(column) + label
     return ((" " * (_NAME_WIDTH + 1) + text.ljust(inner - len(last)) + f"{last}╷", "dim"),)
@@ -109,10 +109,10 @@ def _categories(source: SourceView, width: int, height: int) -> list[Line]:
         look = CATEGORY_LOOKS[row.category]
         name: Line = ((f" {look.glyph} ", look.role), (fit(clean(row.name), _NAME_WIDTH - 3), look.role))
         figures: Line = (
-            (f"{formatting.percent(row.percent):>8}", "strong"),
-            (f"{formatting.duration(row.exclusive_us_per_token):>11}", ""),
+            (f"{units.percent(row.percent):>8}", "strong"),
+            (f"{units.duration(row.exclusive_us_per_token):>11}", ""),
             (" a token", "dim"),
-            (f"{formatting.count(row.count):>10}", ""),
+            (f"{units.count(row.count):>10}", ""),
             (" calls", "dim"),
         )
         room = max(4, width - width_of(name) - width_of(figures) - 3)

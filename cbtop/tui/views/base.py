@@ -12,7 +12,7 @@ from textual.widget import Widget
 from cbtop.tui.widgets.columns import Cells
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.table import Table
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 
 
 class View(Vertical):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from cbtop import formatting
+from cbtop import units
+from cbtop.comparison.comparison import Comparison
+from cbtop.comparison.noise import Change
+from cbtop.text import comparison_text
 from cbtop.tui.widgets.lines import Line, clean, join, join_fitting, width_of
-from cbtop.viewmodels.comparison import Comparison
-from cbtop.viewmodels.noise import Change
 
 
 def baseline_lines(found: Comparison | None, width: int) -> list[Line]:
@@ -16,10 +17,10 @@ def baseline_lines(found: Comparison | None, width: int) -> list[Line]:
     if found is None:
         return []
     head: Line = (("  Δ ", "accent"), ("(derived) ", "dim"))
-    which: Line = ((f"baseline: {clean(formatting.baseline(found))}", "dim"),)
+    which: Line = ((f"baseline: {clean(comparison_text.baseline(found))}", "dim"),)
     if found.why_not:
         return [join_fitting([(*head, (f"n/a: {clean(found.why_not)}", "warn")), which], width, " · ")]
-    rates: list[Line] = [((clean(rate), ""),) for rate in formatting.baseline_rates(found)]
+    rates: list[Line] = [((clean(rate), ""),) for rate in comparison_text.baseline_rates(found)]
     first = join([(*head, *rates[0]), *rates[1:]], " · ")
     if width_of(first) <= width:
         lines = [join_fitting([first, which], width, " · ")]
@@ -34,7 +35,7 @@ def baseline_lines(found: Comparison | None, width: int) -> list[Line]:
 def change_text(change: Change | None) -> str:
     """Return the change as text for a column: `+10.1 %`, `noise`, `n/a`."""
     if change is None or change.percent is None:
-        return formatting.NOT_MEASURED
+        return units.NOT_MEASURED
     return f"{change.percent:+,.1f} %" if change.is_beyond_noise else "noise"
 
 

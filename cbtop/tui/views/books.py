@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cbtop import formatting
+from cbtop import units
+from cbtop.text import breakdown_text, range_text
 from cbtop.tui.views.base import SourceDrawing
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.bars import BarSegment, stacked
 from cbtop.tui.widgets.lines import Line, Span, clean, fit_line, join_fitting, rule, width_of
-from cbtop.viewmodels.model import SourceView, TimeBreakdownView
 from cbtop.viewmodels.not_instrumented import not_instrumented
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.time_breakdown import TimeBreakdownView
 
 RESIDUAL_BOUND_PERCENT = 5.0  # a larger part without a name is worth a warning
 BETWEEN_BOUND_PERCENT = 10.0  # a larger part between steps is worth a warning, too
@@ -39,7 +41,7 @@ def books_rule(source: SourceView, title: str, width: int) -> Line:
     """Return a rule above the books, with notes at its right end."""
     room = width - len(title) - 8
     beside = beside_books(source)
-    if not _is_much_between(source) and (between := formatting.between_steps(source.time_range)):
+    if not _is_much_between(source) and (between := range_text.between_steps(source.time_range)):
         beside.append(((between, "dim"),))
     return rule(((title, "dim"),), width, join_fitting(beside, room, " · "))
 
@@ -49,13 +51,13 @@ def beside_books(source: SourceView) -> list[Line]:
 
     They are: books that do not close, much uninstrumented time, much time between steps, time outside the wall time.
     """
-    trouble = formatting.books_trouble(source.books)
+    trouble = breakdown_text.books_trouble(source.books)
     found: list[Line] = [((trouble.partition(":")[0], "bad strong"),)] if trouble else []
     if outside := not_instrumented(source):
-        found.append(((f"not instrumented: {formatting.percent(outside.percent)} of the step time", "warn"),))
+        found.append(((f"not instrumented: {units.percent(outside.percent)} of the step time", "warn"),))
     if _is_much_between(source):
-        found.append(((formatting.between_steps(source.time_range), "warn"),))
-    notes = formatting.books_notes(source.books, source.outside)
+        found.append(((range_text.between_steps(source.time_range), "warn"),))
+    notes = breakdown_text.books_notes(source.books, source.outside)
     return [*found, *(((clean(note.split(", ")[0]), "warn"),) for note in notes)]
 
 
@@ -89,12 +91,10 @@ def books_equation(source: SourceView, books: TimeBreakdownView, width: int) -> 
     no books, returns why. If space is short, unattributed becomes the `?` of the bar, then the gaps become one sum.
     Nothing is cut off.
     """
-    none = formatting.no_books(source)
+    none = breakdown_text.no_books(source)
     line: Line = ((clean(f"n/a: {none}"), "dim"),) if none else _fitting(books, _recorded_steps(source), width)
     if books.open_us > 0:
-        line = join_fitting(
-            (line, ((f"a step still runs, {formatting.duration(books.open_us)}", "dim"),)), width, "   "
-        )
+        line = join_fitting((line, ((f"a step still runs, {units.duration(books.open_us)}", "dim"),)), width, "   ")
     return line
 
 
@@ -116,7 +116,7 @@ def _equation(
     scale, unit = (1e3, "ms") if books.wall_us / steps >= 1e3 else (1.0, "µs")
 
     def mean(us: float) -> str:
-        return formatting.number(us / steps / scale)
+        return units.number(us / steps / scale)
 
     suspicious = books.residual_percent is not None and abs(books.residual_percent) > RESIDUAL_BOUND_PERCENT
     spans: list[Span] = [
@@ -128,10 +128,10 @@ def _equation(
     for name, us in gaps:
         spans += [(f" + {name} ", "dim"), (mean(us), "gap")]
     if books.overlap_us:
-        spans += [(f" - {formatting.OVERLAP} ", "dim"), (mean(books.overlap_us), "")]
+        spans += [(f" - {breakdown_text.OVERLAP} ", "dim"), (mean(books.overlap_us), "")]
     spans += [
         (f" + {unattributed} ", "dim"),
         (mean(books.unattributed_us), "warn" if suspicious else "unknown"),
-        (f" ({formatting.percent(books.residual_percent)})", "warn" if suspicious else "dim"),
+        (f" ({units.percent(books.residual_percent)})", "warn" if suspicious else "dim"),
     ]
     return tuple(spans)

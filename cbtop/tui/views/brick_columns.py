@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from statistics import median
 
-from cbtop import formatting
-from cbtop.statistics import BRICK_COLUMNS, BUDGET_COLUMNS, CHECK_COLUMNS, HOST_COLUMNS, statistic
+from cbtop import units
+from cbtop.comparison.comparison import Comparison
+from cbtop.text import roof_text
+from cbtop.text.statistics import BRICK_COLUMNS, BUDGET_COLUMNS, CHECK_COLUMNS, HOST_COLUMNS, statistic
 from cbtop.tui.views.baseline import change_role, change_text
 from cbtop.tui.views.figures import figure, figure_columns
 from cbtop.tui.views.looks import CATEGORY_LOOKS
@@ -17,8 +19,7 @@ from cbtop.tui.widgets.columns import Column
 from cbtop.tui.widgets.lines import Line, clean, clip
 from cbtop.tui.widgets.upright import usual_top
 from cbtop.viewmodels.bricks import TREND_S, BrickRow
-from cbtop.viewmodels.comparison import Comparison
-from cbtop.viewmodels.model import RankRow, RanksView
+from cbtop.viewmodels.merged import RankRow, RanksView
 
 NEAR_BUDGET_PERCENT = 90.0
 TREND_WIDTH = 10
@@ -61,7 +62,7 @@ def _trend(row: BrickRow, width: int) -> Line:
 def _drawn_trend(trend_us: tuple[float | None, ...], width: int, role: str) -> Line:
     """Draw a trend. If several seconds share a column, draws the highest."""
     if not any(trend_us):
-        return ((formatting.NOT_MEASURED, "faint"),)
+        return ((units.NOT_MEASURED, "faint"),)
     each = -(-TREND_S // (width * DOTS_ACROSS))
     us = trend_us[len(trend_us) % each :]
     highest = [
@@ -74,7 +75,7 @@ def _drawn_trend(trend_us: tuple[float | None, ...], width: int, role: str) -> L
 
 def limit_cell(row: BrickRow) -> Line:
     """Return for example `memory 79 %`, with a grey `?` if the roof is uncertain."""
-    text = formatting.limit(row)
+    text = roof_text.limit(row)
     if row.roof is None:
         return figure(text)
     return ((text, "dim" if row.roof_unsure else "bad" if row.above_roof else ""),)
@@ -94,7 +95,7 @@ def rank_columns(columns: Sequence[Column[BrickRow]], ranks: RanksView) -> tuple
 
         def cell(row: BrickRow, width: int) -> Line:
             found = of(row)
-            return figure(formatting.number(us(row)), "strong warn" if found and found.slowest == at else "")
+            return figure(units.number(us(row)), "strong warn" if found and found.slowest == at else "")
 
         def sort_value(row: BrickRow) -> float:
             found = us(row)

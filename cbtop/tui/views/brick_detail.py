@@ -7,9 +7,9 @@ from functools import partial
 
 from rich.cells import cell_len
 
-from cbtop import formatting
+from cbtop import units
 from cbtop.protocol.vocabulary import Provenance
-from cbtop.statistics import BRICK_PANEL, HOST_REPORT, Statistic
+from cbtop.text.statistics import BRICK_PANEL, HOST_REPORT, Statistic
 from cbtop.tui.views.brick_pictures import durations, heading_line, kernels, layers_part, trend
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.views.once_a_second import Pictures
@@ -17,7 +17,8 @@ from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, rule, width_of
 from cbtop.tui.widgets.parts import GAP, ScreenPart, beside, parts_lines
 from cbtop.viewmodels.bricks import BrickRow
-from cbtop.viewmodels.model import CheckRow, SourceView
+from cbtop.viewmodels.checks import CheckRow
+from cbtop.viewmodels.source import SourceView
 
 Fact = tuple[str, str, str]  # name, value, role
 
@@ -136,7 +137,7 @@ def group_lines(heading: str, provenance: str, facts: Sequence[Fact], width: int
     for row in rows:
         line: Line = ((" ", ""),)
         for label, value, role in row:
-            role = "faint" if value == formatting.NOT_MEASURED else role
+            role = "faint" if value == units.NOT_MEASURED else role
             size = max(room, cell_len(value)) if len(row) == 1 else room
             line += ((" " + fit(label, _LABEL_WIDTH), "dim"), (fit(value, size), role))
         lines.append(fit_line(line, width))
@@ -153,7 +154,7 @@ def _checks(brick: BrickRow, checks: list[CheckRow], width: int) -> list[Line]:
         role, glyph = ("good", "✓") if check.passed else ("bad", "✗")
         if check.skipped:
             role, glyph = "faint", "–"
-        error = f"max error {formatting.scientific(check.max_error)} of {formatting.scientific(check.tolerance)}"
+        error = f"max error {units.scientific(check.max_error)} of {units.scientific(check.tolerance)}"
         if check.not_finite:
             error = f"met {clean(check.not_finite)}"
         if check.note:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cbtop import formatting
+from cbtop import units
 from cbtop.protocol.vocabulary import Provenance
+from cbtop.text import kernel_text
 from cbtop.tui.views.layer_map import numbers
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.views.once_a_second import Pictures
@@ -17,7 +18,7 @@ from cbtop.viewmodels.bricks import TREND_S, BrickRow
 from cbtop.viewmodels.durations import DurationBar, coarser
 from cbtop.viewmodels.kernels import BrickKernels
 from cbtop.viewmodels.layers import BrickInLayers, LayerBrick, LayersView
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 
 MAX_BAR_HEIGHT = 3  # per layer
 _MARGIN = 2
@@ -33,13 +34,13 @@ def heading_line(heading: str, provenance: str, width: int, about: Sequence[Line
 
 def durations(brick: BrickRow, pictures: Pictures, width: int, height: int) -> list[Line]:
     """Draw a histogram of its calls over an axis with times. The number of calls is current."""
-    about: list[Line] = [((f"{formatting.count(brick.count)} calls", "dim"),)]
+    about: list[Line] = [((f"{units.count(brick.count)} calls", "dim"),)]
     found = pictures.drawn(("durations", width, height), lambda: _bars(brick, width, height))
     if found is None:
         why = "  n/a: its calls are not counted apart from those of others"
         return [heading_line("durations", Provenance.MEASURED.value, width, about), ((clip(why, width), "dim"),)]
     highest, drawn = found
-    about.append(((f"highest bar {formatting.count(highest)}", "dim"),))
+    about.append(((f"highest bar {units.count(highest)}", "dim"),))
     return [heading_line("durations", Provenance.MEASURED.value, width, about), *drawn][:height]
 
 
@@ -58,11 +59,11 @@ def _bars(brick: BrickRow, width: int, height: int) -> tuple[int, list[Line]] | 
 
 def _axis(bars: Sequence[DurationBar], spacing: Spacing, width: int) -> Line:
     """Return the axis: the begin times of bars, as many as fit, and the end of the last one at the right."""
-    last = formatting.duration(bars[-1].to_us)
+    last = units.duration(bars[-1].to_us)
     end = _MARGIN + spacing.width - len(last)
     text = ""
     for at, bar in enumerate(bars):
-        column, label = _MARGIN + spacing.column(at), f"╷{formatting.duration(bar.from_us)}"
+        column, label = _MARGIN + spacing.column(at), f"╷{units.duration(bar.from_us)}"
         if (not text or column >= len(text) + _LABEL_GAP * 4) and column + len(label) + _LABEL_GAP <= max(end, 1):
             text = text.ljust(column) + label
     return ((clip(text.ljust(end) + f"{last}╷", width), "dim"),)
@@ -105,18 +106,18 @@ def _slowest(layers: LayersView, found: BrickInLayers) -> list[Line]:
     """Return for example `▼ Layer 8 1.48 ms` and `median 79.4 µs`."""
     us, is_odd = found.p50_us[found.slowest], found.odd[found.slowest]
     name = f"{'▼ ' if is_odd else 'slowest '}{clean(layers.rows[found.slowest].name)}"
-    median = f"median {formatting.duration(found.median_us)}"
-    return [((f"{name} {formatting.duration(us)}", "strong warn" if is_odd else ""),), ((median, "dim"),)]
+    median = f"median {units.duration(found.median_us)}"
+    return [((f"{name} {units.duration(us)}", "strong warn" if is_odd else ""),), ((median, "dim"),)]
 
 
 def trend(brick: BrickRow, source: SourceView, width: int, height: int) -> list[Line]:
     """Draw its time per token (or call) in each of the last sixty seconds."""
     unit = "µs a call" if source.phase is None else "µs a token"
     figures = (("last", brick.trend_last_us), ("least", brick.trend_least_us), ("most", brick.trend_most_us))
-    about: list[Line] = [((f"{word} {formatting.duration(us)}", ""),) for word, us in figures]
+    about: list[Line] = [((f"{word} {units.duration(us)}", ""),) for word, us in figures]
     role = CATEGORY_LOOKS[brick.category].role
     tall = height - 1 if height < 6 else height - 2  # leaves a blank line
-    drawn = curve(brick.trend_us, max(1, width - 2 * _MARGIN), tall, role, formatting.duration)
+    drawn = curve(brick.trend_us, max(1, width - 2 * _MARGIN), tall, role, units.duration)
     lines = [heading_line(f"{unit}, {TREND_S} s", Provenance.DERIVED.value, width, about)]
     return [*lines, *(((" " * _MARGIN, ""), *line) for line in drawn), BLANK][:height]
 
@@ -125,11 +126,11 @@ def kernels(found: Sequence[BrickKernels], width: int, height: int) -> list[Line
     """Return its kernels from the last burst: launches per step, mean and deviation of one."""
     lines: list[Line] = []
     for brick in found:
-        about: list[Line] = [((f"{formatting.duration(brick.us_per_step)} a step {clean(brick.label)}", "dim"),)]
+        about: list[Line] = [((f"{units.duration(brick.us_per_step)} a step {clean(brick.label)}", "dim"),)]
         lines.append(heading_line("kernels", "measured in a burst", width, about))
         for row in brick.kernels:
-            times = f"{formatting.per_step(row.launches_per_step)} × {formatting.duration(row.mean_us)}"
-            figure = f"{times} ± {formatting.duration(row.deviation_us)}"
+            times = f"{kernel_text.per_step(row.launches_per_step)} × {units.duration(row.mean_us)}"
+            figure = f"{times} ± {units.duration(row.deviation_us)}"
             name = fit(clip(clean(row.name), width - len(figure) - 5), max(1, width - len(figure) - 5))
             lines.append(fit_line((("  " + name, ""), ("  " + figure, "strong")), width))
     return lines[:height]

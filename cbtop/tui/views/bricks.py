@@ -11,9 +11,9 @@ from textual.events import Resize
 from textual.widget import Widget
 from textual.widgets import Input
 
-from cbtop import formatting
-from cbtop.row_choice import words_of
-from cbtop.statistics import BRICK_PANEL
+from cbtop.text import recording_text
+from cbtop.text.row_filter import words_of
+from cbtop.text.statistics import BRICK_PANEL
 from cbtop.tui.views.all_bricks import LEAST_LINES as ALL_BRICKS_LINES
 from cbtop.tui.views.all_bricks import AllBricks
 from cbtop.tui.views.base import View
@@ -25,7 +25,7 @@ from cbtop.tui.widgets.lines import clean
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.bricks import BrickRow, has_launches
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 
 BESIDE = 160  # cells: from this width on, details are next to the table
 _BOOKS_LINES = 3
@@ -89,7 +89,7 @@ class Bricks(View):
         if source.baseline is not None and source.merged is None:
             columns = (*columns, change_column(source.baseline))
         self._table.show_columns(columns if source.ranks is None else rank_columns(columns, source.ranks))
-        self._table.nothing_at_all = clean(formatting.no_bricks(source))
+        self._table.nothing_at_all = clean(recording_text.no_bricks(source))
         self._table.show_rows(source.bricks, of=source.rows_of)
         self._filter.show_found(self._table.found)
         self._books.show_source(source)

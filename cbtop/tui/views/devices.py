@@ -9,9 +9,10 @@ from textual.app import ComposeResult
 from textual.geometry import Size
 from textual.widget import Widget
 
-from cbtop import formatting
+from cbtop import units
 from cbtop.protocol.vocabulary import DeviceKind
-from cbtop.statistics import (
+from cbtop.text import source_text
+from cbtop.text.statistics import (
     DEVICE_COLUMNS,
     PROCESS_COLUMNS,
     ScreenColumn,
@@ -28,7 +29,7 @@ from cbtop.tui.widgets.curve import Chart, charts
 from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, rule, width_of
 from cbtop.tui.widgets.pager import Page, Pager
 from cbtop.viewmodels.devices import DeviceRow, MachineView, ProcessRow
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 
 
 def _column(shown: ScreenColumn) -> Column[DeviceRow]:
@@ -63,11 +64,11 @@ def _pid(row: ProcessRow, width: int) -> Line:
 
 def _process_name(row: ProcessRow, width: int) -> Line:
     mark = "● " if row.source else "  "
-    return ((mark, "accent"), (clip(clean(row.name or formatting.NOT_MEASURED), width - 2), "strong"))
+    return ((mark, "accent"), (clip(clean(row.name or units.NOT_MEASURED), width - 2), "strong"))
 
 
 def _process_device(row: ProcessRow, width: int) -> Line:
-    return ((clean(row.device), "accent"),) if row.device else ((formatting.NONE_THERE, "faint"),)
+    return ((clean(row.device), "accent"),) if row.device else ((units.NONE_THERE, "faint"),)
 
 
 def _process_column(shown: ScreenColumn) -> Column[ProcessRow]:
@@ -206,11 +207,11 @@ def machine_charts(machine: MachineView) -> list[Chart]:
         memory, clock = [moment.memory_bytes for moment in seen], [moment.clock_mhz for moment in seen]
         watts, celsius = [moment.watts for moment in seen], [moment.celsius for moment in seen]
         found += [
-            figure_chart(f"{name} busy %", role, row.busy_percent, formatting.percent_number, 100.0),
-            figure_chart(f"{name} memory", role, memory, formatting.size_bytes, device.memory_total_bytes),
-            figure_chart(f"{name} W", role, watts, formatting.whole, device.power_limit_watts),
-            figure_chart(f"{name} MHz", role, clock, formatting.whole, device.clock_max_mhz),
-            figure_chart(f"{name} °C", role, celsius, formatting.whole),
+            figure_chart(f"{name} busy %", role, row.busy_percent, units.percent_number, 100.0),
+            figure_chart(f"{name} memory", role, memory, units.size_bytes, device.memory_total_bytes),
+            figure_chart(f"{name} W", role, watts, units.whole, device.power_limit_watts),
+            figure_chart(f"{name} MHz", role, clock, units.whole, device.clock_max_mhz),
+            figure_chart(f"{name} °C", role, celsius, units.whole),
         ]
     for process in {row.pid: row for row in machine.processes if row.source}.values():
         found += process_charts(process)
@@ -219,12 +220,12 @@ def machine_charts(machine: MachineView) -> list[Chart]:
 
 def process_charts(process: ProcessRow) -> list[Chart]:
     """Return charts of a process's host resources in the last two minutes."""
-    name = f"{clean(process.name or formatting.NOT_MEASURED)} {process.pid}"
+    name = f"{clean(process.name or units.NOT_MEASURED)} {process.pid}"
     cpu = [moment.cpu_percent for moment in process.history]
     resident = [moment.resident_bytes for moment in process.history]
     return [
-        figure_chart(f"{name} CPU %", "norm", cpu, formatting.percent_number),
-        figure_chart(f"{name} resident", "norm", resident, formatting.size_bytes),
+        figure_chart(f"{name} CPU %", "norm", cpu, units.percent_number),
+        figure_chart(f"{name} resident", "norm", resident, units.size_bytes),
     ]
 
 
@@ -255,7 +256,7 @@ def _columns_for(machine: MachineView) -> list[Column[DeviceRow]]:
 
 def _troubles(machine: MachineView, width: int) -> list[Line]:
     stale = {row.sampler: row.age_s for row in machine.devices if row.is_stale}
-    old = [formatting.stale_sampler(sampler, age_s) for sampler, age_s in stale.items()]
+    old = [source_text.stale_sampler(sampler, age_s) for sampler, age_s in stale.items()]
     return [*_wrapped("✗ ", old, width, "bad"), *_wrapped("", machine.troubles, width, "dim")]
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from cbtop import formatting
-from cbtop.statistics import ScreenColumn
+from cbtop import units
+from cbtop.text.statistics import ScreenColumn
 from cbtop.tui.widgets.columns import Column, RowT
 from cbtop.tui.widgets.lines import Line, clean
 
 
 def figure(text: str, role: str = "") -> Line:
     """Return a figure in its role; faint if it was not measured or cannot exist."""
-    return ((text, "faint" if text in (formatting.NOT_MEASURED, formatting.NONE_THERE) else role),)
+    return ((text, "faint" if text in (units.NOT_MEASURED, units.NONE_THERE) else role),)
 
 
 def figure_columns(

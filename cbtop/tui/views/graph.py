@@ -15,11 +15,14 @@ from textual.message import Message
 from textual.widget import Widget
 from textual.widgets import Input
 
-from cbtop import formatting
+from cbtop import units
+from cbtop.comparison.items import Place as ComparedPlace
+from cbtop.comparison.noise import Change
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
-from cbtop.row_choice import matcher
-from cbtop.statistics import NODE_COLUMNS, NODE_SHARE_COLUMNS, PATH_COLUMNS, Of, statistic
+from cbtop.text import kernel_text
+from cbtop.text.row_filter import matcher
+from cbtop.text.statistics import NODE_COLUMNS, NODE_SHARE_COLUMNS, PATH_COLUMNS, Of, statistic
 from cbtop.tui.views.base import SourceDrawing, View
 from cbtop.tui.views.baseline import change_role, change_text
 from cbtop.tui.views.figures import figure, figure_columns
@@ -30,10 +33,8 @@ from cbtop.tui.widgets.columns import Column, Placed, head_line
 from cbtop.tui.widgets.filter import Filter
 from cbtop.tui.widgets.lines import Line, clean, fit_line
 from cbtop.tui.widgets.table import Table
-from cbtop.viewmodels.graph import has_burst, largest_share, places_of, rows_at
-from cbtop.viewmodels.model import CriticalPathView, GraphRow, SourceView
-from cbtop.viewmodels.noise import Change
-from cbtop.viewmodels.places import Place as ComparedPlace
+from cbtop.viewmodels.graph import CriticalPathView, GraphRow, has_burst, largest_share, places_of, rows_at
+from cbtop.viewmodels.source import SourceView
 
 _SLACK = statistic("slack_us", Of.NODE)
 BESIDE = 160  # cells: from this width on, details are next to the tree
@@ -130,9 +131,9 @@ def graph_columns(
         mark = ("▾ " if row.unfolded else "▸ ") if row.has_children else "  "
         name, _, rest = clean(shown.label).partition("  ")
         if shown.copied_gb_per_sec is not None:
-            rest += f"  {formatting.number(shown.copied_gb_per_sec)} GB/s"
+            rest += f"  {units.number(shown.copied_gb_per_sec)} GB/s"
         if shown.burst is not None:
-            rest += f"  {formatting.in_burst(shown.burst)}"
+            rest += f"  {kernel_text.in_burst(shown.burst)}"
         category = shown.category
         role = CATEGORY_LOOKS[category].role if category is not None else "strong" if row.parent is None else ""
         return ((row.connectors, "faint"), (mark, "accent"), (name, role), (f"  {rest}" if rest else "", "dim"))
@@ -148,8 +149,8 @@ def graph_columns(
     def burst_of(row: TreeRow) -> Line:
         found = of(row)
         if found.kind is not NodeKind.KERNEL:
-            return figure(formatting.NONE_THERE)
-        return figure(formatting.number(found.burst.mean_ns / 1e3 if found.burst else None))
+            return figure(units.NONE_THERE)
+        return figure(units.number(found.burst.mean_ns / 1e3 if found.burst else None))
 
     def change_of(row: TreeRow) -> Change | None:
         place = of(row).place
@@ -202,7 +203,7 @@ def _columns_of(source: SourceView, rows: Callable[[], Sequence[TreeRow]]) -> tu
 
 def path_line(path: CriticalPathView) -> Line:
     """Return for example `critical path 1.20 ms, 5 of 9 timed nodes (derived)`, or why there is none."""
-    return (("  ", ""), (clean(formatting.critical_path(path)), "warn" if path.unknown else "dim"))
+    return (("  ", ""), (clean(kernel_text.critical_path(path)), "warn" if path.unknown else "dim"))
 
 
 def _words(place: Place) -> tuple[str, ...]:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cbtop import formatting
+from cbtop import units
+from cbtop.text import breakdown_text, merge_text, range_text, rate_text, recording_text, source_text, time_text
 from cbtop.tui.views.looks import state_badge
 from cbtop.tui.widgets.bars import bar
 from cbtop.tui.widgets.braille import area
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, both_ends, clean, fit_line, join_fitting, width_of
-from cbtop.viewmodels.model import LossView, ReplayView, SourceView, StallKind, StepsView
+from cbtop.viewmodels.loss import LossView
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.stall import StallKind
+from cbtop.viewmodels.steps import StepsView
+from cbtop.viewmodels.time_travel import ReplayView
 
 _HISTORY_WIDTH = 30
 _BAR_WIDTH = 30
@@ -57,14 +62,14 @@ def _identity(heading: Heading, width: int) -> Line:
     if not (heading.paused or replay) or (source is not None and source.standing != "live"):
         badges += state_badge(state, f"{stall.age_s:.0f} s" if stall else "")
     if replay and replay.range_s is None:
-        at = f"{formatting.date(replay.recorded_s + replay.at_s)}  {formatting.position(replay.at_s)}"
-        badges += (("  ", ""), (f"{at}/{formatting.position(replay.duration_s)}", "accent"))
+        at = f"{time_text.date(replay.recorded_s + replay.at_s)}  {time_text.position(replay.at_s)}"
+        badges += (("  ", ""), (f"{at}/{time_text.position(replay.duration_s)}", "accent"))
     if source is None:
         return badges
     if source.merged is not None:
-        who: Line = ((clean(formatting.merged(source.merged)), "accent"), (f"  {clean(source.program)}", "strong"))
+        who: Line = ((clean(merge_text.merged(source.merged)), "accent"), (f"  {clean(source.program)}", "strong"))
     else:
-        rank = formatting.rank(source.rank, source.world_size)
+        rank = merge_text.rank(source.rank, source.world_size)
         who = (
             (clean(source.program), "strong"),
             (f" {source.pid}@{clean(source.host)}", "dim"),
@@ -80,15 +85,15 @@ def _identity(heading: Heading, width: int) -> Line:
 
 def _of(source: SourceView) -> Line:
     """Return the time range and the sampling of the figures."""
-    sample = formatting.sample(source.sample_every)
+    sample = recording_text.sample(source.sample_every)
     percent = source.overhead.high_percent if source.overhead else None
-    cost = f"up to {percent:.1f}%" if percent is not None else formatting.NOT_MEASURED
+    cost = f"up to {percent:.1f}%" if percent is not None else units.NOT_MEASURED
     of_steps: Line = ()
     if sample:
         of_steps = ((f"  {sample}{f', costs {cost}' if source.overhead else ''}", "warn"),)
     elif source.overhead:
         of_steps = ((f"  recording costs {cost}", "dim"),)
-    return ((formatting.shown_time(source), "dim" if source.window is None else "accent"), *of_steps)
+    return ((range_text.shown_time(source), "dim" if source.window is None else "accent"), *of_steps)
 
 
 def _facts(source: SourceView) -> list[str]:
@@ -99,7 +104,7 @@ def _facts(source: SourceView) -> list[str]:
         if value is not None:
             words.append(f"{value} {unit if value != 1 else unit[:-1]}")
     if source.weights_bytes is not None:
-        words.append(formatting.size_bytes(source.weights_bytes))
+        words.append(units.size_bytes(source.weights_bytes))
     return words
 
 
@@ -116,20 +121,20 @@ def _tile_list(source: SourceView) -> list[_Tile]:
         _Tile(f"{unit} p50", ((_ms(p50_us), "strong"),)),
         _Tile("p99", ((_ms(p99_us), "strong"),)),
         _Tile("max", ((_ms(max_us), "strong"),)),
-        _Tile("phase", ((clean(source.phase or formatting.NOT_MEASURED), "accent"),)),
-        _Tile("steps", ((formatting.count(steps.count if steps else 0), ""), *_recorded(steps))),
+        _Tile("phase", ((clean(source.phase or units.NOT_MEASURED), "accent"),)),
+        _Tile("steps", ((units.count(steps.count if steps else 0), ""), *_recorded(steps))),
         _Tile("mean", ((_ms(steps.mean_us if steps else None), ""), (" ms/step", "dim"))),
-        _Tile("tokens", ((formatting.count(steps.known_tokens if steps else 0), ""),)),
-        _Tile("records", ((formatting.si(source.loss.received), ""),)),
+        _Tile("tokens", ((units.count(steps.known_tokens if steps else 0), ""),)),
+        _Tile("records", ((units.si(source.loss.received), ""),)),
     ]
     if gpu := _gpu_tile(source):
         tiles.insert(3, gpu)
     if steps and steps.tokens_per_sec_in_steps is not None:
-        tiles.insert(5, _Tile("tok/s in steps", ((formatting.number(steps.tokens_per_sec_in_steps), ""),)))
+        tiles.insert(5, _Tile("tok/s in steps", ((units.number(steps.tokens_per_sec_in_steps), ""),)))
     if steps and not steps.has_tokens and steps.samples_per_sec is not None:
-        tiles.insert(0, _Tile("samples/s", ((formatting.rate(source, steps.samples_per_sec), "strong"),)))
+        tiles.insert(0, _Tile("samples/s", ((rate_text.rate(source, steps.samples_per_sec), "strong"),)))
     if steps and steps.overlap:
-        tiles.insert(5, _Tile("at once", ((formatting.number(steps.at_once), ""),)))
+        tiles.insert(5, _Tile("at once", ((units.number(steps.at_once), ""),)))
     # Losses come first, so that a narrow screen never drops them.
     tiles.insert(0 if source.loss.lost else 3, _Tile("drops", drops(source.loss)))
     return tiles
@@ -151,9 +156,9 @@ def _gpu_tile(source: SourceView) -> _Tile | None:
     watts = [row.watts for row in rows if row.watts is not None]
     if not (busy or watts):
         return None
-    percent = formatting.percent(sum(busy) / len(rows) if len(busy) == len(rows) else None)
-    power = formatting.with_unit(formatting.whole(sum(watts) if len(watts) == len(rows) else None), "W")
-    label = f"GPU {formatting.labels([clean(row.label) for row in rows])} busy"
+    percent = units.percent(sum(busy) / len(rows) if len(busy) == len(rows) else None)
+    power = units.with_unit(units.whole(sum(watts) if len(watts) == len(rows) else None), "W")
+    label = f"GPU {source_text.labels([clean(row.label) for row in rows])} busy"
     return _Tile(label, ((percent, "strong"), (f" {power}", "dim")))
 
 
@@ -161,11 +166,11 @@ def _recorded(steps: StepsView | None) -> Line:
     """Return the number of steps recorded inside, if not all were."""
     if steps is None or steps.recorded == steps.count:
         return ()
-    return ((f" {formatting.count(steps.recorded)} recorded", "dim"),)
+    return ((f" {units.count(steps.recorded)} recorded", "dim"),)
 
 
 def _ms(us: float | None) -> str:
-    return formatting.milliseconds(us)
+    return units.milliseconds(us)
 
 
 def _tiles(source: SourceView, width: int) -> list[Line]:
@@ -173,7 +178,7 @@ def _tiles(source: SourceView, width: int) -> list[Line]:
     history_width = min(_HISTORY_WIDTH, max(8, width // 5))
     unit, per_sec, history = source.rate
     curve = area(history, history_width, 2, "accent")
-    rate = formatting.rate(source, per_sec)
+    rate = rate_text.rate(source, per_sec)
     first = max(len(unit), len(rate))
     above: Line = (("  ", ""), (unit.ljust(first), "dim"), ("  ", ""), *curve[0])
     below: Line = (("  ", ""), (rate.ljust(first), "strong good"), ("  ", ""), *curve[1])
@@ -194,10 +199,10 @@ def _figures(source: SourceView, width: int) -> Line:
     of, (p50_us, p99_us, _) = _latencies(steps)
     short = {"tokens/s": "tok/s", "ms/token": "ms/tok"}
     parts: list[Line] = [
-        ((" ", ""), (formatting.rate(source, per_sec), "strong good"), (f" {short.get(unit, unit)} ", "dim"), *curve),
+        ((" ", ""), (rate_text.rate(source, per_sec), "strong good"), (f" {short.get(unit, unit)} ", "dim"), *curve),
         ((_ms(p50_us), "strong"), (" · ", "dim"), (_ms(p99_us), "strong"), (f" {short.get(of, of)}", "dim")),
-        ((clean(source.phase or formatting.NOT_MEASURED), "accent"),),
-        ((formatting.count(steps.count if steps else 0), ""), (" steps", "dim")),
+        ((clean(source.phase or units.NOT_MEASURED), "accent"),),
+        ((units.count(steps.count if steps else 0), ""), (" steps", "dim")),
     ]
     parts.insert(1 if source.loss.lost else 2, (("drops ", "dim"), *drops(source.loss)))
     return join_fitting(parts, width)
@@ -205,9 +210,9 @@ def _figures(source: SourceView, width: int) -> Line:
 
 def drops(loss: LossView) -> Line:
     """Return the number of records lost since the daemon attached, highlighted if there are any."""
-    line: Line = ((f"! {formatting.count(loss.lost)}", "bad strong"),) if loss.lost else (("0", ""),)
+    line: Line = ((f"! {units.count(loss.lost)}", "bad strong"),) if loss.lost else (("0", ""),)
     if loss.left_out:
-        line += ((f" {formatting.count(loss.left_out)} announcements left out", "bad"),)
+        line += ((f" {units.count(loss.left_out)} announcements left out", "bad"),)
     return line
 
 
@@ -241,7 +246,7 @@ class Notice(Drawing):
 
 def notice(source: SourceView) -> Line:
     """Return the most urgent notice about `source`, and whether its books do not close; may be empty."""
-    urgent, trouble = _urgent(source), formatting.books_trouble(source.books)
+    urgent, trouble = _urgent(source), breakdown_text.books_trouble(source.books)
     if not trouble:
         return urgent
     what, _, why = trouble.partition(":")
@@ -250,7 +255,7 @@ def notice(source: SourceView) -> Line:
 
 def _urgent(source: SourceView) -> Line:
     if source.stale_s is not None:
-        return ((f"  ✗ {formatting.stale(source.stale_s)}: ", "bad strong"), ("its daemon does not answer", ""))
+        return ((f"  ✗ {source_text.stale(source.stale_s)}: ", "bad strong"), ("its daemon does not answer", ""))
     others = source.merged.troubled if source.merged is not None else ()
     also = ", ".join(f"{clean(member.name)} {member.state}" for member in others)
     beside = (f"also {also}; " if also else "", "strong")
@@ -258,9 +263,9 @@ def _urgent(source: SourceView) -> Line:
         return ((f"  ✗ {source.state}: ", "bad strong"), beside, (clean(source.state_reason), ""))
     stall = source.stall
     if stall is not None and stall.word is StallKind.STALLED:
-        return (("  ✗ ", "bad strong"), beside, (clean(formatting.stall(stall)), ""))
+        return (("  ✗ ", "bad strong"), beside, (clean(source_text.stall(stall)), ""))
     if stall is not None and stall.word is StallKind.SUSPENDED:
-        return (("  ‖ ", "warn strong"), beside, (clean(formatting.stall(stall)), ""))
+        return (("  ‖ ", "warn strong"), beside, (clean(source_text.stall(stall)), ""))
     if failed := source.failed_checks:
         names = ", ".join(clean(f"{check.brick} {check.assertion}") for check in failed)
         return (
@@ -268,13 +273,13 @@ def _urgent(source: SourceView) -> Line:
             (names, ""),
         )
     if source.straggler is not None:
-        return (("  straggler: ", "warn strong"), (clean(formatting.straggler(source.straggler)), ""))
+        return (("  straggler: ", "warn strong"), (clean(merge_text.straggler(source.straggler)), ""))
     if stall is not None:
-        return (("  ", ""), (clean(formatting.stall(stall)), "dim"))
+        return (("  ", ""), (clean(source_text.stall(stall)), "dim"))
     if source.state == "live" and source.activity:
         return (("  ", ""), *activity_line(source, _BAR_WIDTH))
     if source.merged is not None:
-        return (("  derived: ", "dim"), (formatting.merged_means(source.merged), ""))
+        return (("  derived: ", "dim"), (merge_text.merged_means(source.merged), ""))
     if source.state_reason:
         return ((f"  {clean(source.state)}: ", "dim"), (clean(source.state_reason), ""))
     return BLANK

@@ -9,14 +9,16 @@ from operator import itemgetter
 
 from rich.cells import cell_len
 
-from cbtop import formatting
+from cbtop import units
+from cbtop.comparison.comparison import Comparison
+from cbtop.comparison.noise import Change
+from cbtop.profiler.analysis.layers import BETWEEN
+from cbtop.text import comparison_text
 from cbtop.tui.views.baseline import baseline_lines, change_role, change_text
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, join_fitting, rule, width_of
 from cbtop.tui.widgets.upright import Bar, Spacing, upright, usual_top
-from cbtop.viewmodels.comparison import Comparison
-from cbtop.viewmodels.layers import BETWEEN, MIN_LAYERS, MIN_STEPS, ODD, LayerRow, LayersView
-from cbtop.viewmodels.noise import Change
+from cbtop.viewmodels.layers import MIN_LAYERS, MIN_STEPS, ODD, LayerRow, LayersView
 
 _NAME_WIDTH = 18
 _FIGURE_WIDTH = 9
@@ -52,21 +54,21 @@ def slowest_line(layers: LayersView, width: int) -> Line:
         text = f"  no layer stands out; {clean(row.name)} is {percent:.0f} % over the median of its like, the most"
         return fit_line(((text, "dim"),), width)
     if layers.steps is not None and layers.steps < MIN_STEPS:
-        text = f"  {clean(row.name)} takes {formatting.number(row.to_median)}× the median of its like in"
-        return fit_line(((f"{text} {formatting.counted(layers.steps, 'step')}: too few to tell", "dim"),), width)
+        text = f"  {clean(row.name)} takes {units.number(row.to_median)}× the median of its like in"
+        return fit_line(((f"{text} {units.counted(layers.steps, 'step')}: too few to tell", "dim"),), width)
     many = layers.stands_out(row)
     if not many:
         like = len(layers.like(row))
         why = f"too few like it to tell ({like})" if like < MIN_LAYERS else "others do so, too"
-        text = f"  {clean(row.name)} takes {formatting.number(row.to_median)}× the median of its like: {why}"
+        text = f"  {clean(row.name)} takes {units.number(row.to_median)}× the median of its like: {why}"
         return fit_line(((text, "dim"),), width)
     name, us = row.excess
     line: Line = (
         (f"  ▼ {clean(row.name)}", "strong warn"),
-        (f": {formatting.number(row.to_median)}× the median layer, ", ""),
-        (f"+{formatting.duration(us)} in {clean(name)}", "strong"),
+        (f": {units.number(row.to_median)}× the median layer, ", ""),
+        (f"+{units.duration(us)} in {clean(name)}", "strong"),
     )
-    medians = f" ({formatting.duration(row.p50_us)} against {formatting.duration(row.median_us)})"
+    medians = f" ({units.duration(row.p50_us)} against {units.duration(row.median_us)})"
     others = many - 1
     more = f"; {others} more ▼" if others else ""
     more = next((text for text in (medians + more, more, medians) if width_of(line) + cell_len(text) <= width), "")
@@ -153,16 +155,16 @@ def _worst_line(baseline: Comparison | None, width: int) -> list[Line]:
     worst = baseline.worst_layer
     head: Line = (("  Δ ", "accent"), ("(derived) ", "dim"))
     if worst is None or worst.layer is None:
-        then, count = clean(formatting.baseline(baseline)), baseline.slower_layers
+        then, count = clean(comparison_text.baseline(baseline)), baseline.slower_layers
         none = f"no layer is slower than in {then}, beyond noise"
         all_alike = f"{count} of {len(baseline.layers)} layers are slower, as a longer cache makes them"
         return [(*head, (all_alike if count else none, "dim"))]
     unit, change = f"µs/{baseline.unit}", worst.change
-    more = f"{formatting.number(change.delta)} ± {formatting.number(change.half)} {unit}"
+    more = f"{units.number(change.delta)} ± {units.number(change.half)} {unit}"
     inside = next((one for one in baseline.slower if one.layer == worst.layer), None)
     brick = f", most of it in {clean(inside.brick[0])}" if inside and inside.brick else ""
     line: Line = (*head, (clean(worst.layer), "strong bad"), (f" is {more} slower than the baseline", ""))
-    return [(*line, (f" ({formatting.percent(change.percent)}){brick}", "dim"))]
+    return [(*line, (f" ({units.percent(change.percent)}){brick}", "dim"))]
 
 
 def _chosen(strips: Sequence[Strip], line: int, free: int) -> tuple[list[Strip], int]:
@@ -224,15 +226,15 @@ def _strip_lines(
     for row, line in enumerate(drawn):
         left: Line = name if row == tall - 1 else ((" " * (_NAME_WIDTH + 2), ""),)
         if is_tall and row == 0:
-            left = ((fit(formatting.duration(top) if known else "", _NAME_WIDTH + 2, "right"), "dim"),)
+            left = ((fit(units.duration(top) if known else "", _NAME_WIDTH + 2, "right"), "dim"),)
         mark = " " if not is_tall else "┤" if row in (0, tall - 1) else "│"
         lines.append((*left, (mark, "faint"), *line))
     if known:
         slowest = max(range(len(strip.us)), key=lambda index: strip.us[index] or 0.0)
         if figures > 1:
-            lines[-1] += (("  " + fit(formatting.duration(strip.median_us), _FIGURE_WIDTH, "right"), "dim"),)
+            lines[-1] += (("  " + fit(units.duration(strip.median_us), _FIGURE_WIDTH, "right"), "dim"),)
         lines[-1] += (
-            ("  " + fit(formatting.duration(strip.us[slowest]), _FIGURE_WIDTH, "right"), ""),
+            ("  " + fit(units.duration(strip.us[slowest]), _FIGURE_WIDTH, "right"), ""),
             (f"  L{layers.rows[slowest].index}", "dim"),
         )
     return lines
@@ -254,13 +256,13 @@ def _detail(layers: LayersView, strip: Strip, at: int, width: int, baseline: Com
     parts: list[Line] = [((f"  {clean(row.name)}", "strong"), (f" · {strip.name}", strip.role))]
     if us is None:
         return join_fitting([*parts, (("does not run there", "dim"),)], width, "  ")
-    parts.append(((formatting.duration(us), "strong"), (f" a {layers.unit}", "dim")))
+    parts.append(((units.duration(us), "strong"), (f" a {layers.unit}", "dim")))
     if change := _since(baseline, row.name, strip.name):
         parts.append(((f"Δ {change_text(change)}", change_role(change)),))
     if strip.median_us:
-        parts.append(((f"{formatting.number(us / strip.median_us)}×", ""), (" the median of all layers", "dim")))
+        parts.append(((f"{units.number(us / strip.median_us)}×", ""), (" the median of all layers", "dim")))
     if strip.name != WHOLE and row.us:
-        parts.append(((formatting.percent(100 * us / row.us), ""), (" of the layer", "dim")))
+        parts.append(((units.percent(100 * us / row.us), ""), (" of the layer", "dim")))
     parts.append((("Enter opens it", "faint"),))
     return join_fitting(parts, width, "  ")
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cbtop import formatting
+from cbtop import units
+from cbtop.profiler.analysis.layers import BETWEEN
 from cbtop.tui.views.figures import figure
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.bars import bar
 from cbtop.tui.widgets.columns import Column, RowT, head_line, place, row_line
 from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, join_fitting, rule
 from cbtop.tui.widgets.parts import beside, even_widths
-from cbtop.viewmodels.layers import BETWEEN, ODD, BrickInLayer, LayerRow, LayersView
+from cbtop.viewmodels.layers import ODD, BrickInLayer, LayerRow, LayersView
 
 LEAST_LINES = 5  # of the pane: fewer are useless
 _LEAST_LAYERS = 7  # of the table of all layers
@@ -40,7 +41,7 @@ def _bricks(layers: LayersView, row: LayerRow, width: int, height: int) -> list[
     shown = inside[: height - 2]
     title = _title(row, layers.unit, len(inside) - len(shown), width)
     lines = [title, *_table(_brick_columns(layers.unit), shown, width)]
-    between = f"{BETWEEN}: {formatting.duration(row.between_us)}, {formatting.percent(_share(row))} of the layer"
+    between = f"{BETWEEN}: {units.duration(row.between_us)}, {units.percent(_share(row))} of the layer"
     return [*lines, fit_line(((f"    {between}", "gap"),), width)][:height]
 
 
@@ -54,12 +55,12 @@ def _layers(layers: LayersView, row: LayerRow, width: int, height: int) -> list[
 
 
 def _title(row: LayerRow, unit: str, left_out: int, width: int) -> Line:
-    parts: list[Line] = [((f"{formatting.duration(row.us)} a {unit}", "strong"),)]
+    parts: list[Line] = [((f"{units.duration(row.us)} a {unit}", "strong"),)]
     if left_out:
-        parts.append(((formatting.counted(left_out, "more brick"), "faint"),))
+        parts.append(((units.counted(left_out, "more brick"), "faint"),))
     if row.to_median is not None:
         role = "strong warn" if row.is_odd else "dim"
-        parts.append(((f"median call {formatting.number(row.to_median)}× that of its like", role),))
+        parts.append(((f"median call {units.number(row.to_median)}× that of its like", role),))
     name = clip(clean(row.name), width // 2)
     return rule(((name, "strong"),), width, join_fitting(parts, width - len(name) - 8, " · "))
 
@@ -85,10 +86,10 @@ def _brick_columns(unit: str) -> tuple[Column[BrickInLayer], ...]:
 
     return (
         Column("brick", 18, 0, name, "", align="left", stretch=1, max_width=28),
-        Column("of layer", 8, 1, lambda row, _: figure(formatting.percent(row.percent)), ""),
-        Column(f"µs a {unit}", 9, 2, lambda row, _: figure(formatting.number(row.us)), ""),
-        Column("p50 µs", 8, 3, lambda row, _: figure(formatting.number(row.p50_us)), ""),
-        Column("its like", 8, 4, lambda row, _: figure(formatting.number(row.usual_p50_us), "dim"), ""),
+        Column("of layer", 8, 1, lambda row, _: figure(units.percent(row.percent)), ""),
+        Column(f"µs a {unit}", 9, 2, lambda row, _: figure(units.number(row.us)), ""),
+        Column("p50 µs", 8, 3, lambda row, _: figure(units.number(row.p50_us)), ""),
+        Column("its like", 8, 4, lambda row, _: figure(units.number(row.usual_p50_us), "dim"), ""),
         Column("×", 6, 2, lambda row, _: _times(row.to_usual), ""),
         Column("share", 8, 5, share, "", align="left", stretch=1, is_drawn=True),
     )
@@ -101,15 +102,15 @@ def _layer_columns(current: LayerRow, unit: str) -> tuple[Column[LayerRow], ...]
 
     def excess(row: LayerRow, width: int) -> Line:
         if row.excess is None:
-            return figure(formatting.NONE_THERE)
-        return ((clip(f"{clean(row.excess[0])} +{formatting.duration(row.excess[1])}", width), "warn"),)
+            return figure(units.NONE_THERE)
+        return ((clip(f"{clean(row.excess[0])} +{units.duration(row.excess[1])}", width), "warn"),)
 
     return (
         Column("layer", 12, 0, name, "", align="left", stretch=1, max_width=28),
-        Column("calls", 7, 5, lambda row, _: figure(formatting.number(row.calls)), ""),
-        Column(f"µs a {unit}", 9, 2, lambda row, _: figure(formatting.number(row.us)), ""),
-        Column("p50 µs", 8, 3, lambda row, _: figure(formatting.number(row.p50_us)), ""),
-        Column("its like", 8, 4, lambda row, _: figure(formatting.number(row.median_us), "dim"), ""),
+        Column("calls", 7, 5, lambda row, _: figure(units.number(row.calls)), ""),
+        Column(f"µs a {unit}", 9, 2, lambda row, _: figure(units.number(row.us)), ""),
+        Column("p50 µs", 8, 3, lambda row, _: figure(units.number(row.p50_us)), ""),
+        Column("its like", 8, 4, lambda row, _: figure(units.number(row.median_us), "dim"), ""),
         Column("×", 6, 1, lambda row, _: _times(row.to_median), ""),
         Column("most of it in", 18, 4, excess, "", align="left", stretch=1),
     )
@@ -117,4 +118,4 @@ def _layer_columns(current: LayerRow, unit: str) -> tuple[Column[LayerRow], ...]
 
 def _times(ratio: float | None) -> Line:
     """Return the ratio to its peers; n/a without peers."""
-    return figure(formatting.number(ratio), "strong warn" if ratio is not None and ratio >= ODD else "")
+    return figure(units.number(ratio), "strong warn" if ratio is not None and ratio >= ODD else "")

@@ -11,7 +11,8 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.widget import Widget
 
-from cbtop import formatting
+from cbtop import units
+from cbtop.profiler.analysis.layers import BETWEEN
 from cbtop.tui.views.base import SourceDrawing, View
 from cbtop.tui.views.brick_pictures import durations, trend
 from cbtop.tui.views.layer_map import AROUND, Strip, map_lines, strips_of
@@ -21,8 +22,8 @@ from cbtop.tui.views.once_a_second import Pictures
 from cbtop.tui.widgets.columns import Cells
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, rule
 from cbtop.tui.widgets.parts import GAP, ScreenPart, beside, parts_lines
-from cbtop.viewmodels.layers import BETWEEN, LayerRow
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.layers import LayerRow
+from cbtop.viewmodels.source import SourceView
 
 LEAST_PICTURES = 8  # lines
 BESIDE = 160  # cells: from this width on, the figures of the layer are next to the map, else below it
@@ -88,7 +89,7 @@ class Layers(View):
         title = f"µs a {layers.unit}"
         head = ("layer", title, "p50 µs", *(clean(brick.name) for brick in layers.bricks), BETWEEN)
         rows = (
-            (clean(row.name), *map(formatting.number, (row.us, row.p50_us, *row.cells, row.between_us)))
+            (clean(row.name), *map(units.number, (row.us, row.p50_us, *row.cells, row.between_us)))
             for row in layers.rows
         )
         return Cells(head, tuple(rows))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import fields
 from functools import partial
 
-from cbtop import formatting
+from cbtop import units
 from cbtop.protocol.attributes import KernelAttributes
 from cbtop.protocol.vocabulary import NodeKind, Provenance
-from cbtop.statistics import Of, statistics_of
+from cbtop.text import kernel_text
+from cbtop.text.statistics import Of, statistics_of
 from cbtop.tui.views.brick_detail import Fact, group_lines
 from cbtop.tui.views.brick_pictures import durations, layers_part, trend
 from cbtop.tui.views.layer_pane import layer_lines, pane_height
@@ -18,8 +19,9 @@ from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, rule, width_of
 from cbtop.tui.widgets.parts import GAP, ScreenPart, beside, even_widths, parts_lines
 from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.graph import GraphRow
 from cbtop.viewmodels.layers import LayerRow
-from cbtop.viewmodels.model import GraphRow, SourceView
+from cbtop.viewmodels.source import SourceView
 
 LEAST_LINES = 6  # of the pane: fewer are useless
 MAX_PICTURE = 16  # lines
@@ -100,14 +102,14 @@ def _figures(node: GraphRow, width: int) -> list[Line]:
     if launch:
         lines += group_lines("launch", Provenance.STATIC.value, launch, width)
     if node.burst is not None:
-        lines.append(fit_line(((f"  {formatting.in_burst(node.burst)}", "dim"),), width))
+        lines.append(fit_line(((f"  {kernel_text.in_burst(node.burst)}", "dim"),), width))
     return [*lines, BLANK]
 
 
 def _attribute(name: str, value: object) -> str:
     if isinstance(value, tuple):
         return "×".join(map(str, value))
-    return f"{value:016x}" if name == "ptx_hash" else formatting.number(float(str(value))).removesuffix(".00")
+    return f"{value:016x}" if name == "ptx_hash" else units.number(float(str(value))).removesuffix(".00")
 
 
 def _everywhere(brick: BrickRow, source: SourceView, pictures: Pictures, width: int, height: int) -> list[Line]:
@@ -115,7 +117,7 @@ def _everywhere(brick: BrickRow, source: SourceView, pictures: Pictures, width: 
     if height < LEAST_LINES:
         return []
     title: Line = ((clean(brick.name), "strong"), (" in all layers", "dim"))
-    share = f"{formatting.percent(brick.percent)} of the step"
+    share = f"{units.percent(brick.percent)} of the step"
     parts = (
         layers_part(brick, source, pictures),
         ScreenPart(partial(durations, brick, pictures), 4, MAX_PICTURE),

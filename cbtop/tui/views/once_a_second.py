@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Hashable
 from typing import TypeVar, cast
 
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 
 T = TypeVar("T")
 

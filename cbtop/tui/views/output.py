@@ -11,7 +11,7 @@ from textual.widget import Widget
 from cbtop.tui.views.base import View
 from cbtop.tui.widgets.lines import Line, clean
 from cbtop.tui.widgets.pager import Page, Pager
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 
 
 class OutputPage(Page):

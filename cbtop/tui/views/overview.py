@@ -9,8 +9,9 @@ from functools import partial
 from rich.cells import cell_len
 from textual.app import ComposeResult
 
-from cbtop import formatting
+from cbtop import units
 from cbtop.protocol.vocabulary import DeviceKind, is_warm_up
+from cbtop.text import range_text, rate_text, recording_text, source_text
 from cbtop.tui.views.base import SourceDrawing, View
 from cbtop.tui.views.baseline import baseline_lines
 from cbtop.tui.views.books import beside_books, books_equation, books_parts, books_rule
@@ -28,7 +29,8 @@ from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, join_fitting, 
 from cbtop.tui.widgets.parts import ScreenPart, beside, even_widths, parts_lines
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.devices import DeviceRow
-from cbtop.viewmodels.model import SourceView, StepsView
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.steps import StepsView
 
 TWO_COLUMNS = 160  # cells: from this width on, verdicts and bricks are next to the rest
 _WORST = 3  # verdicts that come before the rest of the view
@@ -40,32 +42,32 @@ _BUSY_WIDTH = 16
 PHASE_COLUMNS: tuple[Column[StepsView], ...] = (
     Column("phase", 8, 0, lambda row, _: ((clean(row.phase), "strong"),), "what the step is", align="left",
            stretch=1, max_width=20),
-    Column("tokens/s", 9, 1, lambda row, _: figure(formatting.number(row.tokens_per_sec), "strong good"),
+    Column("tokens/s", 9, 1, lambda row, _: figure(units.number(row.tokens_per_sec), "strong good"),
            "tokens of wall-clock time: pauses between steps count"),
-    Column("in steps", 9, 6, lambda row, _: figure(formatting.number(row.tokens_per_sec_in_steps)),
+    Column("in steps", 9, 6, lambda row, _: figure(units.number(row.tokens_per_sec_in_steps)),
            "tokens/s of the time in which steps ran"),
-    Column("p50 ms/tok", 10, 2, lambda row, _: figure(formatting.milliseconds(row.us_per_token_p50), "strong"),
+    Column("p50 ms/tok", 10, 2, lambda row, _: figure(units.milliseconds(row.us_per_token_p50), "strong"),
            "half of the steps took at most this for a token"),
-    Column("p99", 8, 3, lambda row, _: figure(formatting.milliseconds(row.us_per_token_p99)),
+    Column("p99", 8, 3, lambda row, _: figure(units.milliseconds(row.us_per_token_p99)),
            "99 of 100 steps took at most this for a token"),
-    Column("max step", 9, 5, lambda row, _: figure(formatting.duration(row.max_us)), "the longest step"),
-    Column("steps", 9, 4, lambda row, _: figure(formatting.count(row.count)), "steps that have ended"),
-    Column("tokens", 9, 7, lambda row, _: figure(formatting.count(row.known_tokens)), "tokens of these steps"),
+    Column("max step", 9, 5, lambda row, _: figure(units.duration(row.max_us)), "the longest step"),
+    Column("steps", 9, 4, lambda row, _: figure(units.count(row.count)), "steps that have ended"),
+    Column("tokens", 9, 7, lambda row, _: figure(units.count(row.known_tokens)), "tokens of these steps"),
 )  # fmt: skip
 
 
 COLUMNS_WITHOUT_TOKENS: tuple[Column[StepsView], ...] = (
     PHASE_COLUMNS[0],
-    Column("steps/s", 9, 1, lambda row, _: figure(formatting.number(row.steps_per_sec), "strong good"),
+    Column("steps/s", 9, 1, lambda row, _: figure(units.number(row.steps_per_sec), "strong good"),
            "steps of wall-clock time: pauses between steps count"),
-    Column("samples/s", 9, 2, lambda row, _: figure(formatting.number(row.samples_per_sec)),
+    Column("samples/s", 9, 2, lambda row, _: figure(units.number(row.samples_per_sec)),
            "sequences, such as pictures, of wall-clock time"),
-    Column("p50 ms/step", 11, 3, lambda row, _: figure(formatting.milliseconds(row.p50_us), "strong"),
+    Column("p50 ms/step", 11, 3, lambda row, _: figure(units.milliseconds(row.p50_us), "strong"),
            "half of the steps took at most this"),
-    Column("p99", 8, 4, lambda row, _: figure(formatting.milliseconds(row.p99_us)),
+    Column("p99", 8, 4, lambda row, _: figure(units.milliseconds(row.p99_us)),
            "99 of 100 steps took at most this"),
     *PHASE_COLUMNS[5:7],
-    Column("tokens/s", 9, 7, lambda row, _: figure(formatting.number(row.tokens_per_sec)), "not known"),
+    Column("tokens/s", 9, 7, lambda row, _: figure(units.number(row.tokens_per_sec)), "not known"),
 )  # fmt: skip
 
 
@@ -166,19 +168,19 @@ class OverviewDrawing(SourceDrawing):
 
 def _speed(source: SourceView, width: int, height: int) -> list[Line]:
     """Return tokens/s (or steps/s) over the last two minutes and, if there is room, the step time."""
-    phase = clean(source.phase or formatting.NOT_MEASURED)
+    phase = clean(source.phase or units.NOT_MEASURED)
     rate = source.rate
     now: Line = (
-        (formatting.rate(source, rate.per_sec), "strong good"),
-        (f", {formatting.shown_time(source)}", "dim"),
+        (rate_text.rate(source, rate.per_sec), "strong good"),
+        (f", {range_text.shown_time(source)}", "dim"),
     )
     is_alone = width < _TWO_CHARTS or not any(source.step_us_history)
-    charts = [Chart(f"{rate.unit}, {phase}", [now], rate.history, _RATE_ROLE, formatting.number)]
+    charts = [Chart(f"{rate.unit}, {phase}", [now], rate.history, _RATE_ROLE, units.number)]
     if not is_alone:
-        p50 = formatting.milliseconds(source.steps.p50_us if source.steps else None)
+        p50 = units.milliseconds(source.steps.p50_us if source.steps else None)
         times_ms = [None if us is None else us / 1e3 for us in source.step_us_history]
-        about = f"ms {formatting.with_article(f'{phase} step')}, mean of each second"
-        charts.append(Chart(about, [((p50, "strong"), (" p50", "dim"))], times_ms, _TIME_ROLE, formatting.number))
+        about = f"ms {units.with_article(f'{phase} step')}, mean of each second"
+        charts.append(Chart(about, [((p50, "strong"), (" p50", "dim"))], times_ms, _TIME_ROLE, units.number))
     widths = even_widths(width, len(charts))
     return beside([chart.draw(each, height) for chart, each in zip(charts, widths, strict=True)], widths)
 
@@ -251,8 +253,8 @@ def _brick(row: BrickRow, longest: int, largest: float, width: int) -> Line:
     if us is None:
         us, of_what = row.avg_exclusive_us, " a call "
     figures: Line = (
-        (f"  {formatting.percent(row.percent):>8}", ""),
-        (f"  {formatting.duration(us):>9}", ""),
+        (f"  {units.percent(row.percent):>8}", ""),
+        (f"  {units.duration(us):>9}", ""),
         (of_what, "dim"),
     )
     room = max(4, width - width_of(name) - width_of(figures) - 3)
@@ -279,21 +281,21 @@ def _device(row: DeviceRow, source: SourceView, width: int) -> Line:
     device = row.device
     is_cpu = device.kind is DeviceKind.CPU
     label: Line = ((f"  {'CPU' if is_cpu else f'GPU {clean(row.label)}'}".ljust(8), "accent"),)
-    busy: Line = ((f"{formatting.percent(device.utilization_percent):>8}", "strong"), (" busy", "dim"))
+    busy: Line = ((f"{units.percent(device.utilization_percent):>8}", "strong"), (" busy", "dim"))
     parts: list[Line] = [(*label, *busy_curve(row.busy_percent, _BUSY_WIDTH), *busy)]
     if device.memory_used_bytes is not None:
-        of = formatting.size_bytes(device.memory_total_bytes)
-        parts.append(((formatting.size_bytes(device.memory_used_bytes), ""), (f" of {of}", "dim")))
+        of = units.size_bytes(device.memory_total_bytes)
+        parts.append(((units.size_bytes(device.memory_used_bytes), ""), (f" of {of}", "dim")))
     if is_cpu and not source.gpus:
         parts.append(_moved(source))
     if row.watts is not None:
-        parts.append(((f"{formatting.whole(row.watts)} W", ""), *_of(device.power_limit_watts, "W")))
+        parts.append(((f"{units.whole(row.watts)} W", ""), *_of(device.power_limit_watts, "W")))
     if device.clock_mhz is not None:
-        parts.append(((f"{formatting.whole(device.clock_mhz)} MHz", ""), *_of(device.clock_max_mhz, "MHz")))
+        parts.append(((f"{units.whole(device.clock_mhz)} MHz", ""), *_of(device.clock_max_mhz, "MHz")))
     if device.slowed_by:
         parts.append(((f"slowed by {clean(device.slowed_by)}", "strong warn"),))
     if row.is_stale:
-        parts.append(((formatting.stale_sampler(row.sampler, row.age_s), "bad"),))
+        parts.append(((source_text.stale_sampler(row.sampler, row.age_s), "bad"),))
     return join_fitting(parts, width, " · ")
 
 
@@ -303,27 +305,27 @@ def _moved(source: SourceView) -> Line:
         is_declared = any(row.bytes is not None for row in source.bricks)
         why = "not every step is recorded" if is_declared else "no brick declares its bytes"
         return ((f"GB/s n/a: {why}", "dim"),)
-    return ((f"{formatting.number(source.moved_gb_per_sec)} GB/s", ""), (" moved by bricks (derived)", "dim"))
+    return ((f"{units.number(source.moved_gb_per_sec)} GB/s", ""), (" moved by bricks (derived)", "dim"))
 
 
 def _of(limit: float | None, unit: str) -> Line:
-    return () if limit is None else ((f" of {formatting.whole(limit)} {unit}", "dim"),)
+    return () if limit is None else ((f" of {units.whole(limit)} {unit}", "dim"),)
 
 
 def _cost(source: SourceView, width: int, height: int) -> list[Line]:
     """Return lost records, the cost of recording if measured, and the cost of cbtop itself."""
     loss = source.loss
-    records: Line = ((formatting.count(loss.received), ""), (" records, ", "dim"))
-    records += ((f"{formatting.count(loss.lost)} lost", "strong bad" if loss.lost else "good"),)
+    records: Line = ((units.count(loss.received), ""), (" records, ", "dim"))
+    records += ((f"{units.count(loss.lost)} lost", "strong bad" if loss.lost else "good"),)
     parts: list[Line] = [(("  cbtop: ", "dim"), *records)]
-    if few := formatting.inside_of_all(source):
+    if few := recording_text.inside_of_all(source):
         parts.append(((few, "warn"),))
     if source.warm_up is not None:
-        parts.append(((formatting.warm_up(source.warm_up), "dim"),))
+        parts.append(((recording_text.warm_up(source.warm_up), "dim"),))
     if source.overhead is not None:
-        parts.append(((formatting.overhead(source.overhead), ""),))
+        parts.append(((recording_text.overhead(source.overhead), ""),))
     for cost in source.listed.costs if source.listed else ():
         if cost.cpu_percent is not None:
-            percent = formatting.percent(cost.cpu_percent)
+            percent = units.percent(cost.cpu_percent)
             parts.append(((f"{clean(cost.name)} ", "dim"), (percent, ""), (" of a core", "dim")))
     return [join_fitting(parts, width, " · ")]

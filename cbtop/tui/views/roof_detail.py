@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from cbtop import formatting
-from cbtop.profiler.roofline import COMPUTE, LIMITING_PERCENT, MEMORY, NO_ROOF, SHARED
+from cbtop import units
+from cbtop.profiler.analysis.roofline import COMPUTE, LIMITING_PERCENT, MEMORY, NO_ROOF, SHARED
+from cbtop.text import time_text
 from cbtop.tui.views.figures import figure
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.bars import bar
@@ -16,8 +17,8 @@ from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, rule, width_of, wrap_line
 from cbtop.tui.widgets.parts import ScreenPart, parts_lines
 from cbtop.viewmodels.bricks import BrickRow, SizePoint
-from cbtop.viewmodels.model import CeilingRow, SourceView
-from cbtop.viewmodels.roofline import advice_at_a_peak, peaks_over
+from cbtop.viewmodels.roofline import CeilingRow, advice_at_a_peak, peaks_over
+from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdicts.base import gain_inside
 
 LEAST_LINES = 5  # of the pane: fewer are useless
@@ -76,7 +77,7 @@ def _roofs(
     """Return a table with the part of each roof it reaches, the conclusion, and the properties of the roof."""
     look = CATEGORY_LOOKS[brick.category]
     title: Line = ((f"{look.glyph} ", look.role), (clean(brick.name), "strong"), (" under each roof", "dim"))
-    rates = f"{formatting.number(brick.gb_per_sec)} GB/s · {formatting.number(brick.gflops)} GFLOP/s"
+    rates = f"{units.number(brick.gb_per_sec)} GB/s · {units.number(brick.gflops)} GFLOP/s"
     rows = sorted(ceilings, key=lambda ceiling: (ceiling.kind, ceiling.value))
     placed = place(_roof_columns(brick), width - 2)
     lines = [rule(title, width, ((rates, ""),)), ((" ", ""), *head_line(placed, "", descending=True))]
@@ -128,17 +129,17 @@ def _roof_columns(brick: BrickRow) -> tuple[Column[CeilingRow], ...]:
     def share(row: CeilingRow) -> Line:
         percent = reached(row)
         role = "dim" if row.is_unsure else "strong warn" if (percent or 0) > 100 else "strong"
-        return figure(("? " if row.is_unsure else "") + formatting.percent(percent), role)
+        return figure(("? " if row.is_unsure else "") + units.percent(percent), role)
 
     return (
         Column("roof", 16, 0, lambda row, width: ((clip(clean(row.name), width), ""),), "", align="left", stretch=1,
                max_width=24),
-        Column("is", 16, 2, lambda row, _: figure(f"{formatting.number(row.value)} {row.unit}"), ""),
+        Column("is", 16, 2, lambda row, _: figure(f"{units.number(row.value)} {row.unit}"), ""),
         Column("it reaches", 10, 1, lambda row, _: share(row), ""),
-        Column("rounds", 6, 6, lambda row, _: figure(formatting.count(row.rounds), "dim"), ""),
-        Column("spread", 7, 3, lambda row, _: figure(formatting.percent(row.spread_percent), "dim"), ""),
-        Column("load", 6, 4, lambda row, _: figure(formatting.percent(row.load_percent), "dim"), ""),
-        Column("age", 9, 5, lambda row, _: figure(formatting.age(row.age_s), "dim"), ""),
+        Column("rounds", 6, 6, lambda row, _: figure(units.count(row.rounds), "dim"), ""),
+        Column("spread", 7, 3, lambda row, _: figure(units.percent(row.spread_percent), "dim"), ""),
+        Column("load", 6, 4, lambda row, _: figure(units.percent(row.load_percent), "dim"), ""),
+        Column("age", 9, 5, lambda row, _: figure(time_text.age(row.age_s), "dim"), ""),
     )  # fmt: skip
 
 
@@ -151,13 +152,13 @@ def _sizes(title: str, points: tuple[SizePoint, ...], unit: str, role: str, widt
     first, largest = points[0].us_per_token, max(point.us_per_token for point in points)
     lines = [rule(((f"{title}, last 60 s (derived)", "dim"),), width, (("µs/token", "dim"),))]
     for point in points[: height - 2]:
-        label = formatting.counted(last := point.to_size - 1, unit)
+        label = units.counted(last := point.to_size - 1, unit)
         if point.from_size < last:
-            label = f"{formatting.count(point.from_size)} to {label}"
-        seconds = formatting.counted(point.seconds, "second")
+            label = f"{units.count(point.from_size)} to {label}"
+        seconds = units.counted(point.seconds, "second")
         figures: Line = (
-            (f"{formatting.number(point.us_per_token):>9}", "strong"),
-            (f"{formatting.number(point.us_per_token / first):>7}×", ""),
+            (f"{units.number(point.us_per_token):>9}", "strong"),
+            (f"{units.number(point.us_per_token / first):>7}×", ""),
             (f"  {seconds:<10}", "dim"),
         )
         head: Line = ((f"  {label:<26}", ""), *figures, ("  ", ""))
@@ -205,13 +206,13 @@ def _brick_name(row: _Saving, width: int) -> Line:
 
 _SAVED_COLUMNS: tuple[Column[_Saving], ...] = (
     Column("brick", 16, 0, _brick_name, "", align="left", stretch=1, max_width=28),
-    Column("µs/token", 9, 3, lambda row, _: figure(formatting.number(row.brick.us_per_token)), ""),
-    Column("saves µs", 9, 1, lambda row, _: figure(formatting.number(row.us_per_token), "strong"), ""),
+    Column("µs/token", 9, 3, lambda row, _: figure(units.number(row.brick.us_per_token)), ""),
+    Column("saves µs", 9, 1, lambda row, _: figure(units.number(row.us_per_token), "strong"), ""),
     Column("tokens/s", 9, 2, lambda row, _: figure(_plus(row.tokens_per_sec), "good"), ""),
-    Column("limited by", 19, 4, lambda row, _: figure(row.brick.bound or formatting.NOT_MEASURED, "dim"), "",
+    Column("limited by", 19, 4, lambda row, _: figure(row.brick.bound or units.NOT_MEASURED, "dim"), "",
            align="left"),
 )  # fmt: skip
 
 
 def _plus(value: float | None) -> str:
-    return formatting.NOT_MEASURED if value is None else f"+{formatting.number(value)}"
+    return units.NOT_MEASURED if value is None else f"+{units.number(value)}"

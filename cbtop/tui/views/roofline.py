@@ -13,8 +13,12 @@ from textual.containers import Vertical
 from textual.events import Resize
 from textual.widget import Widget
 
-from cbtop import formatting, statistics
-from cbtop.row_choice import words_of
+from cbtop import units
+from cbtop.comparison.comparison import WorkChange
+from cbtop.comparison.items import Brick
+from cbtop.comparison.noise import Change
+from cbtop.text import roof_text, statistics
+from cbtop.text.row_filter import words_of
 from cbtop.tui.views.base import View
 from cbtop.tui.views.baseline import change_role, change_text
 from cbtop.tui.views.figures import figure, figure_columns
@@ -26,11 +30,8 @@ from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, join, wrap_line
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
-from cbtop.viewmodels.comparison import WorkChange
-from cbtop.viewmodels.model import RooflineView, SourceView
-from cbtop.viewmodels.noise import Change
-from cbtop.viewmodels.places import Brick
-from cbtop.viewmodels.roofline import missing_ceilings
+from cbtop.viewmodels.roofline import RooflineView, missing_ceilings
+from cbtop.viewmodels.source import SourceView
 
 BESIDE = 100  # cells: from this width on, the table is next to the plot, as in cbtop.tcss
 
@@ -41,7 +42,7 @@ def _brick(row: LetteredPoint, width: int) -> Line:
 
 
 def _of_roof(row: LetteredPoint) -> Line:
-    text = formatting.percent_number(row.point.percent_of_roof)
+    text = units.percent_number(row.point.percent_of_roof)
     if row.point.roof_unsure:
         return ((f"? {text}", "dim"),)
     return ((f"⚠ {text}", "warn"),) if row.point.above_roof else figure(text, "strong")
@@ -212,13 +213,13 @@ class Notes(Drawing):
 def roofline_notes(roofline: RooflineView) -> list[Line]:
     """Return missing or doubtful ceilings, then points above the roof and bricks without declared work."""
     said = [missing_ceilings(roofline) or roofline.note]
-    said += (f"roofs {doubt}" for doubt in formatting.ceiling_doubts(roofline.ceilings))
+    said += (f"roofs {doubt}" for doubt in roof_text.ceiling_doubts(roofline.ceilings))
     doubts: Line = tuple((f"{clean(one)}  ", "warn") for one in said if one)
     spans: Line = ()
     above = [clean(point.name) for point in roofline.points if point.above_roof]
     if above:
         spans += ((f"⚠ above the roof: {', '.join(above)}  ", "warn"),)
     if roofline.without_work:
-        spans += ((f"not placed, {clean(formatting.without_work(roofline.without_work))}", "dim"),)
+        spans += ((f"not placed, {clean(roof_text.without_work(roofline.without_work))}", "dim"),)
     lines = [line for line in (doubts, spans) if line]
     return lines or [(("every brick that ran is in the plot or named below it", "dim"),)]

@@ -13,16 +13,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_letters
 
-from cbtop import formatting
+from cbtop import units
+from cbtop.comparison.comparison import WorkChange
+from cbtop.comparison.items import Brick
 from cbtop.protocol.vocabulary import Provenance
+from cbtop.text import time_text
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, join, width_of
 from cbtop.tui.widgets.loglog import LogLogPlot, Span1D, Spot, span_around, usual
 from cbtop.viewmodels.bricks import BrickRow
-from cbtop.viewmodels.comparison import WorkChange
-from cbtop.viewmodels.model import CeilingRow, RooflineView
-from cbtop.viewmodels.places import Brick
+from cbtop.viewmodels.roofline import CeilingRow, RooflineView
 
 RIDGE = "◆"
 BEFORE = "○"  # at the baseline
@@ -160,7 +161,7 @@ def _clusters(cells: Cells, selected: str, width: int) -> Iterator[Line]:
 
 def _outliers(points: Sequence[LetteredPoint], selected: str) -> Iterator[Line]:
     for row in points:
-        where = f"{formatting.number(row.flop_per_byte)} FLOP/B, {formatting.number(row.gflops)} GFLOP/s"
+        where = f"{units.number(row.flop_per_byte)} FLOP/B, {units.number(row.gflops)} GFLOP/s"
         yield (("outside: ", "dim"), (row.letter, row.role(selected)), (f" {where}", "dim"))
 
 
@@ -227,7 +228,7 @@ def _drawn(
         spots = [Spot(ridge.flop_per_byte, ridge.gflops, up, columns_right=2) for up in (-2, -3, -1, -4)]
         spots += [Spot(ridge.flop_per_byte, ridge.gflops, up, right=True) for up in (1, 2)]
         of = f" {ridge.dtype}" if len(peaks) > 1 and ridge.dtype else ""
-        plot.label(f"ridge {formatting.number(ridge.flop_per_byte)}{of}", "dim", spots)
+        plot.label(f"ridge {units.number(ridge.flop_per_byte)}{of}", "dim", spots)
     if unnamed:
         titles.insert(0, f"{unnamed} roof{'s' if unnamed > 1 else ''} unnamed ·")
     return plot.lines(" ".join([*titles, "FLOP/B"]))
@@ -246,13 +247,13 @@ def _begin(peak: CeilingRow, bandwidths: Sequence[CeilingRow], x: Span1D) -> flo
 def _name_roof(plot: LogLogPlot, ceiling: CeilingRow, spots: Sequence[Spot]) -> bool:
     """Write the name of a roof as completely as fits; the word "measured" may be left out."""
     unsure = "? " if ceiling.is_unsure else ""
-    short = f"{unsure}{clean(ceiling.name)} {formatting.number(ceiling.value)} {clean(ceiling.unit)}"
+    short = f"{unsure}{clean(ceiling.name)} {units.number(ceiling.value)} {clean(ceiling.unit)}"
     texts = [f"{short} ({ceiling.provenance.value})"]
     if ceiling.measured_on:
-        day = f"{ceiling.provenance.value} {clean(formatting.day(ceiling.measured_on))}"
+        day = f"{ceiling.provenance.value} {clean(time_text.day(ceiling.measured_on))}"
         texts.insert(0, f"{short} ({day})")
         if ceiling.age_s is not None:
-            texts.insert(0, f"{short} ({day}, age {formatting.age(ceiling.age_s)})")
+            texts.insert(0, f"{short} ({day}, age {time_text.age(ceiling.age_s)})")
     if ceiling.provenance is Provenance.MEASURED:
         texts.append(short)
     return any(plot.label(text, _role(ceiling), spots) for text in texts)

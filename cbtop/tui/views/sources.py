@@ -12,8 +12,9 @@ from textual.events import Resize
 from textual.message import Message
 from textual.widget import Widget
 
-from cbtop import formatting
+from cbtop import units
 from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.text import comparison_text, merge_text, range_text, rate_text, recording_text, source_text
 from cbtop.tui.views.base import View
 from cbtop.tui.views.baseline import change_role, change_text
 from cbtop.tui.views.devices import figure_chart, process_charts
@@ -24,7 +25,9 @@ from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit, fit_line, rule
 from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.devices import MachineView, ProcessRow
-from cbtop.viewmodels.model import ListView, ProcessCost, SourceRow, SourceView, StallKind
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.sources import ListView, ProcessCost, SourceRow
+from cbtop.viewmodels.stall import StallKind
 
 FOLD = ""  # in place of a key: the row of the ended ones
 SHOWN = "●"
@@ -71,33 +74,33 @@ def source_columns(
     return (
         Column("source", 14, 0, name, f"the program; {SHOWN} is the one that every view shows", align="left",
                stretch=3, max_width=40),
-        column("model", 10, 9, lambda row, _: figure(clean(row.model or formatting.NOT_MEASURED)),
+        column("model", 10, 9, lambda row, _: figure(clean(row.model or units.NOT_MEASURED)),
                "the model, as the process announces it (static)", "left", 2, 30),
         column("pid", 8, 1, lambda row, _: ((str(row.pid), ""),), "its process"),
         column("host", 8, 8, lambda row, width: ((clip(clean(row.host), width), "dim"),), "where it runs",
                "left", 1, 24),
-        column("rank", 6, 10, lambda row, _: figure(formatting.placed_rank(row), "accent"),
+        column("rank", 6, 10, lambda row, _: figure(merge_text.placed_rank(row), "accent"),
                "which rank of how many, as its launcher says (static)"),
         column("state", 12, 1, _state, "whether it runs and goes on, and for how long it has not", "left", 3, 18),
         column("tokens/s", 9, 2, lambda row, _: figure(_rate(row), "strong"),
                "tokens of the phase shown a second of wall-clock time, in the time shown (derived)"),
         *((since_baseline,) if is_compared else ()),
-        column("steps/s", 8, 6, lambda row, _: figure(formatting.rate(row, row.steps_per_sec)),
+        column("steps/s", 8, 6, lambda row, _: figure(rate_text.rate(row, row.steps_per_sec)),
                "steps of that phase a second of wall-clock time (derived)"),
         column("lost %", 7, 3, lambda row, _: figure(*_lost(row)),
                "of the records written since the daemon first looked, the part that is lost: overwritten before it "
                "was read, or naming nothing that is known (derived)"),
-        column("before attach", 13, 4, lambda row, _: figure(formatting.count(row.loss.before_attach)),
+        column("before attach", 13, 4, lambda row, _: figure(units.count(row.loss.before_attach)),
                "records overwritten before the daemon first looked: no fault of its, and in no other figure"),
-        column("lag", 7, 5, lambda row, _: figure(formatting.lag(row)),
+        column("lag", 7, 5, lambda row, _: figure(source_text.lag(row)),
                "how old what is shown of it is: while it runs some tenths, at rest up to a second (derived)"),
-        column("unread", 7, 14, lambda row, _: figure(formatting.count(row.loss.unread)),
+        column("unread", 7, 14, lambda row, _: figure(units.count(row.loss.unread)),
                "records it had written that the daemon had not read when it last spoke"),
-        column("clock", 25, 13, lambda row, _: figure(formatting.clock(row.clock)),
+        column("clock", 25, 13, lambda row, _: figure(source_text.clock(row.clock)),
                "how far the clock of its host is from ours, and to within what (derived); – it is the same", "left"),
-        column("on", 6, 11, lambda row, _: figure(clean(formatting.on_devices(row))),
+        column("on", 6, 11, lambda row, _: figure(clean(source_text.on_devices(row))),
                "the GPUs that it is known to be on; cpu: on none", "left", 1, 12),
-        column("recording costs", 19, 12, lambda row, _: figure(formatting.short_overhead(row.overhead)),
+        column("recording costs", 19, 12, lambda row, _: figure(recording_text.short_overhead(row.overhead)),
                "what profiling costs it, of the time in its steps, and between what that lies (95 %), as it measures "
                "it itself (derived)", "left"),
     )  # fmt: skip
@@ -107,15 +110,15 @@ def _state(row: SourceRow, width: int) -> Line:
     if row.stale_s is not None:
         return ((f"STALE {row.stale_s:.0f} s", "warn"),)
     roles = {str(state): role for state, role in _STATE_ROLES.items()}
-    return ((clip(clean(formatting.standing(row)), width), roles.get(row.standing, "dim")),)
+    return ((clip(clean(source_text.standing(row)), width), roles.get(row.standing, "dim")),)
 
 
 def _rate(row: SourceRow) -> str:
-    return formatting.rate(row, row.steps.tokens_per_sec if row.steps else None)
+    return rate_text.rate(row, row.steps.tokens_per_sec if row.steps else None)
 
 
 def _lost(row: SourceRow) -> tuple[str, str]:
-    return formatting.percent_number(row.loss.lost_percent), "bad strong" if row.loss.lost else ""
+    return units.percent_number(row.loss.lost_percent), "bad strong" if row.loss.lost else ""
 
 
 class Sources(View):
@@ -258,7 +261,7 @@ class SourceInWords(Drawing):
             lines.append(((f" {fit(clean(label), _LABEL_WIDTH - 1)} ", "dim"), (first, role)))
             lines += [((" " * (_LABEL_WIDTH + 1), ""), (line, role)) for line in rest]
         if len(lines) > height:
-            left_out = formatting.counted(len(lines) - height + 1, "more line")
+            left_out = units.counted(len(lines) - height + 1, "more line")
             lines[height - 1 :] = [((f" … {left_out}, on a taller terminal", "dim"),)]
         drawn = charts(_charts(row, self._process), width, height - len(lines) - 1)
         return [*(fit_line(line, width) for line in lines), *((BLANK, *drawn) if drawn else ())]
@@ -266,12 +269,12 @@ class SourceInWords(Drawing):
 
 def _charts(row: SourceRow, process: ProcessRow | None) -> list[Chart]:
     """Return its charts of the last two minutes: rate, step time, and host resources."""
-    phase = clean(row.phase or formatting.NOT_MEASURED)
-    about = f"ms {formatting.with_article(f'{phase} step')}, mean of each second"
+    phase = clean(row.phase or units.NOT_MEASURED)
+    about = f"ms {units.with_article(f'{phase} step')}, mean of each second"
     times_ms = [None if us is None else us / 1e3 for us in row.step_us_history]
     found = [
-        figure_chart(f"{row.rate.unit}, {phase}", "accent", row.rate.history, formatting.number, has_mean=False),
-        figure_chart(about, "norm", times_ms, formatting.number, has_mean=False),
+        figure_chart(f"{row.rate.unit}, {phase}", "accent", row.rate.history, units.number, has_mean=False),
+        figure_chart(about, "norm", times_ms, units.number, has_mean=False),
         *(process_charts(process) if process is not None else ()),
     ]
     return [chart for chart in found if any(value is not None for value in chart.values)]
@@ -279,26 +282,26 @@ def _charts(row: SourceRow, process: ProcessRow | None) -> list[Chart]:
 
 def _facts(row: SourceRow) -> list[tuple[str, str, str]]:
     """Return label, text and role of each fact, the most important first."""
-    said = [formatting.stall(row.stall) if row.stall else "", row.state_reason, row.activity]
+    said = [source_text.stall(row.stall) if row.stall else "", row.state_reason, row.activity]
     if row.stale_s is not None:
-        said.insert(0, f"{formatting.stale(row.stale_s)}: its daemon does not answer")
-    devices, lag = formatting.on_devices(row), formatting.lag(row)
-    on = f"on {devices}" if devices not in (formatting.NOT_MEASURED, formatting.NONE_THERE) else ""
-    who = [row.model or "", formatting.rank(row.rank, row.world_size), on]
-    since = f"{'' if row.window or row.since_s is None else 'since '}{formatting.rates_since(row)}"
-    rates = f"{_rate(row)} tokens/s, {formatting.rate(row, row.steps_per_sec)} steps/s, {since}"
+        said.insert(0, f"{source_text.stale(row.stale_s)}: its daemon does not answer")
+    devices, lag = source_text.on_devices(row), source_text.lag(row)
+    on = f"on {devices}" if devices not in (units.NOT_MEASURED, units.NONE_THERE) else ""
+    who = [row.model or "", merge_text.rank(row.rank, row.world_size), on]
+    since = f"{'' if row.window or row.since_s is None else 'since '}{range_text.rates_since(row)}"
+    rates = f"{_rate(row)} tokens/s, {rate_text.rate(row, row.steps_per_sec)} steps/s, {since}"
     if row.clock is not None and row.clock.uncertainty_us:
-        lag += f", by a clock {formatting.clock(row.clock)} (derived)"
-    costs = [formatting.overhead(row.overhead) if row.overhead else "", formatting.sample(row.sample_every)]
+        lag += f", by a clock {source_text.clock(row.clock)} (derived)"
+    costs = [recording_text.overhead(row.overhead) if row.overhead else "", recording_text.sample(row.sample_every)]
     facts = [
-        ("state", ": ".join((formatting.standing(row), *filter(None, said))), ""),
-        ("records", formatting.losses(row.loss), "bad" if row.loss.lost or row.loss.left_out else ""),
+        ("state", ": ".join((source_text.standing(row), *filter(None, said))), ""),
+        ("records", recording_text.losses(row.loss), "bad" if row.loss.lost or row.loss.left_out else ""),
         ("lag", lag if row.state is SourceStatus.LIVE else "", ""),
         ("runs", ", ".join(filter(None, who)), ""),
         (row.phase or "", rates if row.phase else "", ""),
-        ("Δ", f"{formatting.rate_change(row.rate_change)} (derived)" if row.rate_change else "", ""),
+        ("Δ", f"{comparison_text.rate_change(row.rate_change)} (derived)" if row.rate_change else "", ""),
         ("profiling", "; ".join(filter(None, costs)), ""),
-        *(("n/a", f"{formatting.SOURCE_FIGURES[one.figure]}: {one.why}", "dim") for one in row.unknown),
+        *(("n/a", f"{source_text.SOURCE_FIGURES[one.figure]}: {one.why}", "dim") for one in row.unknown),
     ]
     return [fact for fact in facts if fact[1]]
 
@@ -321,7 +324,7 @@ class Costs(Drawing):
         return max(1, min(len(self._costs), MAX_COSTS))
 
     def draw(self, width: int, height: int) -> list[Line]:
-        texts = [clean(formatting.process_cost(cost)) for cost in self._costs] or [formatting.NOT_MEASURED]
+        texts = [clean(source_text.process_cost(cost)) for cost in self._costs] or [units.NOT_MEASURED]
         rows = texts if len(texts) <= height else [" · ".join(texts)]
         return [
             fit_line(((" cbtop  " if at == 0 else " " * 8, "dim"), (text, "dim")), width)

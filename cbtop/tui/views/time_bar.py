@@ -7,10 +7,10 @@ from itertools import groupby
 from textual.events import Click
 from textual.message import Message
 
-from cbtop import formatting
+from cbtop.text import time_text
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, Span, width_of
-from cbtop.viewmodels.model import Mark, TimeView
+from cbtop.viewmodels.time_travel import Mark, TimeView
 
 _SIGNS: dict[Mark, Span] = {
     Mark.STALLED: ("✗", "bad strong"),
@@ -53,8 +53,8 @@ class TimeBar(Drawing):
 
     def _ends(self, found: TimeView, width: int) -> tuple[Line, Line]:
         """Return the position, and the length with a legend of the most urgent signs in half of the width."""
-        length = formatting.position(found.duration_s)
-        before: Line = ((f" {formatting.position(found.at_s):>{len(length)}} ", "strong"),)
+        length = time_text.position(found.duration_s)
+        before: Line = ((f" {time_text.position(found.at_s):>{len(length)}} ", "strong"),)
         after: Line = ((f" {length} ", "dim"),)
         if width < _MIN_LEGEND:
             return before, after

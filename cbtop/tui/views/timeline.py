@@ -11,7 +11,7 @@ from textual.widget import Widget
 from cbtop.tui.views.base import View
 from cbtop.tui.views.timeline_map import TimelineMap
 from cbtop.tui.widgets.columns import Cells
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 
 
 class Timeline(View):

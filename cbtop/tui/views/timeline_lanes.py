@@ -9,7 +9,7 @@ from functools import partial
 from statistics import median
 from typing import overload
 
-from cbtop import formatting
+from cbtop import units
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.bars import bar
@@ -94,7 +94,7 @@ def _gap(gap: Gap) -> Block:
 
 def _names(part: TimelineSpan | Gap) -> tuple[str, ...]:
     name = clean(part.name)
-    return f"{name} {formatting.duration(part.duration_ns / 1e3)}", name
+    return f"{name} {units.duration(part.duration_ns / 1e3)}", name
 
 
 def _layer_names(span: TimelineSpan) -> tuple[str, ...]:
@@ -144,10 +144,10 @@ def longest(row: RowBlocks, scale: Scale, zero_ns: int, lines: int, width: int) 
     for at in sorted(seen[: max(0, min(lines - len(found), MAX_LONGEST))]):
         part, block = row.parts[at], row.blocks[at]
         name = f"{block.glyph or GAP} {clean(part.name)}"
-        began = "before what is seen" if part.start_ns < scale.begin_ns else formatting.exact(part.start_ns - zero_ns)
+        began = "before what is seen" if part.start_ns < scale.begin_ns else units.exact(part.start_ns - zero_ns)
         cells = (
             fit(began, 19, "right"),
-            fit(formatting.exact(part.duration_ns), 18, "right"),
+            fit(units.exact(part.duration_ns), 18, "right"),
         )
         where = clean(" · ".join(part.where))
         found.append(((f"  {fit(name, 26)}", block.role), (cells[0], "dim"), (cells[1], ""), (f"  {where}", "dim")))
@@ -167,8 +167,8 @@ def sums(row: RowBlocks, scale: Scale, lines: int, width: int) -> list[Line]:
         share = sum(each_ns) / max(1, scale.end_ns - scale.begin_ns)
         figures: Line = (
             (f"{len(each_ns):>7,}×", "dim"),
-            (f"{formatting.duration(sum(each_ns) / 1e3):>11}", ""),
-            (f"{formatting.percent(100 * share):>9}", "strong"),
+            (f"{units.duration(sum(each_ns) / 1e3):>11}", ""),
+            (f"{units.percent(100 * share):>9}", "strong"),
         )
         head: Line = ((f"  {fit(name, 26)}", role), *figures, ("  ", ""))
         drawn.append((*head, *bar(share, max(1, width - width_of(head)), role)))
@@ -182,8 +182,8 @@ def like_newest(shown: TimelineView, lines: int, width: int) -> list[Line]:
         return []
     usual_ns = median(took_ns)
     about: list[Line] = [
-        ((f"median {formatting.duration(usual_ns / 1e3)}", ""),),
-        ((f"longest {formatting.duration(max(took_ns) / 1e3)}", ""),),
+        ((f"median {units.duration(usual_ns / 1e3)}", ""),),
+        ((f"longest {units.duration(max(took_ns) / 1e3)}", ""),),
     ]
     title = f"the last {len(took_ns):,} steps of {clean(newest.name)}"
     spacing = Spacing.of(len(took_ns), width)

@@ -6,8 +6,11 @@ import textwrap
 import time
 from collections.abc import Callable, Sequence
 
-from cbtop import formatting
+from cbtop import units
+from cbtop.comparison.comparison import Comparison
+from cbtop.comparison.items import Place
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, SourceStatus
+from cbtop.text import comparison_text, time_text, timeline_text
 from cbtop.tui.views.base import SourceDrawing
 from cbtop.tui.views.timeline_lanes import (
     RowBlocks,
@@ -23,10 +26,8 @@ from cbtop.tui.widgets.columns import Cells
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit, fit_line, join_fitting, plain, rule, width_of, wrap_line
 from cbtop.tui.widgets.parts import beside, even_widths
 from cbtop.tui.widgets.time_row import GAP, Block, Scale, time_row
-from cbtop.viewmodels.comparison import Comparison
 from cbtop.viewmodels.lanes import Gap, Lane, TimelineSpan
-from cbtop.viewmodels.model import SourceView
-from cbtop.viewmodels.places import Place
+from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.timeline import TimelineView
 
 MIN_SHOWN_NS = 100
@@ -198,7 +199,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
             for row in self._rows
             for part in row.parts
             if part.start_ns < self._end_ns and part.end_ns > self._begin_ns
-            for times in [[formatting.exact(ns)[:-3] for ns in (part.start_ns - zero_ns, part.duration_ns)]]
+            for times in [[units.exact(ns)[:-3] for ns in (part.start_ns - zero_ns, part.duration_ns)]]
         ]
         return Cells(("lane", "row", "start µs", "duration µs", "what", "in"), tuple(rows))
 
@@ -239,13 +240,13 @@ class TimelineMap(SourceDrawing, can_focus=True):
     def _headline(self, shown: TimelineView, width: int) -> Line:
         parts: list[Line] = []
         if shown.newest is not None:
-            name, us = clean(shown.newest.name), formatting.duration(shown.newest.duration_ns / 1e3)
+            name, us = clean(shown.newest.name), units.duration(shown.newest.duration_ns / 1e3)
             parts.append(((name, "strong"), (f" {us}", "")))
             if shown.newest_s is not None:
-                parts[0] += ((f", ended {formatting.moment(shown.newest_s)}", "dim"),)
+                parts[0] += ((f", ended {time_text.moment(shown.newest_s)}", "dim"),)
         held: Line = ((f"‖ {HELD}", "warn"),) if self._held else ((FOLLOWS, "dim"),)
-        seen = f"{formatting.duration((self._end_ns - self._begin_ns) / 1e3)} in sight"
-        steps = f"{formatting.counted(shown.steps, 'step')} in {formatting.duration(shown.length_ns / 1e3)}"
+        seen = f"{units.duration((self._end_ns - self._begin_ns) / 1e3)} in sight"
+        steps = f"{units.counted(shown.steps, 'step')} in {units.duration(shown.length_ns / 1e3)}"
         return join_fitting([((" ", ""), *held), *parts, ((seen, "dim"),), ((steps, "dim"),)], width, " · ")
 
     @property
@@ -256,7 +257,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
         """Return the step compared with the median step of the baseline; empty without one."""
         if shown.newest is None or (found := self._baseline) is None:
             return []
-        text = clean(formatting.step_beside(found, shown.newest))
+        text = clean(comparison_text.step_beside(found, shown.newest))
         return [((" Δ ", "accent"), (text, ""), (" (derived)", "dim"))]
 
     def _usual(self, part: TimelineSpan | Gap) -> str:
@@ -270,7 +271,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
             else ((part.name, part.category or BrickCategory.OTHER), outer[0] if outer else None)
         )
         median_us = found.median_us(phase, place)
-        return "" if median_us is None else f"baseline's median {formatting.duration(median_us)}"
+        return "" if median_us is None else f"baseline's median {units.duration(median_us)}"
 
     def _lanes(self, scale: Scale, labels: int) -> tuple[list[Line], int]:
         """Return the lines of all lanes, each with the sum of its visible time, and the line of the cursor."""
@@ -279,7 +280,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
         for number, row in enumerate(self._rows):
             if row.lane is not before:
                 before = row.lane
-                told = formatting.lane_sum(row.lane, scale.begin_ns, scale.end_ns)
+                told = timeline_text.lane_sum(row.lane, scale.begin_ns, scale.end_ns)
                 title: Line = ((fit(f" {row.lane.name}", labels), "accent"), (told, ""))
                 of: Line = ((f" · {clean(', '.join(row.lane.backends))}", "dim"),) if row.lane.backends else BLANK
                 lines.append((*title, *of) if width_of((*title, *of)) <= labels + scale.width else title)
@@ -293,7 +294,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
 
     def _detail(self, shown: TimelineView, width: int) -> list[Line]:
         """Return what is under the cursor, to the nanosecond, and what is not drawn."""
-        notes = "; ".join(formatting.timeline_notes(shown))
+        notes = "; ".join(timeline_text.timeline_notes(shown))
         last: Line = ((f"  {notes}", "faint"),)
         if self._at is None or (block := self._block) is None:
             how: Line = (("  h l put the cursor on a block and go on to the next, j k to another row", "dim"),)
@@ -305,9 +306,9 @@ class TimelineMap(SourceDrawing, can_focus=True):
         first = join_fitting(
             [
                 ((f"  {block.glyph or GAP} ", block.role), (clean(part.name), "strong")),
-                ((formatting.exact(part.duration_ns), "strong"),),
+                ((units.exact(part.duration_ns), "strong"),),
                 *([((usual, ""),)] if (usual := self._usual(part)) else []),
-                ((f"from {formatting.exact(part.start_ns - _zero_ns(shown))}", ""),),
+                ((f"from {units.exact(part.start_ns - _zero_ns(shown))}", ""),),
                 ((f"{self._at + 1} of {len(row.parts)} in its row", "dim"),),
             ],
             width,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from cbtop import formatting
+from cbtop import units
 from cbtop.protocol.vocabulary import is_warm_up
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, join, plain, rule, wrap_line
-from cbtop.viewmodels.model import Severity, SourceView, Verdict
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.verdict import Severity, Verdict
 
 _LOOKS = {Severity.ERROR: ("✗", "strong bad"), Severity.WARNING: ("▲", "strong warn"), Severity.NOTE: ("·", "accent")}
 _LEAST_SENTENCE = 40  # minimum cells of the sentence next to the gain
@@ -67,7 +68,7 @@ def _texts(verdict: Verdict, width: int) -> tuple[tuple[Line, ...], tuple[Line, 
 
 def _gain(verdict: Verdict) -> str:
     more = verdict.gain_tokens_per_sec
-    return "" if more is None else f"+{formatting.number(more)} tokens/s"
+    return "" if more is None else f"+{units.number(more)} tokens/s"
 
 
 def _dealt(texts: Sequence[tuple[Sequence[Line], Sequence[Line]]], free: int) -> list[tuple[int, int]]:

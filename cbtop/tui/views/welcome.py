@@ -5,11 +5,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from cbtop import formatting
+from cbtop import units
+from cbtop.text import source_text
 from cbtop.tui.views.header import activity_line
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, width_of
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 
 _HOW_TO_START: tuple[Line, ...] = (
     (("Waiting for a process to watch.", "strong"),),
@@ -71,10 +72,10 @@ def _wrapped(text: str, role: str, width: int) -> list[Line]:
 def _preparing(source: SourceView, bar_width: int) -> tuple[Line, ...]:
     if source.state != "live" and source.loss.unread:
         ended: Line = ((clean(source.program), "strong"), (" has ended", "dim"))
-        return (ended, BLANK, ((f"not read yet: {formatting.count(source.loss.unread)} records", "accent"),))
+        return (ended, BLANK, ((f"not read yet: {units.count(source.loss.unread)} records", "accent"),))
     what = activity_line(source, bar_width) if source.activity else (("waiting for the first step …", "accent"),)
     if source.stall is not None:
-        what = ((clean(formatting.stall(source.stall)), "warn"),)
+        what = ((clean(source_text.stall(source.stall)), "warn"),)
     who: Line = ((clean(source.program), "strong"), (" is getting ready", "dim"))
     return (who, BLANK, what, BLANK, (("The views open with its first step.", "dim"),))
 

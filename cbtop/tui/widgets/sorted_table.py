@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from cbtop.row_choice import BY_NAME, matcher
+from cbtop.text.row_filter import BY_NAME, matcher
 from cbtop.tui.widgets.columns import Column, Placed, RowT, head_line
 from cbtop.tui.widgets.lines import Line, clean
 from cbtop.tui.widgets.steady_order import SteadyOrder, redraws_apart

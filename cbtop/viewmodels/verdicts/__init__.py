@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from cbtop.protocol.vocabulary import is_warm_up
-from cbtop.viewmodels.model import SourceView, Verdict
 from cbtop.viewmodels.on_demand import LazyValue, with_parts
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.verdict import Verdict
 from cbtop.viewmodels.verdicts.at_the_roof import COMPUTE_BOUND, MEMORY_BOUND
 from cbtop.viewmodels.verdicts.base import Rule
 from cbtop.viewmodels.verdicts.below_resolution import BELOW_RESOLUTION

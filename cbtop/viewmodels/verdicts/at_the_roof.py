@@ -6,8 +6,9 @@ from functools import partial
 
 from cbtop.units import number, percent
 from cbtop.viewmodels.bricks import BrickRow
-from cbtop.viewmodels.model import About, CeilingRow, Evidence, Severity, SourceView, Subject
-from cbtop.viewmodels.roofline import advice_at_a_peak, peaks_over
+from cbtop.viewmodels.roofline import CeilingRow, advice_at_a_peak, peaks_over
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
 NEAR_PERCENT = 60.0  # of a roof: below it, latency or overhead limits a brick at any intensity

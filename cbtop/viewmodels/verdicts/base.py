@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cbtop.units import count, duration
-from cbtop.viewmodels.model import OVERLAP, Evidence, PaceView, Severity, SourceView, StepsView, Subject, Verdict
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.steps import OVERLAP, PaceView, StepsView
+from cbtop.viewmodels.verdict import Evidence, Severity, Subject, Verdict
 
 # Step time before the window matters little if it is at most this part of the step time in the window.
 EDGE = 0.01

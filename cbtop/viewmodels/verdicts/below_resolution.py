@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from cbtop.comparison.noise import READINGS
 from cbtop.units import duration, number
-from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
-READINGS = 5.0  # times the clock's resolution: in a shorter call a fifth or more of the time is the clock's
 MIN_CALLS = 20
 
 

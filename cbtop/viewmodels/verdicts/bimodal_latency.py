@@ -7,7 +7,8 @@ from math import sqrt
 
 from cbtop.units import duration, percent
 from cbtop.viewmodels.durations import DurationBar
-from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain, steps_alike
 from cbtop.viewmodels.verdicts.grows_with_cache import GROWS_WITH_CACHE
 from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from cbtop.units import percent, whole
 from cbtop.viewmodels.devices import DeviceRow
-from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
 SLOWED_PERCENT = 5.0  # below its maximum: the power limit always moves a clock by a percent or so

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.units import count, counted, percent
-from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject, TimeBreakdownView
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.time_breakdown import TimeBreakdownView
+from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
 LOST_PERCENT = 0.1  # figures have three or four digits, and a smaller loss changes none of them

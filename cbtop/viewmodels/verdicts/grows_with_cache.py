@@ -7,8 +7,10 @@ from statistics import StatisticsError, correlation, linear_regression
 
 from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.units import count, duration
-from cbtop.viewmodels.brick_growth import alike
-from cbtop.viewmodels.model import About, BrickGrowth, Evidence, PaceView, Severity, SourceView, Subject
+from cbtop.viewmodels.brick_growth import BrickGrowth, alike
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.steps import PaceView
+from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, pace_shown, steps_alike
 
 MIN_SECONDS = 8  # with steps: a line through fewer points proves little

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from cbtop.units import duration, percent
-from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
 from cbtop.viewmodels.not_instrumented import OUTSIDE_PERCENT, not_instrumented
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
 LATEST = 10  # samples of a GPU, one a second

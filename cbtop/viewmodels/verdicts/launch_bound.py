@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from cbtop.protocol.vocabulary import UNTIL_THERE
 from cbtop.units import duration, percent
-from cbtop.viewmodels.books import GPU_WAITED
-from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.time_breakdown import GPU_WAITED
+from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain
 
 # Part of the bricks' time and of their calls. One step that waited long (the first one, a pause) is not enough.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from cbtop.units import counted, number, percent
 from cbtop.viewmodels.bricks import BrickRow
-from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
 

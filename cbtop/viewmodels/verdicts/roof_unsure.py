@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from cbtop.protocol.messages import UNSURE_PERCENT
 from cbtop.units import number, percent
-from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
 from cbtop.viewmodels.roofline import peaks_over
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from cbtop.comparison.comparison import Comparison, PlaceChange
+from cbtop.comparison.noise import CONFIDENCE, LEAST_PERCENT, MIN_BLOCKS
 from cbtop.units import counted, number, percent
-from cbtop.viewmodels.comparison import Comparison, PlaceChange
-from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
-from cbtop.viewmodels.noise import CONFIDENCE, LEAST_PERCENT, MIN_BLOCKS
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
 LEAST_OF_ALL_PERCENT = 0.02  # of a token's time: less is not worth a verdict

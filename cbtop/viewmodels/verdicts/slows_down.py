@@ -6,7 +6,8 @@ from statistics import StatisticsError, correlation
 
 from cbtop.units import duration, number
 from cbtop.viewmodels.brick_growth import ALIKE, alike
-from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, pace_shown, steps_alike
 
 MIN_SECONDS = 8  # with steps

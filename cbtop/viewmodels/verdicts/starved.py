@@ -5,7 +5,8 @@ from __future__ import annotations
 from cbtop.protocol.vocabulary import DeviceKind
 from cbtop.units import percent
 from cbtop.viewmodels.devices import LATEST, LEAST_SAMPLES
-from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
 BUSY_PERCENT = 95.0  # of all processors' time

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from cbtop.units import count, duration, percent, with_article
-from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
+from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.straggler import THRESHOLD, WAIT_WITHIN
+from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
 

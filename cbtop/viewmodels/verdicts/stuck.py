@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from cbtop.units import duration
-from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, StallKind, Subject
-from cbtop.viewmodels.stall import MIN_S, SLOW
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.stall import MIN_S, SLOW, StallKind
+from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from statistics import median
 
 from cbtop.units import count, counted, duration, percent
-from cbtop.viewmodels.model import About, Evidence, Severity, SourceView, Subject
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.client.clock_offset import FIRST_EXCHANGES, REFRESH_S, ClockExchange
-from cbtop.client.feed import Feed
+from cbtop.feeds.feed import Feed
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.messages import (
     PROTOCOL_MAJOR,

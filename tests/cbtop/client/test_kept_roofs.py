@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.client import calibration
-from cbtop.client.calibration import Calibration, arguments
 from cbtop.client.kept_roofs import StoredRoofs
-from cbtop.client.store import SourceRecord
+from cbtop.client.source_record import SourceRecord
 from cbtop.client.window import Window
 from cbtop.errors import CbtopError
+from cbtop.feeds import calibration
+from cbtop.feeds.calibration import Calibration, arguments
 from cbtop.protocol.messages import Ceiling, Manifest
 from cbtop.protocol.roofs import DeviceRoofs, cpu_name, keep_roofs, roofs_file, way_out_on_cpu
 from cbtop.protocol.vocabulary import Provenance

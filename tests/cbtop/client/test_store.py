@@ -9,10 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cbtop.client import announcements
 from cbtop.client import store as store_module
-from cbtop.client.store import CELLS_END, Budget, Store
-from cbtop.profiler.histograms import BUCKETS, MAX_CELLS, SUB_BUCKETS
-from cbtop.profiler.stats import COLUMNS, NodeStats
+from cbtop.client.source_record import MAX_PHASES
+from cbtop.client.stats_update import CELLS_END
+from cbtop.client.store import Budget, Store
+from cbtop.profiler.analysis.histograms import BUCKETS, MAX_CELLS, SUB_BUCKETS
+from cbtop.profiler.analysis.node_columns import COLUMNS
+from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.columns import pack_columns
 from cbtop.protocol.errors import DecodeError, VersionError
 from cbtop.protocol.messages import (
@@ -140,7 +144,7 @@ def update() -> StatsUpdate:
 
 
 def test_a_daemon_that_says_ever_more_of_a_source_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "MAX_ANNOUNCED", 3)
+    monkeypatch.setattr(announcements, "MAX_ANNOUNCED", 3)
     store = Store()
     first, second, third = (
         SourceCatalog(
@@ -280,7 +284,7 @@ def test_the_tokens_of_endless_phases_are_not_remembered() -> None:
     apply(store, [SourceCatalog("h:1:1:0", True, steps), dataclasses.replace(update(), source="h:1:1:0")])
     node = np.arange(1, 201, dtype="<i8").tobytes()
     apply(store, [dataclasses.replace(update(), source="h:1:1:0", **dict.fromkeys(COLUMNS, node), node=node)])
-    assert len(store.sources["h:1:1:0"].history) == store_module.MAX_PHASES
+    assert len(store.sources["h:1:1:0"].history) == MAX_PHASES
 
 
 def test_records_fill_the_available_room_and_the_largest_source_drops_first(

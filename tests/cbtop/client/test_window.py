@@ -14,17 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.client import window
-from cbtop.client.store import SourceRecord, Store
+from cbtop.client.source_record import SourceRecord
+from cbtop.client.store import Store
 from cbtop.commands import top
 from cbtop.daemon.source import Source
-from cbtop.profiler.histograms import BUCKETS
+from cbtop.profiler.analysis.growth import Growth
+from cbtop.profiler.analysis.histograms import BUCKETS
+from cbtop.profiler.analysis.node_columns import COLUMNS, SUMS
+from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.profiler.profiler import BrickProfiler
-from cbtop.profiler.stats import COLUMNS, SUMS, Growth, NodeStats
 from cbtop.protocol import catalog
 from cbtop.protocol.messages import Heartbeat, HostHello, SourceCatalog, StatsUpdate
-from cbtop.statistics import statistic
-from cbtop.viewmodels.model import SourceView
-from cbtop.viewmodels.source import source_view
+from cbtop.text.statistics import statistic
+from cbtop.viewmodels.source import SourceView, source_view
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
 from tests.integration.hosts import DEADLINE_S, PATIENTLY, host
 from tests.integration.hosts import cbtop as run

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.client import run_reader
 from cbtop.commands.shared import machine_pace
-from cbtop.viewmodels.runs import Pace, Run
+from cbtop.comparison.runs import Pace, Run
+from cbtop.feeds import run_reader
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ import pytest
 from cbtop.cli import main
 from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.demo_model import TINY, write_model
-from cbtop.compute.kernels.attention import CACHE_TYPES
+from cbtop.compute.kernels.kv_caches import CACHE_TYPES
 
 # Prints what `cbtop bench -o json` does; the times are those that its arguments say.
 PRINTS = """\

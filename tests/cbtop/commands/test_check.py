@@ -15,8 +15,8 @@ import pytest
 
 from cbtop.cli import main
 from cbtop.commands.check import FORMATS
+from cbtop.comparison.runs import Pace
 from cbtop.protocol.messages import Quiet
-from cbtop.viewmodels.runs import Pace
 from tests.cbtop.made_runs_on_disk import Recordings
 
 GUILTY = "DownProjection in Layer 2"

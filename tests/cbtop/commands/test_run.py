@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 import cbtop as package
 from cbtop import cli
-from cbtop.client.replay import ReplayFeed
 from cbtop.commands import run as run_command
 from cbtop.commands.run import isolating_option, plain
+from cbtop.feeds.replay import ReplayFeed
 from tests.integration.hosts import CBTOP, DEADLINE_S, HOST, cbtop, daemon, eventually, host
 from tests.integration.test_terminal import Terminal
 from tests.profiler.instrument.under_run import fake_torch

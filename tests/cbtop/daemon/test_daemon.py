@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from cbtop.client import collector as collector_module
-from cbtop.client.feed import Feed
 from cbtop.client.store import Store
 from cbtop.daemon import daemon as daemon_module
 from cbtop.daemon.daemon import Daemon, DaemonInside, _Timetable
 from cbtop.daemon.source import Source
+from cbtop.feeds.feed import Feed
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol import catalog as catalog_module

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cbtop.exporters.base import RecordedProcess
 from cbtop.exporters.recorded import process_of_files
 from cbtop.exporters.records import Records, TimedRecord
-from cbtop.profiler.graph.node_table import NodeTable
+from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.messages import Node

@@ -21,8 +21,8 @@ from cbtop.exporters import EXPORTERS
 from cbtop.exporters.base import RecordedProcess
 from cbtop.exporters.csv_rows import COLUMNS
 from cbtop.exporters.records import Records, TimedRecord
-from cbtop.profiler.graph.node_table import NodeTable
-from cbtop.profiler.graph.nodes import display_name, printable
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.graph.nodes import display_name, printable
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
 from tests.cbtop.exporters.made_processes import any_process, recorded_process, records_of

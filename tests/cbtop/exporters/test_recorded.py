@@ -13,7 +13,7 @@ from cbtop.exporters.base import RecordedProcess
 from cbtop.exporters.recorded import process_of_files
 from cbtop.exporters.records import LISTED_RECORDS, TimedRecord
 from cbtop.exporters.tracks import laid_out, on_tracks
-from cbtop.profiler.graph.node_table import NodeTable
+from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.protocol.catalog import CatalogWriter
 from cbtop.protocol.errors import DecodeError, RingError
 from cbtop.protocol.messages import Node

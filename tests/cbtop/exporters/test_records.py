@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cbtop.exporters import EXPORTERS, records
 from cbtop.exporters.base import RecordedProcess
 from cbtop.exporters.records import Records, TimedRecord
-from cbtop.profiler.graph.node_table import NodeTable
+from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.protocol.messages import Node
 from cbtop.protocol.ring import Batch
 from cbtop.protocol.vocabulary import NodeKind

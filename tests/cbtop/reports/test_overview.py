@@ -11,9 +11,8 @@ import pytest
 from cbtop.cli import main
 from cbtop.reports import OVERVIEW, REPORTS
 from cbtop.reports.overview import MAX_LINES, MAX_OTHERS, MAX_VERDICTS
-from cbtop.row_choice import RowChoice
-from cbtop.viewmodels.model import SourceView
-from cbtop.viewmodels.source import source_view
+from cbtop.text.row_filter import RowChoice
+from cbtop.viewmodels.source import SourceView, source_view
 from tests.cbtop import samples
 from tests.cbtop.recorded import decode_run
 

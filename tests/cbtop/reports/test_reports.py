@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop import formatting, units
-from cbtop.formatting import exact, lane_sum
+from cbtop import units
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.held_steps import launch_bound
 from cbtop.profiler.profiler import BrickProfiler
@@ -26,10 +25,13 @@ from cbtop.protocol.vocabulary import BrickCategory, BrickId
 from cbtop.reports import DEVICES, REPORTS, SOURCES, TIMELINE, VIEWS
 from cbtop.reports.sources import sources_json, sources_text
 from cbtop.reports.text import SECTIONS
-from cbtop.statistics import Of, statistics_of
+from cbtop.text.statistics import Of, statistics_of
+from cbtop.text.timeline_text import lane_sum
+from cbtop.units import exact
 from cbtop.viewmodels.merge import merged_view
-from cbtop.viewmodels.model import MergeMode, SourceView, WindowView
-from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.selection import WindowView
+from cbtop.viewmodels.source import SourceView, source_view
 from tests.cbtop import made_machines, samples, seen_timelines
 from tests.cbtop.recorded import Clock, decode_run, profiler_in, record_of, source_of
 
@@ -349,9 +351,9 @@ def test_the_text_of_the_list_says_the_figures_of_its_json(view: SourceView) -> 
         runs, known = (table[str(row["pid"])] for table in tables)
         least = "≥" if row["rates_are_lower_bounds"] else ""
         for head, rate in (("tokens/s", row["tokens_per_sec"]), ("steps/s", row["steps_per_sec"])):
-            assert runs[head] == f"{'' if rate is None else least}{formatting.number(rate)}"
-        assert known["lost"] == formatting.count(row["lost"])
-        assert known["before attach"] == formatting.count(row["dropped_before_attach"])
+            assert runs[head] == f"{'' if rate is None else least}{units.number(rate)}"
+        assert known["lost"] == units.count(row["lost"])
+        assert known["before attach"] == units.count(row["dropped_before_attach"])
         assert known["lag"] == ("–" if row["state"] in ("ended", "gone") else f"{row['lag_s']:.1f} s")
         for why in row["unknown"].values():
             assert f": {why}" in text
@@ -426,7 +428,7 @@ def test_text_and_json_have_the_newest_step_and_the_baselines_median_step() -> N
     (source,) = json.loads(REPORTS["json"]([view], []))["sources"]
     median_us = source["timeline"]["since_baseline"]["median_step_us"]
     took_us = source["timeline"]["newest"]["duration_ns"] / 1e3
-    said = f"{formatting.duration(took_us)}, was {formatting.duration(median_us)} ({took_us / median_us - 1:+,.1%}"
+    said = f"{units.duration(took_us)}, was {units.duration(median_us)} ({took_us / median_us - 1:+,.1%}"
     assert f"Δ (derived): decode {said[:-1]} %), the baseline's median\n" in REPORTS["text"]([view], [TIMELINE])
     unlike = replace(view, baseline=samples.UNLIKE.baseline)
     assert "Δ (derived): decode n/a: another batch: " in REPORTS["text"]([unlike], [TIMELINE])
@@ -440,7 +442,7 @@ def test_a_rate_is_a_lower_bound_in_text_and_json_if_records_were_lost(lost: int
     view = replace(samples.LIVE, window=WindowView(10.0, 10.0, lost, 500))
     (source,) = json.loads(REPORTS["json"]([view], []))["sources"]
     assert source["rates_are_lower_bounds"] is bool(lost)
-    rate = formatting.number(source["steps"]["tokens_per_sec"])
+    rate = units.number(source["steps"]["tokens_per_sec"])
     text = REPORTS["text"]([view], ["bricks"])
     assert (f"≥{rate}" in text) is bool(lost)
     assert rate in text

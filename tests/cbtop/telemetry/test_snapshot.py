@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.client import DEFAULT_WINDOW_S
-from cbtop.client.store import SourceRecord, Store
+from cbtop.client.source_record import SourceRecord
+from cbtop.client.store import Store
 from cbtop.client.window import Window
-from cbtop.profiler.brick_stats import BrickStats
-from cbtop.profiler.phase_totals import PhaseTotals
-from cbtop.profiler.stats import MAX_HISTOGRAM_NODES, NodeStats
+from cbtop.profiler.analysis.brick_stats import BrickStats
+from cbtop.profiler.analysis.phase_totals import PhaseTotals
+from cbtop.profiler.analysis.stats import MAX_HISTOGRAM_NODES, NodeStats
 from cbtop.protocol.messages import CheckResult, Node, Quiet, SourceState
 from cbtop.protocol.ring import Batch
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus

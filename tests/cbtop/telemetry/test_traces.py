@@ -18,7 +18,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status as ProtoStatus
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 
-from cbtop.client.store import SourceRecord
+from cbtop.client.source_record import SourceRecord
 from cbtop.protocol.messages import RecordBatch
 from cbtop.protocol.record_batch import batches, pack
 from cbtop.protocol.ring import Batch, RingReader

@@ -24,12 +24,12 @@ import pytest
 from textual.binding import Binding
 from textual.pilot import Pilot
 
-from cbtop.client.feed import Feed, FeedEnd
-from cbtop.client.kernel_request import KernelRequest
-from cbtop.client.replay import ReplayFeed
 from cbtop.client.store import Store
 from cbtop.client.stream_recorder import SavedHistory
 from cbtop.errors import CbtopError
+from cbtop.feeds.feed import Feed, FeedEnd
+from cbtop.feeds.kernel_request import KernelRequest
+from cbtop.feeds.replay import ReplayFeed
 from cbtop.protocol.requests import WHY, Request, State
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports import VIEWS as REPORTED
@@ -54,9 +54,9 @@ from cbtop.tui.widgets.columns import Cells
 from cbtop.tui.widgets.pager import Pager
 from cbtop.tui.widgets.sorted_table import SortedTable
 from cbtop.tui.widgets.table import Table
-from cbtop.viewmodels.graph import GraphRows
-from cbtop.viewmodels.model import GraphRow, RooflineView, SourceSummary, SourceView
-from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.graph import GraphRow, GraphRows
+from cbtop.viewmodels.roofline import RooflineView
+from cbtop.viewmodels.source import SourceSummary, SourceView, source_view
 from tests.cbtop import samples, seen_timelines
 from tests.cbtop.asked_host import Host, answers
 from tests.cbtop.conftest import ScriptedFeed, screen_text

@@ -9,16 +9,17 @@ import pytest
 from textual.widgets import ContentSwitcher
 
 from cbtop.client import DEFAULT_WINDOW_S
-from cbtop.client.feed import FeedEnd, StoreViews
-from cbtop.client.replay import ReplayFeed
+from cbtop.client.store import Store
+from cbtop.feeds.feed import FeedEnd, StoreViews
+from cbtop.feeds.replay import ReplayFeed
 from cbtop.protocol.messages import DaemonHello
 from cbtop.protocol.recording import FrameKind, RecordingReader
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.replay_app import ReplayApp
 from cbtop.tui.views import VIEWS
-from cbtop.viewmodels.model import TimeView
-from tests.cbtop.client.test_replay import IMPERFECT, Hand, leaves
+from cbtop.viewmodels.time_travel import TimeView
 from tests.cbtop.conftest import screen_text
+from tests.cbtop.feeds.test_replay import IMPERFECT, Hand, leaves
 
 
 class Watching(StoreViews):
@@ -27,7 +28,8 @@ class Watching(StoreViews):
     is_complete, refused = True, ""
 
     def __init__(self, path: Path, *, until_s: float) -> None:
-        super().__init__(DEFAULT_WINDOW_S, ())
+        super().__init__(())
+        self._store = Store(DEFAULT_WINDOW_S)
         reader = RecordingReader(path)
         self._now_ns = reader.begin_ns + round(until_s * 1e9)
         self._store.keep_records(True)
@@ -38,6 +40,10 @@ class Watching(StoreViews):
                     assert is_join or not isinstance(message, DaemonHello)
                     self._store.apply(message)
         reader.close()
+
+    @property
+    def store(self) -> Store:
+        return self._store
 
     @property
     def now_ns(self) -> int:

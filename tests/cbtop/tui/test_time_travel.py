@@ -10,18 +10,19 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from cbtop import formatting, signs
-from cbtop.client.replay import ReplayFeed
 from cbtop.errors import CbtopError
+from cbtop.feeds.replay import ReplayFeed
 from cbtop.reports.text import text_report
+from cbtop.text import ascii_signs, time_text
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.replay_app import ReplayApp
 from cbtop.tui.time_travel import TimeTravel
 from cbtop.tui.views.timeline_map import HELD
-from cbtop.viewmodels.model import Mark, SourceView, TimeView
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.time_travel import Mark, TimeView
 from tests.cbtop import samples
-from tests.cbtop.client.test_replay import IMPERFECT, Hand
 from tests.cbtop.conftest import ScriptedFeed, screen_text
+from tests.cbtop.feeds.test_replay import IMPERFECT, Hand
 from tests.integration.hosts import DEADLINE_S
 
 SIZE = (120, 34)
@@ -223,7 +224,7 @@ async def test_a_held_screen_has_a_bar_of_the_last_minutes_with_a_sign_per_mark(
         assert "3:20" not in await press(pilot)
         line = (await press(pilot, "space")).splitlines()[-2]
         bar = line[6:].partition(" 3:20 ")[0]
-        assert len({sign.encode("ascii", signs.ERRORS) for sign in "✗▲■▸│●═"}) == 7
+        assert len({sign.encode("ascii", ascii_signs.ERRORS) for sign in "✗▲■▸│●═"}) == 7
         assert [sign for sign in bar if sign in "✗▲■▸│"] == ["│", "▸", "■", "▲", "✗"]
         for word in ("stalled", "verdict", "ended", "started", "phase", "[ looks back"):
             assert word in line
@@ -247,7 +248,7 @@ async def test_a_report_made_in_a_look_back_says_so(feed: ScriptedFeed, memory: 
     async with live_app(feed, memory).run_test(size=SIZE) as pilot:
         await press(pilot, "left_parenthesis")
         text = text_report([shown(pilot)], ["bricks"], memory.feed.replay())
-        at = formatting.date(memory.feed.replay().recorded_s + memory.feed.at_s)
+        at = time_text.date(memory.feed.replay().recorded_s + memory.feed.at_s)
         assert text.startswith(f"LOOKING BACK on vm at {at}, 10.0 s before the daemon was asked")
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views import VIEWS
-from cbtop.viewmodels.model import SourceView
 from cbtop.viewmodels.on_demand import Lazy, LazyValue, with_parts
+from cbtop.viewmodels.source import SourceView
 from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed
 

@@ -15,7 +15,7 @@ from cbtop.tui.app import CbtopApp
 from cbtop.tui.views import VIEWS
 from cbtop.tui.views.devices import Devices
 from cbtop.tui.views.timeline import Timeline
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 from tests.cbtop import samples, seen_timelines
 from tests.cbtop.conftest import ScriptedFeed
 from tests.cbtop.made_machines import GPU, NVML, machine

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from cbtop.comparison.noise import MIN_BLOCKS
 from cbtop.tuning.paired import CONFIDENCE_PERCENT, PairedTest, in_turns, mean_and_deviation, pairs_of, with_deviation
-from cbtop.viewmodels.noise import MIN_BLOCKS
 
 RUNS = 1000
 ROUNDS = 10

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cbtop.comparison.baseline import PhaseFigures, PhaseTimes, Snapshot, Surroundings
+from cbtop.comparison.items import Brick, Place, PlaceTimes
+from cbtop.comparison.noise import figures
 from cbtop.protocol.vocabulary import BrickCategory
-from cbtop.viewmodels.baseline import PhaseFigures, PhaseTimes, Snapshot, Surroundings
-from cbtop.viewmodels.noise import figures
-from cbtop.viewmodels.places import Brick, Place, PlaceTimes
 
 BRICKS: dict[Brick, float] = {  # µs a call
     ("RmsNorm", BrickCategory.NORM): 100.0,

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.client.store import SourceRecord
+from cbtop.client.source_record import SourceRecord
+from cbtop.profiler.analysis.graph.analysis import CriticalPath
+from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
+from cbtop.profiler.analysis.graph.nodes import Transfer
 from cbtop.profiler.definitions import BrickDefinition
-from cbtop.profiler.graph.analysis import CriticalPath
-from cbtop.profiler.graph.execution_graph import ExecutionGraph
-from cbtop.profiler.graph.nodes import Transfer
 from cbtop.protocol.messages import Dependency
 from cbtop.protocol.vocabulary import BrickCategory, TransferDirection
 from cbtop.reports import REPORTS

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.profiler.histograms import BUCKETS, MAX_DURATION_NS, Column, bucket_begin_ns, bucket_of
+from cbtop.profiler.analysis.histograms import BUCKETS, MAX_DURATION_NS, Column, bucket_begin_ns, bucket_of
 from cbtop.viewmodels.durations import MAX_BARS, at_most, coarser, duration_bars
 
 calls_ns = st.lists(st.integers(0, 50) | st.integers(0, 10**9) | st.integers(0, MAX_DURATION_NS), min_size=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cbtop.profiler.graph.node_table import NodeTable
+from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.protocol.messages import BrickHostTime, HostTimes, KernelBurst, KernelTimes, Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 from cbtop.viewmodels.launches import Launches, LaunchesByNode

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.client.store import SourceRecord
+from cbtop.client.source_record import SourceRecord
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 from cbtop.reports import REPORTS

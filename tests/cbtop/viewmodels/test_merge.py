@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop import formatting
-from cbtop.client.store import SourceRecord, StepSample
+from cbtop.client.source_record import SourceRecord, StepSample
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.messages import CheckResult, Dependency, Manifest, Quiet
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, SourceStatus
 from cbtop.reports.text import text_report
+from cbtop.text import merge_text, range_text, source_text
 from cbtop.tui.views.header import notice
 from cbtop.viewmodels import merge
 from cbtop.viewmodels.merge import members_of, merged_view
-from cbtop.viewmodels.model import MergeMode, SourceView
-from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.source import SourceView, source_view
 from tests.cbtop.recorded import Clock, profiler_in, record_of, source_of
 
 LAYERS = 2
@@ -131,7 +131,7 @@ def test_tokens_that_ranks_compute_together_count_once_and_a_line_says_so(tmp_pa
         assert merged.steps.tokens_per_sec == pytest.approx(1000)
         assert merged.steps.tokens_per_sec_in_steps == pytest.approx(1000)
         assert merged.tokens_per_sec_history == pytest.approx((1000,) * 3)
-        said = "tokens/s counts once what 2 ranks compute together; " in formatting.merged_means(merged.merged)
+        said = "tokens/s counts once what 2 ranks compute together; " in merge_text.merged_means(merged.merged)
         assert said == (mode is not MergeMode.MAX)  # there all steps are those of one rank
 
 
@@ -151,13 +151,13 @@ def test_a_line_says_that_ranks_which_exchange_results_may_share_tokens(exchange
     merged = merged_view(records, MergeMode.SUM)
     assert merged.merged is not None
     assert merged.merged.may_share_tokens == exchanges
-    assert ("even where ranks compute the same tokens" in formatting.merged_means(merged.merged)) == exchanges
+    assert ("even where ranks compute the same tokens" in merge_text.merged_means(merged.merged)) == exchanges
 
 
 def test_where_the_rate_of_one_rank_is_unknown_so_is_that_of_the_sum(tmp_path: Path) -> None:
     records = [rank_run(tmp_path, rank, [494] * 10) for rank in range(2)]
     (step,) = records[1].nodes.children[None]
-    records[1].stats._rare["uncounted"][step.id] = 1
+    records[1].stats.sparse["uncounted"][step.id] = 1
     steps = merged_view(records, MergeMode.SUM).steps
     assert steps is not None
     assert (steps.tokens_per_sec, steps.tokens_per_sec_in_steps) == (None, None)
@@ -225,7 +225,7 @@ def test_a_later_run_of_a_rank_replaces_the_first_only_if_that_had_ended(
     tmp_path: Path, after_ns: int, both: bool
 ) -> None:
     records = [rank_run(tmp_path / name, 0, [5] * 9) for name in ("first", "second")]
-    ended_ns = max(node_ns for node_ns in records[0].stats._rare["last_ns"].values())
+    ended_ns = max(node_ns for node_ns in records[0].stats.sparse["last_ns"].values())
     for at, record in enumerate(records):
         assert record.hello is not None
         assert record.state is not None
@@ -289,7 +289,7 @@ def test_a_merge_with_a_stalled_one_is_stalled_and_says_which_and_in_what(tmp_pa
     view = merged_view(records, mode)
     assert view.stall is not None
     assert (view.standing, view.state_reason) == ("stalled", "")
-    assert formatting.stall(view.stall).startswith("rank 2: stalled for 32 s in decode → Layer 0 → DownProjection")
+    assert source_text.stall(view.stall).startswith("rank 2: stalled for 32 s in decode → Layer 0 → DownProjection")
     assert view.loss.produced == sum(record.state.produced for record in records if record.state)
     assert merged_view([records[0], records[1]], mode).standing == "idle"
     assert merged_view([records[0], records[3]], mode).standing == "live"
@@ -368,7 +368,7 @@ def test_what_fails_in_one_member_fails_in_the_sum_whatever_the_others_found(tmp
 def test_a_sum_of_all_that_was_seen_says_its_rates_begin_at_different_times(tmp_path: Path) -> None:
     records = [rank_run(tmp_path, rank, [10] * 2) for rank in range(2)]
     for mode in MergeMode:
-        shown = formatting.shown_time(replace(merged_view(records, mode), since_s=1e9))
+        shown = range_text.shown_time(replace(merged_view(records, mode), since_s=1e9))
         assert shown.startswith("since ")
         assert shown.endswith(" at the earliest") is (mode is MergeMode.SUM)
 

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.client.store import SourceRecord
+from cbtop.client.source_record import SourceRecord
 from cbtop.exporters import EXPORTERS
 from cbtop.exporters.recorded import process_of_files
-from cbtop.profiler.budget import ByteBudget
+from cbtop.profiler.analysis.budget import ByteBudget
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.vocabulary import BrickId, NodeKind
 from cbtop.reports.json import json_report
 from cbtop.viewmodels.graph import tree_text
 from cbtop.viewmodels.merge import merged_view
-from cbtop.viewmodels.model import MergeMode
+from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import Clock, profiler_in, record_of, source_of
 

@@ -15,17 +15,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.profiler import stats
-from cbtop.profiler.budget import TokenBudget
+from cbtop.profiler.analysis import stats
+from cbtop.profiler.analysis.budget import TokenBudget
+from cbtop.profiler.analysis.roofline import NO_ROOF
 from cbtop.profiler.definitions import BrickDefinition
-from cbtop.profiler.roofline import NO_ROOF
 from cbtop.protocol.attributes import UNKNOWN_TYPE, Work
 from cbtop.protocol.messages import Ceiling, Manifest
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, Provenance
 from cbtop.reports import REPORTS
 from cbtop.viewmodels.graph import tree_text
-from cbtop.viewmodels.model import OVERLAP, SourceView
-from cbtop.viewmodels.source import has_data, source_view
+from cbtop.viewmodels.selection import has_data
+from cbtop.viewmodels.source import SourceView, source_view
+from cbtop.viewmodels.steps import OVERLAP
 from cbtop.viewmodels.verdicts import judged
 from tests.cbtop.recorded import Clock, decode_run, profiler_in, record_of, source_of
 
@@ -79,7 +80,7 @@ def test_no_limit_is_named_for_one_brick_of_steps_that_run_at_once(runtime: Path
     }
     step = next(node for node in record.nodes.children[None] if node.name == "decode")
     total_ns = int(record.stats.column("total_ns")[step.id])
-    record.stats._rare["union_ns"][step.id] = round(total_ns / at_once)
+    record.stats.sparse["union_ns"][step.id] = round(total_ns / at_once)
     view = source_view(record)
     qkv = view.bricks[1]
     assert qkv.percent_of_roof is not None

@@ -7,17 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from cbtop import formatting
-from cbtop.client.replay import ReplayFeed
-from cbtop.client.store import SourceRecord, Store
+from cbtop.client.source_record import SourceRecord
+from cbtop.client.store import Store
 from cbtop.daemon.source import Source
-from cbtop.formatting import SOURCE_FIGURES, process_cost
+from cbtop.feeds.replay import ReplayFeed
 from cbtop.protocol.messages import Activity, DeviceProcess, Sampling
 from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.text import rate_text
+from cbtop.text.source_text import SOURCE_FIGURES, process_cost
 from cbtop.viewmodels.devices import machine_view
-from cbtop.viewmodels.model import ClockView, LossView, SourceRow, WindowView
-from cbtop.viewmodels.source import loss_view, source_view
-from cbtop.viewmodels.sources import NOT_READ, daemon_cost, source_row
+from cbtop.viewmodels.loss import LossView, loss_view
+from cbtop.viewmodels.selection import WindowView
+from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.sources import NOT_READ, ClockView, SourceRow, daemon_cost, source_row
 from tests.cbtop import made_machines
 from tests.cbtop.made_machines import CPU, HELLO, NVML, PID, START, store_of
 from tests.cbtop.made_recordings import BEGIN_NS, made_recording
@@ -221,7 +223,7 @@ def test_a_row_is_made_when_it_is_asked_for_and_once(runtime: Path, monkeypatch:
         made.append(found.key)
         return source_row(found)
 
-    monkeypatch.setattr("cbtop.client.feed.source_row", counted)
+    monkeypatch.setattr("cbtop.feeds.feed.source_row", counted)
     with ReplayFeed(path) as feed:
         view = feed.view()
         assert view is not None
@@ -235,7 +237,7 @@ def test_a_row_is_made_when_it_is_asked_for_and_once(runtime: Path, monkeypatch:
 def test_rates_are_lower_bounds_if_records_of_their_time_were_lost(tmp_path: Path) -> None:
     row = source_row(record(tmp_path))
     lossy = replace(row, loss=LossView(1_000, 800, 200, 100, 0), window=None)
-    assert (formatting.rate(lossy, 42.0), formatting.rate(lossy, None)) == ("≥42.00", "n/a")
+    assert (rate_text.rate(lossy, 42.0), rate_text.rate(lossy, None)) == ("≥42.00", "n/a")
     recent = WindowView(10.0, 10.0, 0, 500)
-    assert formatting.rate(replace(lossy, window=recent), 42.0) == "42.00"  # what was lost is older than the window
+    assert rate_text.rate(replace(lossy, window=recent), 42.0) == "42.00"  # what was lost is older than the window
     assert replace(lossy, window=replace(recent, lost=3)).are_rates_least

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop import formatting
-from cbtop.client.store import SourceRecord
+from cbtop.client.source_record import SourceRecord
 from cbtop.protocol.messages import Activity, Manifest, Quiet, Sampling
 from cbtop.protocol.ring import HELD
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports.json import json_report
 from cbtop.reports.sources import sources_json, sources_text
 from cbtop.reports.text import text_report
+from cbtop.text import source_text
 from cbtop.viewmodels.source import source_view
 from cbtop.viewmodels.sources import source_row
 from cbtop.viewmodels.stall import MIN_S, SLOW, limit_s, stall_view
@@ -73,7 +73,7 @@ def test_what_hangs_is_stalled_and_names_brick_layer_and_age_everywhere(record: 
     assert (stall.phase, stall.layer, stall.brick) == ("decode", "Layer 17", "AllReduce")
     assert (stall.age_s, stall.runs_s) == (32.4, 32.3)
     told = "stalled for 32 s in decode → Layer 17 → AllReduce (p99 of every decode: 100.0 ms)"
-    assert formatting.stall(stall) == told
+    assert source_text.stall(stall) == told
     for text in (text_report([view], []), sources_text([row])):
         assert "STALLED 32 s" in text
         assert told in text
@@ -108,23 +108,32 @@ def test_in_a_step_of_which_none_has_ended_nobody_knows_what_is_long(record: Sou
     stall = stall_view(quiet(record, 3600, in_flight=node(record, "verify"), threads=1, is_watched=True))
     assert stall is not None
     assert (stall.word, stall.phase) == ("quiet", "verify")
-    assert "none of these has ended yet" in formatting.stall(stall)
+    assert "none of these has ended yet" in source_text.stall(stall)
 
 
 @pytest.mark.parametrize(
-    ("context", "seconds", "standing"), [(0, 60, "quiet"), (10_000, 60, "live"), (10_000, 101, "stalled")]
+    ("context", "tokens", "seconds", "standing"),
+    [
+        (0, 0, 60, "quiet"),
+        (10_000, 0, 60, "live"),
+        (10_000, 0, 101, "stalled"),
+        (0, 10_000, 60, "live"),  # its own tokens are known: 10 s are usual
+        (0, 10_000, 101, "stalled"),
+        (10_000, 20, 60, "stalled"),
+    ],
 )
-def test_a_step_may_take_as_long_as_its_most_tokens_at_the_usual_pace(
-    runtime: Path, context: int, seconds: float, standing: str
+def test_a_step_may_take_as_long_as_its_tokens_or_the_most_at_the_usual_pace(
+    runtime: Path, context: int, tokens: int, seconds: float, standing: str
 ) -> None:
     clock = Clock()
     profiler = profiler_in(runtime, clock)
-    for tokens in (10, 20, 30):  # 1 ms a token
-        with profiler.step("prefill", tokens), profiler.brick("AttentionScore"):
-            clock.sleep_us(1000 * tokens)
+    for count in (10, 20, 30):  # 1 ms a token
+        with profiler.step("prefill", count), profiler.brick("AttentionScore"):
+            clock.sleep_us(1000 * count)
     record = record_of(source_of(runtime))
     record.manifest = Manifest("made", "made", "torch", "F32", 1, 1, 8, context, 1_000, 4_000)
-    quiet(record, seconds, in_flight=node(record, "prefill"), in_flight_ns=10**9, threads=1, is_watched=True)
+    known = {"in_flight": node(record, "prefill"), "in_flight_ns": 10**9, "threads": 1, "in_flight_tokens": tokens}
+    quiet(record, seconds, **known, is_watched=True)
     assert source_view(record).standing == standing
 
 
@@ -132,7 +141,7 @@ def test_between_two_steps_a_process_is_idle(record: SourceRecord) -> None:
     assert stall_view(quiet(record, 1.9, is_watched=True)) is None
     stall = stall_view(quiet(record, 32, is_watched=True))
     assert stall is not None
-    assert formatting.stall(stall) == "idle for 32 s: no step runs"
+    assert source_text.stall(stall) == "idle for 32 s: no step runs"
 
 
 def test_a_server_that_waits_in_its_loop_is_idle(record: SourceRecord) -> None:
@@ -140,7 +149,7 @@ def test_a_server_that_waits_in_its_loop_is_idle(record: SourceRecord) -> None:
         quiet(record, 32, in_flight=node(record, "serve", "wait for a request"), threads=1, is_watched=True)
     )
     assert stall is not None
-    assert formatting.stall(stall) == "idle for 32 s in serve → wait for a request: no step runs"
+    assert source_text.stall(stall) == "idle for 32 s in serve → wait for a request: no step runs"
 
 
 def test_a_wait_outside_of_steps_that_is_longer_than_any_before_is_no_stall(runtime: Path) -> None:
@@ -155,7 +164,7 @@ def test_a_wait_outside_of_steps_that_is_longer_than_any_before_is_no_stall(runt
     at = node(record, "wait for a request")
     stall = stall_view(quiet(record, 32, in_flight=at, threads=1, is_watched=True))
     assert stall is not None
-    assert formatting.stall(stall) == "idle for 32 s in wait for a request: no step runs"
+    assert source_text.stall(stall) == "idle for 32 s in wait for a request: no step runs"
     _sampled(record)
     stall = stall_view(quiet(record, 32, in_flight=at, threads=1, is_watched=True))
     assert stall is not None
@@ -195,14 +204,14 @@ def test_a_process_that_may_run_an_unrecorded_step_is_not_idle_or_stalled(
     stall = stall_view(quiet(record, 32, is_watched=is_watched))
     assert stall is not None
     assert (stall.word, stall.place, stall.usual_of) == ("quiet", (), "step of the slowest phase")
-    assert "whether a step runs is not known" in formatting.stall(stall)
+    assert "whether a step runs is not known" in source_text.stall(stall)
 
 
 def test_a_step_without_a_name_is_held_against_the_slowest_steps(record: SourceRecord) -> None:
     assert stall_view(quiet(record, 4.8, in_flight=HELD, threads=1)) is None
     stall = stall_view(quiet(record, 32, in_flight=HELD, threads=1))
     assert stall is not None
-    assert formatting.stall(stall).startswith(
+    assert source_text.stall(stall).startswith(
         "stalled for 32 s in a step without a name yet (p99 of every step of the slowest phase"
     )
 
@@ -210,13 +219,13 @@ def test_a_step_without_a_name_is_held_against_the_slowest_steps(record: SourceR
 def test_where_only_records_tell_it_is_said_after_what_it_hangs(record: SourceRecord) -> None:
     stall = stall_view(quiet(record, 32, in_flight=node(record, "decode"), last=node(record, *IN_FLIGHT)))
     assert stall is not None
-    assert formatting.stall(stall).startswith("stalled for 32 s in decode, after Layer 17 → AllReduce (")
+    assert source_text.stall(stall).startswith("stalled for 32 s in decode, after Layer 17 → AllReduce (")
 
 
 def test_of_several_threads_it_is_said_that_there_are_more(record: SourceRecord) -> None:
     stall = stall_view(quiet(record, 32, in_flight=node(record, *IN_FLIGHT), threads=3))
     assert stall is not None
-    assert "begun last of 3 threads" in formatting.stall(stall)
+    assert "begun last of 3 threads" in source_text.stall(stall)
 
 
 def test_a_suspended_process_says_so_and_what_it_is_in(record: SourceRecord) -> None:
@@ -224,7 +233,7 @@ def test_a_suspended_process_says_so_and_what_it_is_in(record: SourceRecord) -> 
     record.activity = Activity("measuring ceilings", 0.4)
     stall = stall_view(quiet(record, 32, in_flight=at, threads=1, is_suspended=True))
     assert stall is not None
-    assert formatting.stall(stall) == "suspended, without progress for 32 s in decode → Layer 17 → AllReduce"
+    assert source_text.stall(stall) == "suspended, without progress for 32 s in decode → Layer 17 → AllReduce"
 
 
 def test_who_announces_what_it_is_busy_with_is_not_judged(record: SourceRecord) -> None:
@@ -264,7 +273,7 @@ def test_without_steps_a_brick_is_held_against_itself(runtime: Path) -> None:
     assert (stall.word, stall.phase, stall.brick, stall.usual_of) == ("stalled", None, "AllReduce", "AllReduce")
     idle = stall_view(quiet(record, 32, is_watched=True))
     assert idle is not None
-    assert formatting.stall(idle) == "idle for 32 s: no brick runs"
+    assert source_text.stall(idle) == "idle for 32 s: no brick runs"
 
 
 def test_before_anything_has_run_nothing_is_said(runtime: Path) -> None:

@@ -14,7 +14,7 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.reports import REPORTS
 from cbtop.viewmodels.merge import merged_view
-from cbtop.viewmodels.model import MergeMode
+from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.source import source_view
 from tests.cbtop.recorded import Clock, profiler_in, record_of, source_of
 

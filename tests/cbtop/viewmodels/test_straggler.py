@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.client.busy import MAX_SILENT_SLICES, SLICE_S, SLICES, BusySlices
-from cbtop.client.store import SourceRecord, Store
+from cbtop.client.source_record import SourceRecord
+from cbtop.client.store import Store
 from cbtop.client.window import Window
 from cbtop.daemon.source import Source
+from cbtop.profiler.analysis.node_columns import COLUMNS
 from cbtop.profiler.definitions import BrickDefinition
-from cbtop.profiler.stats import COLUMNS
 from cbtop.protocol.messages import HostHello, Manifest, Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 from cbtop.viewmodels.straggler import MIN_SLICES, bound_of_median, job_of, straggler

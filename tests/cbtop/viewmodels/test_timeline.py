@@ -14,7 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cbtop.client import recent
-from cbtop.client.store import SourceRecord, Store
+from cbtop.client.source_record import SourceRecord
+from cbtop.client.store import Store
 from cbtop.daemon.source import Source
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.profiler import BrickProfiler

@@ -12,9 +12,8 @@ from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import Goodbye, SourceCatalog, TraceAnomaly, TraceNumber, TraceSummary
 from cbtop.reports import REPORTS
 from cbtop.reports.text import SECTIONS
-from cbtop.viewmodels.model import NamedNumber, SourceView, TraceRow
-from cbtop.viewmodels.source import source_view
-from cbtop.viewmodels.traces import trace_views
+from cbtop.viewmodels.source import SourceView, source_view
+from cbtop.viewmodels.traces import NamedNumber, TraceRow, trace_views
 from tests.cbtop.recorded import Clock, profiler_in, record_of, source_of
 
 KV = TraceSummary(

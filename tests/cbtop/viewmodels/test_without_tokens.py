@@ -18,9 +18,10 @@ from cbtop.tui.views.header import _figures, _tiles
 from cbtop.tui.views.overview import OverviewDrawing
 from cbtop.tui.widgets.lines import plain
 from cbtop.viewmodels.merge import merged_view
-from cbtop.viewmodels.model import MergeMode, SourceView, StepsView
-from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.source import SourceView, source_view
 from cbtop.viewmodels.sources import source_row
+from cbtop.viewmodels.steps import StepsView
 from tests.cbtop.recorded import Clock, apply, profiler_in, record_of, seen_at, source_of
 
 STEPS, STEP_US, BATCH = 20, 2_000, 8

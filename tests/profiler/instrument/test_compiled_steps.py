@@ -287,6 +287,33 @@ def test_any_calls_of_models_leave_in_c_what_they_leave_in_python(
     assert in_c == in_python
 
 
+@pytest.mark.parametrize("in_python", [False, True], ids=["in C", "in Python"])
+def test_a_plain_call_of_a_model_is_shown_with_its_tokens_while_it_runs(in_python: bool, runtime: Path) -> None:
+    recorder = RingRecorder(runtime)
+    host = Host(recorder, 10_000, in_python=in_python)
+    found: list[tuple[int, int]] = []
+
+    def look(module: Any, arguments: Any) -> None:
+        (ring,) = runtime.glob("*.ring")
+        reader = RingReader(ring)
+        found.extend((flight.node, flight.tokens) for flight in reader.in_flight())
+        reader.close()
+
+    for _ in range(3):
+        host.call("one", "used", "by name", "nothing")
+    model = host.models[0]
+    (part, *_) = [module for module in model.modules() if module is not model]
+    handle = part.register_forward_pre_hook(look)
+    for _ in range(4):
+        host.call("one", "used", "by name", "nothing")
+    handle.remove()
+    assert len(found) == 4
+    assert len(set(found)) == 1
+    assert min(found[0]) > 0
+    (ring,) = runtime.glob("*.ring")
+    assert RingReader(ring).in_flight() == []
+
+
 @pytest.mark.parametrize("every", [10_000, 1], ids=["plain", "recorded"])
 def test_what_is_compared_is_c_and_python(every: int, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = 0

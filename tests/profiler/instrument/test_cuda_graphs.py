@@ -16,7 +16,7 @@ import pytest
 from tests.profiler.instrument.tiny import torch
 
 from cbtop.profiler.instrument import attach, captured_graphs, uninstall  # isort: skip - it loads torch
-from cbtop.client.replay import ReplayFeed
+from cbtop.feeds.replay import ReplayFeed
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
 from cbtop.protocol.ring import FLAG_AMOUNTS, LANE_SHIFT

@@ -11,7 +11,7 @@ import pytest
 
 from cbtop.commands.shared import machine_pace
 from cbtop.commands.shared.runs import run_of_command
-from cbtop.viewmodels.runs import Pace
+from cbtop.comparison.runs import Pace
 
 TWO_STEPS = """
 from cbtop import BrickProfiler

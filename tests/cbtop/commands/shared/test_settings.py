@@ -10,7 +10,7 @@ import pytest
 
 from cbtop.cli import main
 from cbtop.commands.shared.settings import check_values, config_file, read_config, unknown_keys
-from cbtop.commands.show import SETTINGS, add_show_arguments, settle_options
+from cbtop.commands.shared.show import SETTINGS, add_show_arguments, settle_options
 from cbtop.errors import UsageError
 
 RECORDING = str(Path(__file__).parents[2] / "imperfect.cbtop")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cbtop.commands.shared.sort_memory import remember_orders, remembered_orders, sort_file
-from cbtop.row_choice import RowChoice
+from cbtop.text.row_filter import RowChoice
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.widgets.sorted_table import SortedTable
 from tests.cbtop import samples

@@ -9,20 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.formatting import NOT_MEASURED, limit
-from cbtop.profiler.roofline import NO_ROOF, SHARED, Distance
+from cbtop.profiler.analysis.roofline import NO_ROOF, SHARED, Distance
 from cbtop.protocol.attributes import KernelAttributes
 from cbtop.reports import REPORTS
-from cbtop.statistics import BRICK_COLUMNS, BUDGET_COLUMNS, FORMATS, TREND_REPORT, statistic
+from cbtop.text.roof_text import limit
+from cbtop.text.statistics import BRICK_COLUMNS, BUDGET_COLUMNS, FORMATS, TREND_REPORT, statistic
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views.brick_columns import brick_columns, limit_cell
 from cbtop.tui.views.brick_detail import detail_lines
 from cbtop.tui.views.bricks import Bricks
 from cbtop.tui.widgets.columns import Cells
 from cbtop.tui.widgets.lines import plain, width_of
+from cbtop.units import NOT_MEASURED
+from cbtop.viewmodels.checks import CheckRow
 from cbtop.viewmodels.kernels import BrickKernels, KernelRow
-from cbtop.viewmodels.model import CheckRow, SourceView
-from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.source import SourceView, source_view
 from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 from tests.cbtop.recorded import decode_run

@@ -13,7 +13,7 @@ from cbtop.tui.views import VIEWS
 from cbtop.tui.views.graph import Graph
 from cbtop.tui.views.layers import Layers
 from cbtop.tui.widgets.lines import plain, width_of
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 

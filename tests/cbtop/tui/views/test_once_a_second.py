@@ -12,8 +12,8 @@ from cbtop.tui.views.brick_detail import BrickDetail, detail_lines
 from cbtop.tui.views.once_a_second import Pictures
 from cbtop.tui.widgets.lines import plain
 from cbtop.viewmodels.durations import DurationBar
-from cbtop.viewmodels.model import SourceView
 from cbtop.viewmodels.on_demand import with_parts
+from cbtop.viewmodels.source import SourceView
 from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 

@@ -8,12 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from cbtop import formatting
+from cbtop import units
 from cbtop.reports import REPORTS
+from cbtop.text import comparison_text
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views.overview import OverviewDrawing
 from cbtop.tui.widgets.lines import plain, width_of
-from cbtop.viewmodels.model import About, Severity, SourceView, Subject, Verdict
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.verdict import About, Severity, Subject, Verdict
 from tests.cbtop import made_machines, samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 
@@ -100,7 +102,7 @@ def test_a_source_without_problems_says_so() -> None:
 
 async def test_screen_text_and_json_hold_the_same_rate() -> None:
     said = json.loads(REPORTS["json"]([samples.LIVE], [], None))["sources"][0]
-    rate = formatting.number(said["steps"]["tokens_per_sec"])
+    rate = units.number(said["steps"]["tokens_per_sec"])
     app = CbtopApp(ScriptedFeed(samples.LIVE), interval_s=60)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
@@ -117,7 +119,7 @@ def test_tokens_and_steps_stand_beside_those_of_the_baseline(width: int, height:
     found = samples.COMPARED.baseline
     assert found is not None
     text = "\n".join(drawn(samples.COMPARED, width, height - 5))
-    for rate in formatting.baseline_rates(found):
+    for rate in comparison_text.baseline_rates(found):
         assert rate in text
     assert "DownProjection in Layer 5 is 266.8 ± 69.69 µs/token slower" in text
     text = "\n".join(drawn(samples.UNLIKE, width, height - 5))
@@ -130,7 +132,7 @@ def test_moved_bytes_are_next_to_the_cpu_as_derived_or_with_why_unknown() -> Non
     moved = sum(row.bytes or 0.0 for row in on_cpu.bricks)
     assert on_cpu.time_range is not None
     assert on_cpu.moved_gb_per_sec == pytest.approx(moved / on_cpu.time_range.wall_us / 1e3)
-    assert f"{formatting.number(on_cpu.moved_gb_per_sec)} GB/s moved by bricks (derived)" in "\n".join(
+    assert f"{units.number(on_cpu.moved_gb_per_sec)} GB/s moved by bricks (derived)" in "\n".join(
         drawn(on_cpu, 120, 40)
     )
     bare = replace(on_cpu, bricks=tuple(replace(row, bytes=None) for row in on_cpu.bricks))

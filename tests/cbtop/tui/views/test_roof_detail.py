@@ -13,7 +13,8 @@ from cbtop.reports.json import json_report
 from cbtop.tui.views.roof_detail import RoofDetail
 from cbtop.tui.widgets.lines import plain
 from cbtop.viewmodels.bricks import BrickRow, SizePoint
-from cbtop.viewmodels.model import CeilingRow, SourceView
+from cbtop.viewmodels.roofline import CeilingRow
+from cbtop.viewmodels.source import SourceView
 from tests.cbtop import samples
 from tests.cbtop.viewmodels.verdicts.streams import DOWN_WORK, Decoding, ceiling, run
 

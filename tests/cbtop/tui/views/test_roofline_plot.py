@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.profiler.roofline import Distance
+from cbtop.profiler.analysis.roofline import Distance
 from cbtop.protocol.vocabulary import Provenance
 from cbtop.tui.views import roofline_plot
 from cbtop.tui.views.brick_detail import detail_lines
@@ -21,7 +21,7 @@ from cbtop.tui.views.roofline import POINT_COLUMNS
 from cbtop.tui.views.roofline_plot import LetteredPoint, RooflinePlot, axes, letter, roofline_lines
 from cbtop.tui.widgets.lines import Line, plain, width_of
 from cbtop.tui.widgets.loglog import usual
-from cbtop.viewmodels.model import CeilingRow, RooflineView
+from cbtop.viewmodels.roofline import CeilingRow, RooflineView
 from tests.cbtop import samples
 
 BEFORE_THE_PLOT = 7  # cells: ticks and the axis

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cbtop.reports import REPORTS
-from cbtop.statistics import (
+from cbtop.text.statistics import (
     BRICK_COLUMNS,
     CALL_REPORT,
     CATEGORY_REPORT,

@@ -12,7 +12,11 @@ from cbtop.protocol.vocabulary import Provenance
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views import VIEWS, devices
 from cbtop.tui.views.bricks import Bricks
-from cbtop.viewmodels.model import BesideView, CeilingRow, NamedTime, RooflineView, SourceView, StallKind, StallView
+from cbtop.viewmodels.roofline import CeilingRow, RooflineView
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.stall import StallKind, StallView
+from cbtop.viewmodels.time_breakdown import BesideView
+from cbtop.viewmodels.time_range import NamedTime
 from tests.cbtop import made_machines, samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 from tests.cbtop.made_machines import PID, START

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.client.replay import ReplayFeed
+from cbtop.feeds.replay import ReplayFeed
 from cbtop.protocol.messages import Unknown
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.replay_app import ReplayApp
@@ -16,7 +16,11 @@ from cbtop.tui.views import VIEWS
 from cbtop.tui.views.overview import OverviewDrawing
 from cbtop.tui.views.sources import Sources
 from cbtop.tui.widgets.lines import plain
-from cbtop.viewmodels.model import LossView, MergedView, MergeMode, SourceRow, SourceView
+from cbtop.viewmodels.loss import LossView
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.merged import MergedView
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.sources import SourceRow
 from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 from tests.cbtop.samples import ALONE, ROWS, list_of, row_of

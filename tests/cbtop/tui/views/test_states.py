@@ -8,7 +8,7 @@ import pytest
 
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views import VIEWS
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 from tests.cbtop.seen_states import states
 

@@ -12,8 +12,9 @@ from itertools import pairwise, product
 import pytest
 from textual.pilot import Pilot
 
-from cbtop import formatting, signs
-from cbtop.client.replay import ReplayFeed
+from cbtop import units
+from cbtop.feeds.replay import ReplayFeed
+from cbtop.text import ascii_signs
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.replay_app import ReplayApp
 from cbtop.tui.views import VIEWS
@@ -22,8 +23,10 @@ from cbtop.tui.views.timeline_lanes import like_newest
 from cbtop.tui.views.timeline_map import HELD, TimelineMap
 from cbtop.tui.widgets.lines import plain, width_of
 from cbtop.viewmodels.lanes import Lane, TimelineSpan
-from cbtop.viewmodels.model import MergedView, MergeMode, SourceView
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.merged import MergedView
 from cbtop.viewmodels.on_demand import LazyValue, with_parts
+from cbtop.viewmodels.source import SourceView
 from tests.cbtop import samples
 from tests.cbtop.conftest import ScriptedFeed, screen_text
 from tests.cbtop.seen_timelines import RECORDED, at, timeline_at
@@ -191,8 +194,8 @@ async def test_the_cursor_goes_through_every_block_and_names_it_to_the_nanosecon
             await pilot.pause()
             assert drawn._at is not None
             part, text = row.parts[drawn._at], screen_text(app)
-            assert f"{part.name}  {formatting.exact(part.duration_ns)}" in text
-            assert f"from {formatting.exact(part.start_ns - zero_ns)}" in text
+            assert f"{part.name}  {units.exact(part.duration_ns)}" in text
+            assert f"from {units.exact(part.start_ns - zero_ns)}" in text
             if isinstance(part, TimelineSpan):
                 assert " · ".join(part.where) in text
             assert drawn._begin_ns <= part.start_ns
@@ -317,7 +320,7 @@ async def test_in_ascii_blocks_gaps_and_clusters_are_told_apart() -> None:
     app = CbtopApp(ScriptedFeed(at(20.0)), interval_s=60)
     async with app.run_test(size=(120, 30)) as pilot:
         await opened(pilot, "l", "z", "z")
-        drawn = [plain(line).encode("ascii", signs.ERRORS).decode() for line in map_of(app)._lines]
+        drawn = [plain(line).encode("ascii", ascii_signs.ERRORS).decode() for line in map_of(app)._lines]
         unicode = [plain(line) for line in map_of(app)._lines]
     bricks = next(at for at, line in enumerate(unicode) if line.startswith("▸ bricks"))
     assert len(drawn[bricks]) == len(unicode[bricks])
@@ -332,7 +335,7 @@ async def test_its_export_has_what_is_in_sight_with_exact_times() -> None:
         cells = app.query_one(Timeline).cells()
         newest = timeline_at(20.0).newest
         assert newest is not None
-        assert ("steps", "steps", "0.000", formatting.exact(newest.duration_ns)[:-3], "decode", "") in cells.rows
+        assert ("steps", "steps", "0.000", units.exact(newest.duration_ns)[:-3], "decode", "") in cells.rows
         assert {row[4] for row in cells.rows} >= {"between steps", "inside layers", "LmHead", "Layer 8"}
 
 
@@ -372,7 +375,7 @@ async def test_a_wide_terminal_shows_the_last_steps_of_a_phase_and_marks_slow_on
     async with app.run_test(size=(200, 60)) as pilot:
         text = await opened(pilot)
         assert f"the last {len(lasted_ns)} steps of decode" in text
-        assert f"longest {formatting.duration(max(lasted_ns) / 1e3)}" in text
+        assert f"longest {units.duration(max(lasted_ns) / 1e3)}" in text
     slow = with_parts(shown, like_newest_ns=(1_000,) * 9 + (1_300, 1_100))
     assert [role for text, role in like_newest(slow, 10, 99)[-2] if "█" in text] == [
         "accent",

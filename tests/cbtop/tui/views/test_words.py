@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cbtop.profiler.books import BETWEEN_LAYERS, INNER_STEPS, INSIDE_LAYERS
+from cbtop.profiler.analysis.time_breakdown import BETWEEN_LAYERS, INNER_STEPS, INSIDE_LAYERS
 from cbtop.reports import REPORTS
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views.books import books_equation

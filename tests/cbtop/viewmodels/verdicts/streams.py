@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from cbtop.client.feed import StoreViews
+from cbtop.client.store import Store
 from cbtop.daemon.source import Source
-from cbtop.profiler.budget import TokenBudget
+from cbtop.feeds.feed import StoreViews
+from cbtop.profiler.analysis.budget import TokenBudget
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.held_steps import launch_bound
 from cbtop.profiler.profiler import BrickProfiler
@@ -27,7 +28,7 @@ from cbtop.protocol.messages import (
     StatsUpdate,
 )
 from cbtop.protocol.vocabulary import BrickId, Provenance
-from cbtop.viewmodels.model import SourceView
+from cbtop.viewmodels.source import SourceView
 from tests.cbtop.made_machines import HELLO
 from tests.cbtop.recorded import Clock, apply, source_of
 
@@ -83,8 +84,13 @@ class Made(StoreViews):
     """What a viewer sees that heard these processes from their beginning."""
 
     def __init__(self, window_s: float = 10.0) -> None:
-        super().__init__(window_s, ())
+        super().__init__(())
+        self._store = Store(window_s)
         self._store.apply(HELLO)
+
+    @property
+    def store(self) -> Store:
+        return self._store
 
     def hear(self, *messages: Message) -> None:
         apply(self._store, messages)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from cbtop.client.store import Store
 from cbtop.units import duration
-from cbtop.viewmodels.model import SourceView
-from cbtop.viewmodels.source import source_view
+from cbtop.viewmodels.source import SourceView, source_view
 from cbtop.viewmodels.verdicts import VERDICTS
 from cbtop.viewmodels.verdicts.bimodal_latency import BIMODAL_LATENCY
 from cbtop.viewmodels.verdicts.outlier_mean import OUTLIER_MEAN

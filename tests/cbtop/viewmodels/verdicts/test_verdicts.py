@@ -14,7 +14,7 @@ from random import Random
 
 import pytest
 
-from cbtop.commands.show import require_passed_checks
+from cbtop.commands.shared.show import require_passed_checks
 from cbtop.errors import FailedCheckError
 from cbtop.protocol.messages import CheckResult
 from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE, WARM_UP
@@ -22,7 +22,10 @@ from cbtop.reports import REPORTS
 from cbtop.tui.views.books import books_rule
 from cbtop.units import number
 from cbtop.viewmodels.durations import DurationBar
-from cbtop.viewmodels.model import MergedView, MergeMode, Severity, SourceView
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.merged import MergedView
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.verdict import Severity
 from cbtop.viewmodels.verdicts import VERDICTS, judged
 from cbtop.viewmodels.verdicts.bimodal_latency import BIMODAL_LATENCY
 from cbtop.viewmodels.verdicts.data_incomplete import DATA_INCOMPLETE

@@ -1,0 +1,91 @@
+"""Applies the announcements of a catalog to the record of their source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from sys import getsizeof
+from typing import assert_never
+
+from cbtop.client.busy import BusySlices
+from cbtop.client.source_record import SourceRecord
+from cbtop.protocol.announcements import MAX_ANNOUNCED, MAX_COMPILATIONS, comes_to_fail
+from cbtop.protocol.errors import DecodeError
+from cbtop.protocol.messages import (
+    Activity,
+    CatalogMessage,
+    Ceiling,
+    CheckResult,
+    Compilation,
+    Dependency,
+    Goodbye,
+    HostHello,
+    HostTimes,
+    KernelBurst,
+    Manifest,
+    Node,
+    Sampling,
+    TraceSummary,
+    Training,
+)
+
+
+def apply_announcement(record: SourceRecord, message: CatalogMessage) -> None:
+    match message:
+        case HostHello():
+            record.hello = message
+            if message.rank is not None and record.busy is None:
+                record.busy = BusySlices()
+        case Node():
+            if message.id <= len(record.nodes):
+                return  # repeated: a delta and a keyframe crossed
+            try:
+                record.nodes.add(message)
+            except ValueError as error:
+                raise DecodeError(f"{record.key}: {error}") from error
+            record.names_bytes += sum(map(getsizeof, _names_of(message)))
+        case Dependency():
+            record.dependencies[message] = None
+        case Manifest():
+            record.manifest = message
+        case Ceiling() if message.withdrawn:
+            record.ceilings.pop(message.name, None)
+        case Ceiling():
+            record.ceilings[message.name] = message
+        case CheckResult():
+            about = message.brick, message.assertion
+            if comes_to_fail(message, record.checks.get(about)):
+                del record.checks[about]
+            record.checks[about] = message
+        case TraceSummary():
+            record.traces[message.trace] = message
+        case Activity():
+            record.activity = message
+        case Sampling():
+            record.sampling = message
+        case Compilation():
+            record.compilations[message.number % MAX_COMPILATIONS] = message
+        case Training():
+            record.trains = True
+        case KernelBurst():
+            if len(message.kernels) > MAX_ANNOUNCED:
+                raise DecodeError(f"{record.key}: more than {MAX_ANNOUNCED} kernels in a burst")
+            record.burst = message
+        case HostTimes():
+            if len(message.bricks) > MAX_ANNOUNCED:
+                raise DecodeError(f"{record.key}: more than {MAX_ANNOUNCED} bricks in the host's times")
+            record.host_times = message
+        case Goodbye():
+            record.goodbye = message
+        case _:
+            assert_never(message)
+    kept = len(record.dependencies), len(record.ceilings), len(record.checks), len(record.traces)
+    if max(kept) > MAX_ANNOUNCED:
+        raise DecodeError(f"{record.key}: more than {MAX_ANNOUNCED} announcements of a kind")
+
+
+def _names_of(node: Node) -> Iterator[str]:
+    yield from (node.name, node.label, node.backend)
+    if node.function.file:
+        yield node.function.file
+    if node.transfer:
+        yield from (node.transfer.source, node.transfer.destination)

@@ -1,0 +1,119 @@
+"""A viewer's links to one daemon or several, and what they know together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+
+from cbtop.client.clock_offset import ClockOffset
+from cbtop.client.link import Link
+from cbtop.client.store import Budget
+from cbtop.protocol.keys import ViewerKeys
+
+
+class Links:
+    """Connects to each of `endpoints`. If there are none, connects to this user's daemon or starts one inside.
+
+    A daemon that fails does not affect the data of the others. A daemon inside remembers the last `history_s`
+    seconds. Raises EndpointError for an invalid address, KeysError for an address on another host without `keys`.
+    """
+
+    def __init__(self, endpoints: Sequence[str], window_s: float, keys: ViewerKeys | None, history_s: float) -> None:
+        self._follows_records = False
+        with ExitStack() as opened:
+            self._links: list[Link] = []
+            budget = Budget()
+            for endpoint in dict.fromkeys(endpoints or (None,)):
+                self._links.append(Link(endpoint, window_s, keys, budget, history_s))
+                opened.callback(self._links[-1].close)
+            self._close = opened.pop_all().close
+
+    def __iter__(self) -> Iterator[Link]:
+        return iter(self._links)
+
+    def poll(self, timeout_ms: int = 0) -> None:
+        """Apply what has arrived. Wait at most `timeout_ms` for the first message."""
+        for link in self._links:
+            link.poll(timeout_ms // len(self._links))
+
+    def follow_records(self, on: bool) -> None:
+        """Start or stop receiving every record."""
+        if on != self._follows_records:
+            self._follows_records = on
+            for link in self._links:
+                link.follow_records(on)
+
+    def want(self, key: str) -> None:
+        """Request the unread data of an ended source. One request per daemon at a time; a later poll gets it."""
+        for link in self._links:
+            link.want(key)
+
+    def key_of(self, pid: int) -> str | None:
+        """Return the source of process `pid`, or None if it has not appeared yet."""
+        records = (record for link in self._links for record in link.store.sources.values())
+        return next((record.key for record in records if record.hello and record.hello.pid == pid), None)
+
+    def clock_offset_of(self, link: Link) -> ClockOffset | None:
+        """Return the most accurate clock offset of the links to the same boot, whose daemons share clocks."""
+        boot_id = link.store.daemon.boot_id if link.store.daemon else ""
+        same = [other for other in self._links if other.store.daemon and other.store.daemon.boot_id == boot_id]
+        offsets = [offset for other in (same if boot_id else [link]) if (offset := other.clock_offset)]
+        return min(offsets, key=lambda offset: offset.uncertainty_ns, default=None)
+
+    @property
+    def heard_ns(self) -> int | None:
+        """The daemon's clock in its latest message, or None if there are several, whose clocks differ."""
+        return self._links[0].store.heard_ns if len(self._links) == 1 else None
+
+    @property
+    def is_daemon_inside(self) -> bool:
+        """Whether the daemon runs in this process because no other was running."""
+        return any(link.is_daemon_inside for link in self._links)
+
+    @property
+    def endpoint(self) -> str | None:
+        """The address of the daemon, or None if there are several."""
+        return self._links[0].endpoint if len(self._links) == 1 else None
+
+    @property
+    def unanswered(self) -> tuple[str, ...]:
+        """The addresses that no daemon has answered from yet, each with the reason if known."""
+        silent = [link for link in self._links if not link.is_complete]
+        return tuple(": ".join(filter(None, (link.endpoint, link.trouble or link.no_daemon))) for link in silent)
+
+    @property
+    def answered(self) -> tuple[str, ...]:
+        """The addresses of the daemons outside this process that have answered."""
+        return tuple(link.endpoint for link in self._links if link.is_complete and not link.is_daemon_inside)
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """The addresses of daemons that have sent messages not applied yet."""
+        return tuple(link.endpoint for link in self._links if link.is_behind)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether some daemon has answered and all it sent is applied."""
+        return any(link.is_complete for link in self._links) and not self.unread
+
+    @property
+    def left_out(self) -> str:
+        """The number, names and reasons of sources dropped for lack of room; empty if none."""
+        return "; ".join(filter(None, (link.store.complaint() for link in self._links)))
+
+    @property
+    def refused(self) -> str:
+        """Why every daemon rejects us or we their messages; empty if one does not, or may accept us later."""
+        refused = [link.refused for link in self._links]
+        return "; ".join(refused) if all(refused) else ""
+
+    def status(self) -> str:
+        """Return one line about the links."""
+        complaints = [link.complaint for link in self._links if link.complaint]
+        if len(self._links) == 1:
+            return complaints[0] if complaints else self._links[0].name
+        return " · ".join((f"{len(self._links)} daemons", *complaints))
+
+    def close(self) -> None:
+        """Close the links and the daemon inside."""
+        self._close()

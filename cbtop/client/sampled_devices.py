@@ -1,0 +1,78 @@
+"""The samples of a daemon's devices and processes, with their last two minutes."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+from cbtop.client.source_record import HISTORY_S
+from cbtop.protocol.messages import DeviceProcess, DeviceSample
+from cbtop.protocol.vocabulary import DeviceKind
+
+MAX_FOLLOWED = 64  # processes per sampler with a history of the last two minutes
+KeyT = TypeVar("KeyT")
+ValueT = TypeVar("ValueT")
+
+
+class DeviceMoment(NamedTuple):
+    """The figures of a device in one sample; None is n/a."""
+
+    busy_percent: float | None
+    memory_bytes: float | None
+    watts: float | None  # as DeviceRow.watts
+    clock_mhz: float | None
+    celsius: float | None
+
+
+class ProcessMoment(NamedTuple):
+    """What a process used of its host in one sample; None is n/a."""
+
+    cpu_percent: float | None
+    resident_bytes: float | None
+    waiting_percent: float | None = None  # waiting for a processor
+
+
+@dataclass(slots=True)
+class SampledDevices:
+    """The newest sample of one daemon sampler, and its history of the last two minutes, oldest first."""
+
+    newest: DeviceSample
+    history: dict[str, deque[DeviceMoment]] = field(default_factory=dict)  # by uuid
+    of_processes: dict[tuple[int, int], deque[ProcessMoment]] = field(default_factory=dict)  # by pid and start time
+
+    def take(self, sample: DeviceSample) -> None:
+        """Store `sample` as the newest. A repeated sample (from a keyframe) adds nothing to the history."""
+        is_new = not self.history or sample.monotonic_ns > self.newest.monotonic_ns
+        self.newest = sample
+        processes = [one for device in sample.devices if device.kind is DeviceKind.CPU for one in device.processes]
+        processes = processes[:MAX_FOLLOWED]
+        self.history = {device.uuid: _kept(self.history, device.uuid) for device in sample.devices}
+        ended = {key: kept for key, kept in self.of_processes.items() if key not in set(map(_who, processes))}
+        while len(ended) > MAX_FOLLOWED:
+            del ended[next(iter(ended))]
+        self.of_processes = ended | {key: _kept(self.of_processes, key) for key in map(_who, processes)}
+        if is_new:
+            for device in sample.devices:
+                mean, reading = device.power_watts, device.power_reading_watts
+                self.history[device.uuid].append(
+                    DeviceMoment(
+                        device.utilization_percent,
+                        device.memory_used_bytes,
+                        reading if mean is None else mean,
+                        device.clock_mhz,
+                        device.temperature_celsius,
+                    )
+                )
+            for process in processes:
+                self.of_processes[_who(process)].append(
+                    ProcessMoment(process.utilization_percent, process.memory_bytes, process.waiting_percent)
+                )
+
+
+def _kept(histories: dict[KeyT, deque[ValueT]], key: KeyT) -> deque[ValueT]:
+    return histories.get(key) or deque(maxlen=HISTORY_S)
+
+
+def _who(process: DeviceProcess) -> tuple[int, int]:
+    return process.pid, process.process_start

@@ -1,0 +1,207 @@
+"""What a viewer knows of one profiled process: its catalog, its totals and its bounded history."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from cbtop.client.busy import SLICES, BusySlices
+from cbtop.client.recent import RecentRecords
+from cbtop.client.trend import BrickTrend
+from cbtop.client.window import Losses, Window
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.profiler.analysis.growth import Growth
+from cbtop.profiler.analysis.stats import NodeStats
+from cbtop.protocol.messages import (
+    Activity,
+    Ceiling,
+    CheckResult,
+    Compilation,
+    Dependency,
+    Goodbye,
+    HostHello,
+    HostTimes,
+    KernelBurst,
+    Manifest,
+    Node,
+    Sampling,
+    SourceState,
+    TraceSummary,
+)
+from cbtop.protocol.vocabulary import NodeKind, SourceStatus
+
+HISTORY_S = 120
+MAX_PHASES = 64  # per source: phases with known rates
+# Approximate sizes: a node without its names, and an announcement with the longest texts.
+SOURCE_BYTES, NODE_BYTES, DEPENDENCY_BYTES, SAID_BYTES, PHASE_BYTES = 16 << 10, 600, 300, 3 << 10, 48 << 10
+BUSY_BYTES = 16 * (SLICES + 1)  # per node
+_HAVE_ENDED = (SourceStatus.ENDED, SourceStatus.GONE, SourceStatus.FAULTY)
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """The totals of one phase at one moment."""
+
+    monotonic_ns: int
+    tokens: int
+    count: int = 0  # steps
+    time_ns: int = 0  # sum over the steps
+    sequences: int = 0  # sum over the steps that reported it
+    sequences_given: int = 0  # number of steps that reported it
+    cached: int = 0  # positions in caches before the steps, summed the same way
+    cached_given: int = 0
+
+
+@dataclass(slots=True)
+class SourceRecord:
+    """What this viewer knows of one profiled process."""
+
+    key: str
+    window: Window
+    hello: HostHello | None = None
+    nodes: NodeTable = field(default_factory=NodeTable)
+    dependencies: dict[Dependency, None] = field(default_factory=dict)  # in order of arrival
+    manifest: Manifest | None = None
+    ceilings: dict[str, Ceiling] = field(default_factory=dict)
+    checks: dict[tuple[str, str], CheckResult] = field(default_factory=dict)
+    traces: dict[str, TraceSummary] = field(default_factory=dict)  # by id: MLT-01 …
+    activity: Activity = Activity("")  # noqa: RUF009 - frozen
+    sampling: Sampling | None = None  # None: as in the hello, and its cost is unknown
+    compilations: dict[int, Compilation] = field(default_factory=dict)  # the newest, by the remainder of their number
+    burst: KernelBurst | None = None  # the latest one
+    host_times: HostTimes | None = None  # the latest ones
+    goodbye: Goodbye | None = None
+    state: SourceState | None = None
+    stats: NodeStats = field(default_factory=NodeStats)
+    history: dict[str, deque[StepSample]] = field(default_factory=dict)  # phase -> one sample a second
+    trend: BrickTrend = field(default_factory=BrickTrend)
+    busy: BusySlices | None = None  # only for a rank
+    recent: RecentRecords = field(default_factory=RecentRecords)  # empty if the store keeps none
+    names_bytes: int = 0  # total length of node names
+    trains: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no more data can come from it."""
+        return self.state is not None and self.state.state in _HAVE_ENDED
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether it has ended and its data was not read yet. The daemon reads it on request."""
+        state = self.state
+        return self.has_ended and state is not None and not self.stats.received and state.received + state.unread > 0
+
+    @property
+    def steps_ended(self) -> int:
+        """Number of its counted steps."""
+        return sum(int(self.stats.column("count")[step.id]) for step in _steps_of(self))
+
+    @property
+    def sample_every(self) -> int:
+        """It records one step in this many."""
+        if self.sampling is not None:
+            return self.sampling.every
+        return self.hello.sample_every if self.hello else 1
+
+    @property
+    def leaves_steps_out(self) -> bool:
+        """Whether some steps are not recorded. A process that measures its own cost leaves some out for that."""
+        return self.sampling is not None or self.sample_every > 1
+
+    def kept(self) -> int:
+        """Number of places in its tables plus announcements."""
+        places = max(len(self.nodes), len(self.stats))
+        traced = sum(len(trace.numbers) + len(trace.anomalies) for trace in self.traces.values())
+        traced += len(self.burst.kernels) if self.burst else 0
+        traced += len(self.host_times.bricks) if self.host_times else 0
+        return places + len(self.dependencies) + len(self.ceilings) + len(self.checks) + len(self.traces) + traced
+
+    @property
+    def size_bytes(self) -> int:
+        """Approximate memory used."""
+        said = len(self.ceilings) + len(self.checks)
+        said += sum(1 + len(trace.numbers) + len(trace.anomalies) for trace in self.traces.values())
+        said += len(self.burst.kernels) if self.burst else 0
+        said += len(self.host_times.bricks) if self.host_times else 0
+        known = SOURCE_BYTES + NODE_BYTES * len(self.nodes) + self.names_bytes + SAID_BYTES * said
+        known += DEPENDENCY_BYTES * len(self.dependencies) + PHASE_BYTES * len(self.history)
+        slices = BUSY_BYTES * len(self.stats) if self.busy else 0
+        kept = (self.stats, self.window, self.trend, self.recent)
+        return known + slices + sum(one.size_bytes for one in kept) + self.window.sum_bytes
+
+    def begin_range(self, now_ns: int, length_s: float) -> None:
+        """Restart windows, curves and records for a range of `length_s` seconds that begins now.
+
+        `now_ns` is the daemon's clock, used if nothing was received of this source yet.
+        """
+        self.window = self.window.from_now_on(length_s)
+        if not self.window.has_begun and not self.has_ended:
+            self.window.tick(now_ns, losses=Losses())  # so that all it reports first counts as ended within the range
+        self.recent, self.trend = RecentRecords(), BrickTrend()
+        at_ns = self.window.now_ns
+        if len(self.stats):
+            self.trend.tick(at_ns, self.nodes, self.stats)
+        if self.busy is not None:
+            self.busy = BusySlices()
+            self.busy.tick(at_ns, self.nodes, self.stats)
+        self.history = {
+            display_name(step): deque([_step_sample(self, step, at_ns)], maxlen=HISTORY_S + 1)
+            for step in _steps_of(self)
+            if display_name(step) in self.history
+        }
+
+    def forget_catalog(self) -> None:
+        """Forget announcements that may be withdrawn, before a snapshot.
+
+        Nodes and statistics only grow, so they stay.
+        """
+        self.dependencies.clear()
+        self.ceilings.clear()
+        self.checks.clear()
+        self.traces.clear()
+        self.burst = self.host_times = None
+
+
+def remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = None) -> None:
+    """Set the clock of a source to `monotonic_ns` after its statistics grew.
+
+    Its window ends when the source ended.
+    """
+    # A heartbeat carries the time when the first source was read. Ignore it for sources read later or ended.
+    monotonic_ns = (
+        record.window.now_ns or monotonic_ns if record.has_ended else max(monotonic_ns, record.window.now_ns)
+    )
+    state, losses = record.state, None
+    if state is not None:
+        losses = Losses(
+            state.overwritten + state.rejected - state.before_attach, state.produced - state.before_attach
+        )
+    record.window.tick(monotonic_ns, growth, losses)
+    if record.history and growth is not None and growth.is_empty:
+        return  # repeated in a keyframe, which not every viewer hears
+    record.trend.tick(monotonic_ns, record.nodes, record.stats)
+    if record.busy:
+        record.busy.tick(monotonic_ns, record.nodes, record.stats)
+    for step in _steps_of(record):
+        phase = display_name(step)
+        if phase not in record.history and len(record.history) >= MAX_PHASES:
+            continue
+        history = record.history.setdefault(phase, deque(maxlen=HISTORY_S + 1))
+        if not history or monotonic_ns // 1_000_000_000 > history[-1].monotonic_ns // 1_000_000_000:
+            history.append(_step_sample(record, step, monotonic_ns))
+
+
+def _steps_of(record: SourceRecord) -> Iterator[Node]:
+    """Yield the steps that have totals."""
+    for node in record.nodes.children[None]:
+        if node.kind is NodeKind.STEP and node.id < len(record.stats):
+            yield node
+
+
+def _step_sample(record: SourceRecord, step: Node, monotonic_ns: int) -> StepSample:
+    rare = ("sequences", "sequences_given", "kept", "kept_given")
+    sizes = (record.stats.rare(name, (step.id,)) for name in rare)
+    totals = (int(record.stats.column(name)[step.id]) for name in ("elements", "count", "total_ns"))
+    return StepSample(monotonic_ns, *totals, *sizes)

@@ -1,0 +1,373 @@
+"""Shared by `cbtop` and `cbtop demo`: the options of a report, and opening the screen."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import io
+import math
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cbtop.client import DEFAULT_WINDOW_S
+from cbtop.commands.shared.names import one_of, unknown
+from cbtop.commands.shared.settings import SettingsKey, config_file, settle, yes_or_no
+from cbtop.commands.shared.sort_memory import remember_orders, remembered_orders
+from cbtop.errors import FailedCheckError, UsageError
+from cbtop.protocol.endpoint import parse_endpoint
+from cbtop.protocol.errors import EndpointError, KeysError
+from cbtop.protocol.vocabulary import VIEWER_KEY
+from cbtop.reports import OVERVIEW, REPORTS, VIEWS
+from cbtop.text import ascii_signs
+from cbtop.viewmodels.merge_mode import MergeMode
+
+# Declaring options must not load numpy or zmq, which take longer than the rest of `cbtop --help`.
+if TYPE_CHECKING:
+    from cbtop.feeds.feed import Feed
+    from cbtop.feeds.replay import ReplayFeed
+    from cbtop.protocol.keys import ViewerKeys
+    from cbtop.tui.app import CbtopApp
+    from cbtop.tui.run_app import AppProgram
+    from cbtop.viewmodels.source import SourceView
+    from cbtop.viewmodels.time_travel import ReplayView
+
+MIN_INTERVAL_S, MAX_INTERVAL_S = 0.25, 5.0
+MIN_WINDOW_S, MAX_WINDOW_S = 1.0, 3600.0
+YOUNG_OBJECTS = 5_000  # a frame makes about 2,000 objects that are freed with the next one
+THEMES = ("dark", "light")
+TABS = {"overview": OVERVIEW, "graph": "tree"}  # the screen's names
+ALL = math.inf  # not the recent window, but all data
+
+
+def add_show_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose what is shown, and how."""
+    group = parser.add_argument_group("output")
+    group.add_argument(
+        "--headless",
+        action="store_true",
+        help="print text instead of opening the screen (as when stdout is no terminal)",
+    )
+    group.add_argument(
+        "--view", type=_view, metavar="VIEW",
+        help="what a text report holds, and which view the screen opens: overview (at most 60 lines, the default), "
+        f"{', '.join(VIEWS)}, or all; graph is another name of tree",
+    )  # fmt: skip
+    group.add_argument(
+        "--sort", type=_column, metavar="COLUMN",
+        help="sort bricks by this column of the screen, such as p95: figures from the largest on, names from A on",
+    )  # fmt: skip
+    group.add_argument(
+        "--filter", metavar="TEXT",
+        help="list only bricks with TEXT in name or category, or that match it as a regular expression of at most "
+        "two repetitions, none of a group (not in JSON, which holds all)",
+    )  # fmt: skip
+    group.add_argument("--format", choices=list(REPORTS), default="text", help="of a report (default: text)")
+    group.add_argument(
+        "--phase", metavar="NAME", help="which steps: decode, prefill, … (default: decode, else what took most time)"
+    )
+    group.add_argument(
+        "--window", type=_window, metavar="SEC|all",
+        help=f"what figures are of: the last SEC seconds, or `all` that was seen (default: of what runs the last "
+        f"{DEFAULT_WINDOW_S:g} s, else all; on screen `r` shows the other)",
+    )  # fmt: skip
+    group.add_argument(
+        "--silence", type=_verdict, action="append", metavar="ID",
+        help="leave out this verdict, by the id that it has in text and JSON; more than once for several",
+    )  # fmt: skip
+    group.add_argument(
+        "--theme",
+        type=_theme,
+        metavar="NAME",
+        help=f"colours of the screen: {' or '.join(THEMES)} (default: as the terminal's background is)",
+    )
+    group.add_argument(
+        "--ascii", action=argparse.BooleanOptionalAction,
+        help="draw with ASCII alone (default: where the terminal's encoding has no more, or the locale is C)",
+    )  # fmt: skip
+    group.add_argument(
+        "--color",
+        action=argparse.BooleanOptionalAction,
+        help="colours on the screen (default: unless NO_COLOR is set)",
+    )
+    group.add_argument(
+        "--preset", metavar="NAME", help=f"options of the table [preset.NAME] in {_config_file_as_typed()}"
+    )
+    group.add_argument(
+        "--baseline", type=Path, metavar="FILE",
+        help="compare with this recording: all of it or, with --window SEC, its last SEC seconds (on screen `b` "
+        "marks what is shown)",
+    )  # fmt: skip
+    group.add_argument(
+        "-i", "--interval", type=_interval, default=0.5, metavar="SEC",
+        help=f"seconds between redraws, {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g} (default: 0.5)",
+    )  # fmt: skip
+
+
+def settle_options(options: argparse.Namespace) -> None:
+    """Set the options that are not on the command line. Raises UsageError for an invalid value."""
+    settle(options, SETTINGS)
+
+
+def add_connect_arguments(parser: argparse.ArgumentParser, *, many: bool = False) -> None:
+    """Add the options that choose the daemon to listen to; with `many` there may be several."""
+    group = parser.add_argument_group("connection")
+    address = "a daemon's address, ipc:///path or tcp://HOST:PORT"
+    default = "(default: your own, started inside if none runs)"
+    if many:
+        group.add_argument(
+            "--connect", type=endpoint, action="append", default=[], metavar="ENDPOINT",
+            help=f"{address}; more than once for several {default}",
+        )  # fmt: skip
+    else:
+        group.add_argument("--connect", type=endpoint, metavar="ENDPOINT", help=f"{address} {default}")
+    group.add_argument(
+        "--server-key", metavar="KEY|FILE", help="with --connect tcp://…: the daemon's public key (see cbtop keys)"
+    )
+    group.add_argument(
+        "--key", metavar="NAME", help=f"with --server-key: the key pair to come with (default: {VIEWER_KEY})"
+    )
+
+
+def open_feed(
+    options: argparse.Namespace,
+    selected: Sequence[str] = (),
+    window_s: float = DEFAULT_WINDOW_S,
+    *,
+    looks_back: bool = True,
+) -> Feed:
+    """Return the feed for the options of `add_connect_arguments`. `looks_back` keeps a history in a daemon inside.
+
+    Raises UsageError for invalid keys.
+    """
+    from cbtop.daemon.history import MAX_HISTORY_S
+    from cbtop.feeds.feed import Feed
+
+    try:
+        history_s = MAX_HISTORY_S if looks_back else 0.0
+        return Feed(options.connect, window_s, viewer_keys(options), selected, history_s)
+    except KeysError as error:
+        raise UsageError(str(error)) from error
+
+
+def viewer_keys(options: argparse.Namespace) -> ViewerKeys | None:
+    """Return the keys for the options of `add_connect_arguments`. Raises UsageError if they are invalid."""
+    from cbtop.protocol.keys import ViewerKeys, keys_dir, load_pair, parse_public_key
+
+    addresses = [options.connect] if isinstance(options.connect, str) else options.connect or []
+    tcp = [address for address in addresses if address.startswith("tcp://")]
+    if options.server_key is None:
+        if options.key is not None:
+            raise UsageError("--key: --server-key, the daemon's public key, is wanted with it")
+        return None
+    if not tcp:
+        raise UsageError("--server-key: --connect tcp://HOST:PORT is wanted with it")
+    if len(tcp) > 1:
+        raise UsageError("--server-key: it is the key of one --connect tcp://HOST:PORT; reach the others by ssh -L")
+    try:
+        server = parse_public_key(options.server_key)
+        return ViewerKeys(load_pair(keys_dir(), options.key or VIEWER_KEY), server)
+    except KeysError as error:
+        raise UsageError(str(error)) from error
+
+
+def is_headless(options: argparse.Namespace) -> bool:
+    """Whether to print instead of opening the screen: on request, or without a suitable terminal.
+
+    Textual reads keys from stdin and draws on stderr. A user who redirects stdout wants text.
+    """
+    is_terminal = all(s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr)) and os.environ.get("TERM") != "dumb"
+    return bool(options.headless) or not is_terminal
+
+
+def print_report(views: Sequence[SourceView], options: argparse.Namespace, replay: ReplayView | None = None) -> None:
+    """Print one report on stdout; `replay` is its position in a recording."""
+    from cbtop.text.row_filter import RowChoice
+
+    settle_signs(options)
+    sections = list(VIEWS) if options.view == "all" else [options.view]
+    rows = RowChoice(options.sort or "", options.filter)
+    sys.stdout.write(REPORTS[options.format](views, sections, replay, rows) + "\n")
+    sys.stdout.flush()
+
+
+def require_passed_checks(views: Iterable[SourceView]) -> None:
+    """Raise FailedCheckError with the first failed check of a brick, if there is one."""
+    failed = [(view, check) for view in views for check in view.failed_checks]
+    if failed:
+        view, check = failed[0]
+        more = f", and {len(failed) - 1} more checks failed" if len(failed) > 1 else ""
+        raise FailedCheckError(f"{check.about} of pid {view.pid} fails its check `{check.assertion}`{more}")
+
+
+def check_phase(views: Sequence[SourceView], options: argparse.Namespace) -> None:
+    """Raise UsageError if no source has the requested phase."""
+    known = {steps.phase for view in views for steps in view.phases}
+    if options.phase is not None and options.phase not in known:
+        raise UsageError(f"--phase {options.phase}: no such steps; there are {', '.join(sorted(known)) or 'none'}")
+
+
+def show_on_screen(
+    feed: Feed | ReplayFeed,
+    options: argparse.Namespace,
+    merge: MergeMode | None = None,
+    program: AppProgram | None = None,
+) -> int:
+    """Open the screen on `feed`, with the output of `program` as a view. Returns the exit code when it closes."""
+    settle_colours(options)
+    # Objects loaded before the screen opens stay alive. Collecting garbage among them would cost a tenth of the
+    # start, and later several frames every ten seconds.
+    gc.disable()
+    # Imported here: Textual takes a fifth of a second to load, which reports and --help should not pay.
+    from cbtop.client.stream_recorder import save_history
+    from cbtop.feeds.look_back import look_back
+    from cbtop.feeds.replay import ReplayFeed
+    from cbtop.tui.app import CbtopApp
+    from cbtop.tui.replay_app import ReplayApp
+    from cbtop.tui.run_app import RunApp
+
+    app: CbtopApp
+    if isinstance(feed, ReplayFeed):
+        app = ReplayApp(feed, interval_s=options.interval, section=options.view)
+    else:
+        # Several daemons have no common history to save.
+        save = partial(save_history, feed.links.endpoint, feed.keys, Path.cwd()) if feed.links.endpoint else None
+        back = partial(look_back, feed) if feed.links.endpoint else None
+        if program is None:
+            app = CbtopApp(feed, interval_s=options.interval, section=options.view, save_history=save, look_back=back)
+        else:
+            app = RunApp(
+                feed, program, interval_s=options.interval, section=options.view, save_history=save, look_back=back
+            )
+    app.phase, app.window, app.merge = options.phase, shows_window(options, by_default=app.window), merge
+    dress(app, options)
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS)
+    gc.enable()
+    code = app.run()
+    remember_orders(app.chosen_orders)
+    end = feed.finished()
+    if end and end.message:
+        sys.stderr.write(f"cbtop: {end.message}\n")
+    return app.return_code or code or 0
+
+
+def settle_colours(options: argparse.Namespace) -> None:
+    """Set in the environment whether the screen has colours, before Textual is loaded."""
+    if options.color is False:
+        os.environ["NO_COLOR"] = "1"
+    elif options.color or not os.environ.get("NO_COLOR"):
+        os.environ.pop("NO_COLOR", None)  # an empty NO_COLOR has no meaning, but Textual takes it as set
+
+
+def dress(app: CbtopApp, options: argparse.Namespace) -> None:
+    """Apply the options for row order, filter and theme to the screen."""
+    from cbtop.text.row_filter import RowChoice
+
+    app.rows = RowChoice(options.sort or "", options.filter)
+    app.orders = remembered_orders()
+    app.choose_theme(options.theme)
+    settle_signs(options)
+
+
+def settle_signs(options: argparse.Namespace) -> None:
+    """With `--ascii`, write one ASCII character for each of our signs, on stdout and on the screen.
+
+    With `--no-ascii`, write the signs whatever the locale is.
+    """
+    if options.ascii is None:
+        return
+    for stream in (sys.stdout, sys.__stderr__):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="ascii" if options.ascii else "utf-8", errors=ascii_signs.ERRORS)
+
+
+def endpoint(text: str) -> str:
+    """Parse an address, for argparse."""
+    try:
+        return parse_endpoint(text)
+    except EndpointError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def positive_seconds(text: str) -> float:
+    """Parse a time above zero, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds above zero")
+    return value
+
+
+def window_s(options: argparse.Namespace) -> float:
+    """Return the length of the window to keep: as requested, or as the screen's key would request it."""
+    return DEFAULT_WINDOW_S if options.window in (None, ALL) else float(options.window)
+
+
+def shows_window(options: argparse.Namespace, *, by_default: bool) -> bool:
+    """Whether figures cover the recent window instead of all data."""
+    return by_default if options.window is None else options.window != ALL
+
+
+def _config_file_as_typed() -> str:
+    home, path = os.path.expanduser("~"), str(config_file())
+    typed = f"~{path.removeprefix(home)}" if path.startswith(f"{home}/") else path
+    return typed.replace("%", "%%")  # argparse formats a help
+
+
+def _view(text: str) -> str:
+    return one_of("view", [OVERVIEW, *VIEWS, "all"])(TABS.get(text.casefold(), text))
+
+
+def _column(text: str) -> str:
+    from cbtop.text.row_filter import SORT_COLUMNS, SORT_NAMES, bare
+
+    if bare(text) not in SORT_NAMES:
+        raise argparse.ArgumentTypeError(unknown("column", text, SORT_COLUMNS, SORT_NAMES))
+    return SORT_NAMES[bare(text)]
+
+
+def _verdict(text: str) -> str:
+    from cbtop.viewmodels.verdicts import VERDICTS  # loads numpy
+
+    return one_of("verdict", [rule.id for rule in VERDICTS])(text)
+
+
+def _theme(text: str) -> str:
+    return one_of("theme", THEMES)(text)
+
+
+def _interval(text: str) -> float:
+    return _seconds(text, MIN_INTERVAL_S, MAX_INTERVAL_S)
+
+
+def _window(text: str) -> float:
+    return ALL if text == "all" else _seconds(text, MIN_WINDOW_S, MAX_WINDOW_S)
+
+
+def _seconds(text: str, least: float, most: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between {least:g} and {most:g} seconds")
+    return value
+
+
+# The keys of config.toml, which are the options of these names.
+SETTINGS = {
+    "view": SettingsKey(_view, OVERVIEW),
+    "window": SettingsKey(_window),
+    "sort": SettingsKey(_column),
+    "filter": SettingsKey(str, ""),
+    "theme": SettingsKey(_theme),
+    "ascii": SettingsKey(yes_or_no),
+    "color": SettingsKey(yes_or_no),
+    "silence": SettingsKey(_verdict, (), is_list=True),
+}

@@ -1,0 +1,331 @@
+"""The changes between two snapshots by brick and layer, or why the two are not comparable."""
+
+# Rules
+# - Times of different work do not compare speed. If the model, batch or mix of phases differs, give the reason
+#   instead.
+# - A different machine, backend or cache length is noted next to the changes, because it may be what the user
+#   compares.
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from cbtop.comparison.baseline import BrickWork, PhaseFigures, PhaseTimes, Snapshot, Surroundings
+from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, judged_change, shared_ratio
+from cbtop.comparison.noise import MIN_BLOCKS, Change, Figure, change
+from cbtop.profiler.analysis.layers import MIN_PEERS
+from cbtop.protocol.vocabulary import BrickCategory, BrickId
+from cbtop.units import count, number, percent
+
+ALIKE = 0.02  # relative difference of tokens or sequences per step: smaller than a reported change
+ALIKE_SHARE = 0.05  # of the steps of all phases
+ALIKE_CACHE = 0.10  # of the cached positions
+MAX_LOST_PERCENT = 0.1  # of the records, as for the verdict data-incomplete
+# These bricks of attention do not read the cache, so its length does not affect them.
+_READ_NO_CACHE = (BrickId.QKV_PROJECTION, BrickId.OUTPUT_PROJECTION, BrickId.ROPE_EMBEDDING)
+_NO_CACHE = {brick.display_name for brick in _READ_NO_CACHE}
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceChange:
+    """The change in µs per token (or step) of a brick, a layer, or a brick in a layer."""
+
+    brick: Brick | None  # None: the whole layer
+    layer: str | None  # None: in all layers and outside of them
+    change: Change
+
+    @property
+    def name(self) -> str:
+        """For example `DownProjection in Layer 5`."""
+        return " in ".join(part for part in (self.brick[0] if self.brick else "", self.layer or "") if part)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkChange:
+    """The roofline point of a brick at the baseline, and the change of its GFLOP/s."""
+
+    intensity: float  # FLOP per byte
+    gflops: float
+    change: Change | None  # of GFLOP/s at its typical time; None if its calls differ or it does not run now
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two snapshots compared in one phase. If `why_not` is set, they are not comparable and no change is known."""
+
+    base: Snapshot
+    now: Snapshot
+    phase: str
+    why_not: str = ""
+    notes: tuple[str, ...] = ()  # differences that may be the purpose of the comparison
+    unit: str = "token"  # or "step": the µs are per this unit
+    step_us: Change | None = None
+    tokens_per_sec: Change | None = None
+    changes: tuple[PlaceChange, ...] = ()  # of bricks, bricks in layers, and layers, by relative size of the change
+    is_same_cache: bool = True  # whether the caches had about the same length; False if unknown
+
+    @property
+    def bricks(self) -> Mapping[Brick, Change]:
+        """Each brick over all layers."""
+        return {one.brick: one.change for one in self.changes if one.brick and one.layer is None}
+
+    @property
+    def layers(self) -> Mapping[str, Change]:
+        """Each whole layer."""
+        return {one.layer: one.change for one in self.changes if one.brick is None and one.layer is not None}
+
+    @property
+    def places(self) -> Mapping[Place, Change]:
+        """Each layer, each brick in a layer, and each brick outside layers."""
+        inside = {one.brick for one in self.changes if one.layer is not None}
+        return {
+            (one.brick, one.layer): one.change
+            for one in self.changes
+            if one.layer is not None or one.brick not in inside
+        }
+
+    def median_us(self, phase: str, place: Place) -> float | None:
+        """Return the median call of a place at the baseline, or None if unknown or not comparable."""
+        before = self.base.of(phase)
+        if self.why_not or phase != self.phase or before is None or before.times is None:
+            return None
+        if place == WHOLE_STEP:
+            return before.times.step_us.median_us
+        found = before.times.places.get(place)
+        return None if found is None else found.time.median_us
+
+    @property
+    def work(self) -> Mapping[Brick, WorkChange]:
+        """The change of each brick that declares FLOP and bytes."""
+        before, now = (found.times if (found := each.of(self.phase)) else None for each in (self.base, self.now))
+        if self.why_not or before is None or now is None:
+            return {}
+        changes = self.bricks
+        return {
+            brick: WorkChange(
+                then.intensity, then.gflops, _work_change(changes.get(brick), then, now.work.get(brick))
+            )
+            for brick, then in before.work.items()
+        }
+
+    @property
+    def slower(self) -> list[PlaceChange]:
+        """The bricks that became slower beyond noise, the worst first."""
+        return slower(self.changes, is_same_cache=self.is_same_cache)
+
+    @property
+    def worst_layer(self) -> PlaceChange | None:
+        """The layer that became slower by most, beyond noise. After a longer cache, the one with the worst brick."""
+        slower = self._slower_layers
+        if not self.is_same_cache:
+            slower = [one for one in self.slower if one.layer is not None]
+        return max(slower, key=lambda one: one.change.delta, default=None)
+
+    @property
+    def slower_layers(self) -> int:
+        """Number of layers that became slower beyond noise, for any reason."""
+        return len(self._slower_layers)
+
+    @property
+    def _slower_layers(self) -> list[PlaceChange]:
+        return [one for one in self.changes if one.brick is None and _is_slower(one)]
+
+
+def compare(base: Snapshot, now: Snapshot, phase: str, alike: int = 1) -> Comparison:
+    """Return the changes in `phase` from `base` to `now`; `base` was chosen from `alike` equal processes."""
+    before, after = base.of(phase), now.of(phase)
+    why_not = _why_not(base, now, phase)
+    if why_not or before is None or after is None or before.times is None or after.times is None:
+        return Comparison(base, now, phase, why_not)
+    is_same_cache = _alike(before.cached, after.cached, ALIKE_CACHE) and before.cached is not None
+    chosen = [f"{count(alike)} processes of the baseline are alike, the first is taken"] if alike > 1 else []
+    return Comparison(
+        base,
+        now,
+        phase,
+        notes=(
+            *chosen,
+            *differences(base.surroundings, now.surroundings),
+            *_cache(before, after),
+            *_only(before, after),
+        ),
+        unit=before.times.unit,
+        step_us=change(before.times.step_us, after.times.step_us, 2),
+        tokens_per_sec=_change(before.times.tokens_per_sec, after.times.tokens_per_sec, 2),
+        changes=_changes(before.times, after.times),
+        is_same_cache=is_same_cache,
+    )
+
+
+def rate_change(base: Snapshot, now: Snapshot, phase: str) -> tuple[Change | None, str]:
+    """Return the change of tokens/s in `phase` from `base` to `now`, or why it is unknown."""
+    before, after = base.of(phase), now.of(phase)
+    why_not = _why_not(base, now, phase)
+    if why_not or before is None or after is None or before.times is None or after.times is None:
+        return None, why_not
+    found = _change(before.times.tokens_per_sec, after.times.tokens_per_sec, 1)
+    return found, "" if found else "steps that were not recorded left nothing, or not every step said its tokens"
+
+
+def slower(changes: Iterable[PlaceChange], *, is_same_cache: bool = True) -> list[PlaceChange]:
+    """Return the bricks that became slower beyond noise, the worst first; in one layer if most of it is there.
+
+    If the cache is longer or of unknown length, bricks that read it are left out: it slows them in every layer.
+    """
+    worst_cell: dict[Brick, PlaceChange] = {}
+    layers: dict[Brick, int] = {}
+    whole: dict[Brick, PlaceChange] = {}
+    for one in changes:
+        if one.brick is None:
+            continue
+        if one.layer is None:
+            whole[one.brick] = one
+            continue
+        layers[one.brick] = layers.get(one.brick, 0) + 1
+        if one.brick not in worst_cell or one.change.delta > worst_cell[one.brick].change.delta:
+            worst_cell[one.brick] = one
+    found = []
+    for brick, all_of_it in whole.items():
+        cell = worst_cell.get(brick)
+        has_most = cell is not None and _is_most(cell.change, all_of_it.change)
+        if cell and _is_slower(cell) and has_most and layers[brick] >= MIN_PEERS:
+            found.append(cell)
+        elif _is_slower(all_of_it) and (is_same_cache or not _reads_cache(brick)):
+            found.append(all_of_it)
+    return sorted(found, key=lambda one: -one.change.delta)
+
+
+def _is_most(part: Change, whole: Change) -> bool:
+    """Whether `part` is more than half of `whole`, both relative to all other places if that is known."""
+    if part.own and whole.own:
+        part, whole = part.own, whole.own
+    return part.delta > whole.delta / 2
+
+
+def baselines_of(bases: Sequence[Snapshot], now: Snapshot) -> list[Snapshot]:
+    """Return the baselines closest to `now`: of its own process, else of its model, preferably of its rank.
+
+    Empty only if `bases` is empty.
+    """
+
+    def is_far(base: Snapshot) -> tuple[bool, bool, bool]:
+        other_rank = base.surroundings.rank != now.surroundings.rank
+        return base.key != now.key, bool(other_model(base.surroundings, now.surroundings)), other_rank
+
+    nearest = min(map(is_far, bases), default=None)
+    return [base for base in bases if is_far(base) == nearest]
+
+
+def _changes(before: PhaseTimes, after: PhaseTimes) -> tuple[PlaceChange, ...]:
+    both = [place for place in before.places if place in after.places]
+    shared = shared_ratio(before.places, after.places)
+    found = [
+        PlaceChange(*place, judged_change(before.places[place], after.places[place], len(both), shared))
+        for place in both
+    ]
+    return tuple(sorted(found, key=lambda one: -abs(one.change.delta)))
+
+
+def _change(before: Figure | None, after: Figure | None, compared: int) -> Change | None:
+    return None if before is None or after is None else change(before, after, compared)
+
+
+def _work_change(found: Change | None, before: BrickWork, now: BrickWork | None) -> Change | None:
+    """Return the change of GFLOP/s of a brick whose typical time changed by `found`; errors to first order."""
+    if found is None or found.medians_us is not None or now is None or not (found.before > 0 and found.now > 0):
+        return None
+    then, is_now = before.flops / found.before / 1e3, now.flops / found.now / 1e3
+    return replace(found, before=then, now=is_now, half=is_now * found.half / found.now, error=0.0)
+
+
+def _is_slower(one: PlaceChange) -> bool:
+    return one.change.delta > 0 and one.change.is_beyond_noise
+
+
+def _reads_cache(brick: Brick) -> bool:
+    name, category = brick
+    return brick == BETWEEN_BRICKS or (category is BrickCategory.ATTENTION and name not in _NO_CACHE)
+
+
+def _why_not(base: Snapshot, now: Snapshot, phase: str) -> str:
+    """Return why the two are not comparable in `phase`, or ""."""
+    if other := other_model(base.surroundings, now.surroundings):
+        return other
+    if base.key == now.key and now.begin_ns == now.end_ns:
+        return "these seconds are the baseline's own"
+    before, after = base.of(phase), now.of(phase)
+    if before is None:
+        return f"the baseline has no {phase} steps"
+    if after is None or after.times is None:
+        blocks = after.blocks if after else 0
+        return f"too little yet: {phase} steps in {count(blocks)} of the last seconds, {MIN_BLOCKS} are needed"
+    if before.times is None:
+        return f"the baseline is too short: {phase} steps in {count(before.blocks)} seconds, {MIN_BLOCKS} are needed"
+    for what, then, is_now in (
+        ("sequences a step", before.sequences, after.sequences),
+        ("tokens a step", before.tokens, after.tokens),
+    ):
+        if not _alike(then, is_now, ALIKE):
+            return f"another batch: {number(is_now)} {what}, the baseline has {number(then)}"
+    for name in dict.fromkeys(one.phase for one in (*base.phases, *now.phases)):
+        then_share, now_share = (found.share if (found := each.of(name)) else 0.0 for each in (base, now))
+        if abs(then_share - now_share) > ALIKE_SHARE:
+            return (
+                f"another mix of phases: {percent(100 * now_share)} of the steps are {name}, "
+                f"of the baseline {percent(100 * then_share)}"
+            )
+    if before.times.unit != after.times.unit:
+        return "tokens are counted in one of the two alone"
+    for whose, lost in (("", now.lost_percent), ("of the baseline ", base.lost_percent)):
+        if lost > MAX_LOST_PERCENT:
+            return f"{percent(lost)} of the records {whose}were lost"
+    return ""
+
+
+def other_model(base: Surroundings, now: Surroundings) -> str:
+    """Return how the models differ, or "" if no reported property does."""
+    if (base.model or base.program) != (now.model or now.program):
+        return f"another model: {now.model or now.program}, the baseline has {base.model or base.program}"
+    for what, then, is_now in (
+        ("architecture", base.architecture, now.architecture),
+        ("quantization", base.quantization, now.quantization),
+        ("number of layers", base.layers, now.layers),
+    ):
+        if then != is_now:
+            return f"another {what}: {is_now or 'not said'}, the baseline has {then or 'not said'}"
+    return ""
+
+
+def differences(base: Surroundings, now: Surroundings) -> list[str]:
+    """Return the differences in surroundings that may be the purpose of the comparison."""
+    differ = [
+        ("rank", base.rank, now.rank),
+        ("host", base.host, now.host),
+        ("GPU", ", ".join(base.devices), ", ".join(now.devices)),
+        ("backend", base.backend, now.backend),
+        ("threads", base.threads, now.threads),
+        ("steps recorded, one in", base.sample_every, now.sample_every),
+    ]
+    said = [(what, *("n/a" if word in (None, "") else word for word in words)) for what, *words in differ]
+    return [f"{what} {is_now}, was {then}" for what, then, is_now in said if then != is_now]
+
+
+def _cache(before: PhaseFigures, after: PhaseFigures) -> list[str]:
+    if _alike(before.cached, after.cached, ALIKE_CACHE):
+        return []
+    return [f"{count(after.cached)} positions cached, were {count(before.cached)}: attention takes its time by that"]
+
+
+def _only(before: PhaseFigures, after: PhaseFigures) -> list[str]:
+    """Return the bricks that only one of the two has."""
+    then, is_now = (set(each.times.bricks) if each.times else set() for each in (before, after))
+    gone, new = (", ".join(sorted(name for name, _ in some)) for some in (then - is_now, is_now - then))
+    return [*([f"no longer there: {gone}"] if gone else []), *([f"new: {new}"] if new else [])]
+
+
+def _alike(before: float | None, after: float | None, part: float) -> bool:
+    """Whether two numbers are about equal; also if both are unknown."""
+    if before is None or after is None:
+        return before is after
+    return abs(after - before) <= part * max(before, after)

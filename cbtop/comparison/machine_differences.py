@@ -1,0 +1,71 @@
+"""The differences of two runs that change times for reasons outside the program: machine, sampling, lost records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cbtop.comparison.baseline import Surroundings
+from cbtop.comparison.comparison import MAX_LOST_PERCENT
+from cbtop.comparison.runs import Run
+from cbtop.units import count, percent
+
+ALIKE_CLOCK = 0.03  # relative, of a GPU clock: smaller than a reported change
+ALIKE_PACE = 0.10  # relative, of a machine, beyond its range while the baseline was recorded
+ALIKE_LOAD_POINTS = 15  # percentage points of the time of all processors
+
+
+def losses(base: Run, now: Run) -> str:
+    """Return a text if more records of a run were lost than are acceptable, else ""."""
+    for whose, run in (("", now), ("of the baseline ", base)):
+        if run.lost_percent > MAX_LOST_PERCENT:
+            return f"{percent(run.lost_percent)} of the records {whose}were lost"
+    return ""
+
+
+def other_machine(base: Run, now: Run) -> str:
+    """Return a text if machine, sampling or GPU clock differ, else ""."""
+    for what, was, other in _machine(base.surroundings, now.surroundings):
+        if was != other:
+            return f"another {what}: {other or 'none'}, the baseline has {was or 'none'}"
+    return other_clock(base, now)
+
+
+def other_clock(base: Run, now: Run) -> str:
+    """Return a text if a GPU ran at a different clock, else "" (also if unknown)."""
+    if base.gpu_clock_mhz is None or now.gpu_clock_mhz is None:
+        return ""
+    if abs(now.gpu_clock_mhz - base.gpu_clock_mhz) <= ALIKE_CLOCK * base.gpu_clock_mhz:
+        return ""
+    return f"another GPU clock: {count(now.gpu_clock_mhz)} MHz, of the baseline {count(base.gpu_clock_mhz)}"
+
+
+def other_pace(base: Run, now: Run) -> str:
+    """Return a text if the machine's own pace around the new run was outside its range in the baseline, else "".
+
+    The pace is the time of constant work. "" also if unknown.
+    """
+    for where in ("cache", "memory"):
+        was, is_now = (sorted(getattr(pace, f"{where}_us") for pace in run.paces) for run in (base, now))
+        if was and is_now and (is_now[0] > (1 + ALIKE_PACE) * was[-1] or was[0] > (1 + ALIKE_PACE) * is_now[-1]):
+            return (
+                f"another pace of the machine itself: the same work in its {where} took {count(is_now[0])} to "
+                f"{count(is_now[-1])} µs before and behind this run, {count(was[0])} to {count(was[-1])} of the "
+                "baseline"
+            )
+    return ""
+
+
+def other_load(base: Run, now: Run) -> str:
+    """Return a text if the processors were busier or less busy than before, else "" (also if unknown)."""
+    if base.host_busy_percent is None or now.host_busy_percent is None:
+        return ""
+    if abs(now.host_busy_percent - base.host_busy_percent) <= ALIKE_LOAD_POINTS:
+        return ""
+    return f"processors busy {percent(now.host_busy_percent)} of the time, were {percent(base.host_busy_percent)}"
+
+
+def _machine(then: Surroundings, now: Surroundings) -> Iterator[tuple[str, str, str]]:
+    """Yield the properties of machine and sampling that change the time of the same program."""
+    yield "host", then.host, now.host
+    yield "GPU", ", ".join(then.devices), ", ".join(now.devices)
+    yield "part of steps recorded, one in", count(then.sample_every), count(now.sample_every)

@@ -1,0 +1,310 @@
+"""The effect of chance on a mean of steps that are not independent; derived."""
+
+# Consecutive steps are similar, because caches, clocks and neighbours change slowly. The spread of single steps would
+# promise too much accuracy. So the spread of whole blocks of about a second is used, and if consecutive blocks are
+# similar, too, they count as fewer. Ten blocks say little about their own spread. Figures that are analysed together
+# share this information: with so few blocks, none is assumed to be steadier than half of them.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import expm1, pi, sqrt
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+MIN_BLOCKS = 5  # fewer blocks do not show their spread
+READINGS = 5.0  # times the clock's resolution: in a shorter call a fifth or more of the time is the clock's
+ENOUGH_BLOCKS = 20  # enough blocks to know their spread, if they are not correlated
+LEAST_PERCENT = 3.0  # two runs on one machine differ by about this much without a cause
+LEAST_LEARNED_PERCENT = 1.0  # if the scatter of runs is known: the error of a histogram's median
+CONFIDENCE = 0.99  # that chance has moved none of the figures compared together
+MAX_ALIKE = 0.9  # correlation of neighbouring blocks; above it, their effective number is unknown
+_KINDS = 2  # bricks, and bricks in a layer, are equally likely to be flagged by the scatter of runs
+_LEAST_LONGER = 10  # blocks required to merge pairs of them
+_LEAST_WORTH = 2.0  # minimum effective number of blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A mean, its standard error, and the number of blocks.
+
+    `slope` is its growth per unit of `along` (if given), with its standard error. `scatter` is the standard deviation
+    between runs, learned from `runs` runs.
+    """
+
+    mean: float
+    error: float
+    blocks: int
+    median_us: float | None = None  # of one call; None if unknown or not a call
+    slope: float = 0.0
+    slope_error: float = 0.0
+    scatter: float = 0.0
+    runs: int = 1
+    # The same without common changes of all places, such as clock drift; None if not separated.
+    own_error: float | None = None
+    own_scatter: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The change of a figure. Chance alone moves it by at most `half` in either direction.
+
+    `own` is the change relative to all other places, so without effects common to all, such as a clock change. None
+    if not separated.
+    """
+
+    before: float
+    now: float
+    half: float
+    medians_us: tuple[float, float] | None = None  # of one call, then and now
+    least_percent: float = LEAST_PERCENT  # two runs differ by this much without a cause
+    error: float = 0.0  # its standard error; `half` is a multiple of it
+    own: Change | None = None
+
+    @property
+    def delta(self) -> float:
+        return self.now - self.before
+
+    @property
+    def percent(self) -> float | None:
+        """Relative to `before`, or None if that was 0."""
+        return 100 * self.delta / self.before if self.before > 0 else None
+
+    @property
+    def half_percent(self) -> float | None:
+        """`half` in percent of `before`."""
+        return 100 * self.half / self.before if self.before > 0 else None
+
+    @property
+    def noise_percent(self) -> float | None:
+        """The limit below which it is noise: from chance, or the usual difference of two runs on one machine."""
+        return None if self.half_percent is None else max(self.half_percent, self.least_percent)
+
+    @property
+    def is_beyond_noise(self) -> bool:
+        """Whether it exceeds noise, absolutely or relative to all others, and the median call changed likewise.
+
+        Other programs delay a few calls of a processor. The median excludes them, even if they always hit the same
+        place.
+        """
+        return (
+            self.noise_percent is not None
+            and (self._is_beyond_interval or self.is_beyond_others)
+            and (self.medians_us is None or _is_like(self.delta, *self.medians_us, self.least_percent))
+        )
+
+    @property
+    def is_told_by_others(self) -> bool:
+        """Whether it exceeds noise only relative to all others."""
+        return self.is_beyond_others and not self._is_beyond_interval
+
+    @property
+    def _is_beyond_interval(self) -> bool:
+        return self.noise_percent is not None and abs(self.percent or 0.0) > self.noise_percent
+
+    @property
+    def is_beyond_others(self) -> bool:
+        """Whether it exceeds noise relative to all others and is also an absolute change of reported size.
+
+        If most places become faster, one that stays the same is not slower.
+        """
+        return (
+            self.own is not None
+            and self.own.is_beyond_noise
+            and self.own.delta * self.delta > 0
+            and abs(self.percent or 0.0) > self.least_percent
+        )
+
+
+def _is_like(delta: float, before_us: float, now_us: float, least_percent: float) -> bool:
+    """Whether a median has moved by at least the limit in the direction of `delta`."""
+    moved = (now_us - before_us) if delta > 0 else (before_us - now_us)
+    return moved >= least_percent / 100 * before_us
+
+
+def figures(
+    amount: NDArray[np.float64],
+    weight: NDArray[np.float64],
+    along: NDArray[np.float64] | None = None,
+    pace: NDArray[np.float64] | None = None,
+) -> list[Figure]:
+    """Return the figure of each column of `amount` (shape: blocks × columns) per unit of `weight`.
+
+    Needs at least MIN_BLOCKS blocks. If `along` is given, such as the cached positions of each block, the mean is at
+    the mean of `along`, and what a straight line through the blocks explains is not noise. `pace` is the factor of
+    all places' times in each block. If given, errors and slopes relative to it are known, too: caches grow while a
+    clock drifts, and the clock's part is noise.
+
+    The mean is the ratio of the sums, its error that of batch means, by the linearised ratio (W. G. Cochran,
+    "Sampling Techniques", 1977, chapter 6). The correlation of neighbours is the median over all columns, each
+    less its bias (M. G. Kendall, "Note on bias in the estimation of autocorrelation", Biometrika 41, 1954), and at
+    least zero.
+    """
+    if not amount.shape[1]:
+        return []
+    beside = None if pace is None else figures(amount / pace[:, None], weight, along)
+    mean = amount.sum(axis=0) / weight.sum()
+    off = amount - np.outer(weight, mean)
+    slope, fitted, of_slope = np.zeros_like(mean), 1, 0.0  # fitted: number of parameters fitted to the blocks
+    # If all blocks are at the same point, rounding must not make a line.
+    if along is not None and np.ptp(along) > 0:
+        along = along - np.average(along, weights=weight)
+        spread = (weight * along**2).sum()
+        slope, fitted = along @ amount / spread, 2
+        # Blocks deviate from the line as they do from the mean.
+        of_slope = weight.mean() * np.sqrt(len(weight) * (along**2).sum()) / spread
+        if beside is not None:
+            slope = np.array([one.slope for one in beside])
+        off -= np.outer(weight * along, slope)
+    error, blocks, worth = _errors(off, weight, fitted)
+    known = mean > 0
+    # Disturbances longer than two blocks only show in longer blocks, so use the length with the largest error.
+    longer, its_weight = off, weight
+    while len(its_weight) >= 2 * _LEAST_LONGER and known.any():
+        longer, its_weight = _by_twos(longer), _by_twos(its_weight)
+        found = _errors(longer, its_weight, fitted)
+        if np.median(found[0][known] / mean[known]) > np.median(error[known] / mean[known]):
+            error, blocks, worth = found
+    if known.any() and worth < ENOUGH_BLOCKS:
+        error[known] = np.maximum(error[known], np.median(error[known] / mean[known]) * mean[known])
+    columns = (column.tolist() for column in (mean, error, slope, error * of_slope))
+    each = [
+        Figure(one, off_by, blocks + 1 - fitted, slope=grows, slope_error=by)
+        for one, off_by, grows, by in zip(*columns, strict=True)
+    ]
+    if beside is None:
+        return each
+    pairs = zip(each, beside, strict=True)
+    return [replace(one, slope_error=own.slope_error, own_error=own.error) for one, own in pairs]
+
+
+def _errors(
+    off: NDArray[np.float64], weight: NDArray[np.float64], fitted: int
+) -> tuple[NDArray[np.float64], int, float]:
+    """Return the standard error of each mean, the number of blocks, and their effective number."""
+    blocks = len(weight)
+    squares = (off**2).sum(axis=0)
+    alike = np.divide((off[1:] * off[:-1]).sum(axis=0), squares, out=np.zeros_like(squares), where=squares > 0)
+    usual = float(np.clip(np.median(alike + fitted * (1 + 4 * alike) / blocks), 0.0, MAX_ALIKE))
+    worth = max(_LEAST_WORTH, blocks * (1 - usual) / (1 + usual))
+    # Correlated blocks scatter less around their own mean than around the true one.
+    variance = squares / (blocks * max(1 - fitted / worth, 1 / _LEAST_WORTH))
+    return np.sqrt(variance / worth) / weight.mean(), blocks, worth
+
+
+def _by_twos(blocks: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the sums of two blocks each; an odd last block is added to the last sum."""
+    even = len(blocks) // 2 * 2
+    found: NDArray[np.float64] = blocks[0:even:2] + blocks[1:even:2]
+    if even < len(blocks):
+        found[-1] += blocks[-1]
+    return found
+
+
+def change(before: Figure, now: Figure, compared: int, shared: float | None = None) -> Change:
+    """Return the change from `before` to `now`, one of `compared` figures that are compared together.
+
+    All places together take `shared` times as long, if known. The interval is Welch's, with Bonferroni's correction.
+    If the scatter of runs was learned, a single run is no more accurate than that, and common changes of all places
+    are known only as well as the number of runs allows.
+    """
+    if shared is None or before.own_error is None or now.own_error is None:
+        return _change(before, now, compared, 1)
+    then = replace(before, error=before.own_error, scatter=before.own_scatter)
+    beside = replace(now, mean=now.mean / shared, error=now.own_error / shared)
+    found, own = _change(before, now, compared, 2), _change(then, beside, compared, 2)
+    return replace(found, own=replace(own, medians_us=None)) if own.half < found.half else found
+
+
+def _change(before: Figure, now: Figure, compared: int, looks: int) -> Change:
+    """The same for a figure that is tested `looks` times."""
+    squares = before.error**2, max(now.error, before.scatter) ** 2
+    variance = sum(squares)
+    medians = None if before.median_us is None or now.median_us is None else (before.median_us, now.median_us)
+    least = LEAST_LEARNED_PERCENT if before.runs > 1 else LEAST_PERCENT
+    if variance == 0:
+        return Change(before.mean, now.mean, 0.0, medians, least)
+    freedom = variance**2 / (squares[0] ** 2 / (before.blocks - 1) + squares[1] ** 2 / (now.blocks - 1))
+    # Rounded down, so that few quantiles are computed.
+    errors = _student(int(freedom * 4) / 4, compared * looks)
+    if before.runs > 1:
+        errors = max(errors, _student(before.runs - 1, _KINDS * looks))
+    error = sqrt(variance)
+    return Change(before.mean, now.mean, error * errors, medians, least, error)
+
+
+def learned(figures_of_runs: Sequence[Sequence[Figure]], paces: Sequence[float] | None = None) -> list[Figure]:
+    """Return for each row (a figure in several runs) the mean and its scatter between runs.
+
+    No row is assumed to be steadier than half of them. `paces` is the factor of all places' times in each run.
+    """
+    means = np.array([[one.mean for one in row] for row in figures_of_runs])
+    mean, scatter = means.mean(axis=1), _scatter(means)
+    runs = means.shape[1]
+    own_scatter = None if paces is None else _scatter(means / np.array(paces)).tolist()
+    found = []
+    for at, (row, one, by) in enumerate(zip(figures_of_runs, mean.tolist(), scatter.tolist(), strict=True)):
+        medians = [figure.median_us for figure in row if figure.median_us is not None]
+        own = [figure.own_error for figure in row if figure.own_error is not None]
+        is_own_known = own_scatter is not None and len(own) == runs
+        own_by = own_scatter[at] if own_scatter is not None else 0.0
+        found.append(
+            Figure(
+                one,
+                max(by / sqrt(runs), _error_of_mean([figure.error for figure in row])),
+                sum(figure.blocks for figure in row),
+                float(np.mean(medians)) if len(medians) == runs else None,
+                slope=float(np.mean([figure.slope for figure in row])),
+                slope_error=_error_of_mean([figure.slope_error for figure in row]),
+                scatter=by,
+                runs=runs,
+                own_error=max(own_by / sqrt(runs), _error_of_mean(own)) if is_own_known else None,
+                own_scatter=own_by,
+            )
+        )
+    return found
+
+
+def _scatter(means: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the standard deviation of each row between runs."""
+    mean, scatter = means.mean(axis=1), means.std(axis=1, ddof=1)
+    known = mean > 0
+    if known.any():
+        scatter[known] = np.maximum(scatter[known], np.median(scatter[known] / mean[known]) * mean[known])
+    found: NDArray[np.float64] = scatter
+    return found
+
+
+def _error_of_mean(errors: Sequence[float]) -> float:
+    return sqrt(sum(error**2 for error in errors)) / len(errors)
+
+
+@lru_cache(maxsize=4096)
+def _student(freedom: float, compared: int) -> float:
+    """Return how many standard errors a mean is off at most, in either direction.
+
+    By G. W. Hill, "Algorithm 396: Student's t-quantiles", Communications of the ACM 13, 1970, without its part for
+    fewer than five degrees of freedom at a confidence lower than ours.
+    """
+    p, n = (1 - CONFIDENCE) / compared, freedom
+    a = 1 / (n - 0.5)
+    b = 48 / a**2
+    c = ((20_700 * a / b - 98) * a - 16) * a + 96.36
+    d = ((94.5 / (b + c) - 3) / b + 1) * sqrt(a * pi / 2) * n
+    x = d * p
+    y = x ** (2 / n)
+    if y > 0.05 + a:
+        x = NormalDist().inv_cdf(p / 2)
+        y = x * x
+        c += (((0.05 * d * x - 5) * x - 7) * x - 2) * x + b
+        y = (((((0.4 * y + 6.3) * y + 36) * y + 94.5) / c - y - 3) / b + 1) * x
+        y = expm1(a * y * y)
+    else:
+        y = ((1 / (((n + 6) / (n * y) - 0.089 * d - 0.822) * (n + 2) * 3) + 0.5 / (n + 4)) * y - 1) * (n + 1) / (
+            n + 2
+        ) + 1 / y
+    return sqrt(n * y)

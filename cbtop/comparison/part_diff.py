@@ -1,0 +1,396 @@
+"""The change of one part of a run, and of its places; derived."""
+
+# Rule
+# - If cache lengths differ, times are compared at one length, by the line through the blocks of each, and only at a
+#   length that both have covered.
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, sqrt
+from statistics import NormalDist, median
+
+from cbtop.comparison.comparison import ALIKE, PlaceChange, slower
+from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, PlaceTimes, judged_change, shared_ratio
+from cbtop.comparison.noise import READINGS, Change, Figure, change
+from cbtop.comparison.runs import Run, StepGroup
+from cbtop.profiler.analysis.layers import MIN_PEERS
+from cbtop.units import count, counted
+
+FOUND = 0.95  # probability that a change of the reported findable size is found
+ALIKE_RATIOS = 0.05  # relative, of bricks that a slow machine delays alike
+_OF_PART = 3  # figures of a whole part that are compared together: a step, a unit, a typical one
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceDiff:
+    """A place then and now.
+
+    `change` is what is judged: its typical time per unit, or else its mean. `mean` is its cost per unit. `before` or
+    `now` is None if it is new or gone.
+    """
+
+    brick: Brick | None
+    layer: str | None
+    before: PlaceTimes | None
+    now: PlaceTimes | None
+    change: Change | None = None
+    mean: Change | None = None
+    p50: Change | None = None
+    p99: Change | None = None
+    renamed_from: str = ""
+    kernels: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # kernels then and now, if they differ
+    is_below_resolution: bool = False
+
+    @property
+    def name(self) -> str:
+        """For example `DownProjection in Layer 5`."""
+        return " in ".join(part for part in (self.brick[0] if self.brick else "", self.layer or "") if part) or "step"
+
+    @property
+    def delta_us(self) -> float:
+        """Its additional cost per unit; for a new or removed place, all of its cost."""
+        return (self.now.time.mean if self.now else 0.0) - (self.before.time.mean if self.before else 0.0)
+
+    @property
+    def moved_by(self) -> str:
+        """Text to follow `delta_us` if it has the opposite sign of the typical change, else ""."""
+        is_against = self.change is not None and self.change.delta * self.delta_us < 0
+        return " by the mean, which a few long calls move" if is_against else ""
+
+    @property
+    def verdict(self) -> str:
+        """`slower`, `faster`, `new`, `gone`, or "" if it did not change beyond noise and clock resolution."""
+        if self.before is None or self.now is None:
+            return "gone" if self.now is None else "new"
+        if self.change is None or self.is_below_resolution or not self.change.is_beyond_noise:
+            return ""
+        return "slower" if self.change.delta > 0 else "faster"
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """The parts of a unit's wall-clock time, µs then and now; `wall` is the sum of the others."""
+
+    wall: tuple[float, float]
+    bricks: tuple[float, float]
+    between_bricks: tuple[float, float]
+    not_recorded: tuple[float, float]  # how much longer all steps are than those recorded inside
+    between_steps: tuple[float, float]
+
+    @property
+    def off_us(self) -> float:
+        """The difference between the change and its parts: 0 except for rounding."""
+        parts = (self.bricks, self.between_bricks, self.not_recorded, self.between_steps)
+        return (self.wall[1] - self.wall[0]) - sum(now - before for before, now in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class PartDiff:
+    """A part that both runs have. Times are at `cached` positions, if both report them and they differ."""
+
+    before: StepGroup
+    now: StepGroup
+    cached: float | None
+    places: tuple[PlaceDiff, ...]  # bricks, bricks in layers and layers; by additional cost per unit
+    step: PlaceDiff
+    wall: Change  # µs per unit
+    balance: Balance
+    shared: float | None = None  # common factor of bricks in layers: caused by the machine, or by the whole program
+    typical: Change | None = None  # like `wall`, for a typical step and the time before it; None: unknown
+
+    @property
+    def phase(self) -> str:
+        return self.now.phase
+
+    @property
+    def work(self) -> str:
+        """For example `decode (240 steps of about 8 tokens)`, from the new run."""
+        return work_text(self.now)
+
+    @property
+    def unit(self) -> str:
+        return self.now.unit
+
+    @property
+    def units_per_sec(self) -> tuple[float, float]:
+        """Wall-clock rates, then and now."""
+        return 1e6 / self.wall.before, 1e6 / self.wall.now
+
+    @property
+    def bricks(self) -> list[PlaceDiff]:
+        """Each brick over all layers."""
+        return [one for one in self.places if one.brick and one.layer is None]
+
+    @property
+    def layers(self) -> list[PlaceDiff]:
+        return [one for one in self.places if one.brick is None]
+
+    @property
+    def cells(self) -> list[PlaceDiff]:
+        """Bricks in one layer."""
+        return [one for one in self.places if one.brick and one.layer]
+
+    @property
+    def slower(self) -> list[PlaceDiff]:
+        """The bricks slower beyond noise, the worst first, in one layer if it has most of the change."""
+        by_place = {(one.brick, one.layer): one for one in self.places}
+        known = [
+            PlaceChange(one.brick, one.layer, one.change)
+            for one in self.places
+            if one.change and not one.is_below_resolution
+        ]
+        return [by_place[one.brick, one.layer] for one in slower(known)]
+
+    @property
+    def guilty(self) -> list[PlaceDiff]:
+        """Those of `slower` that are also slower relative to all others, if that is known."""
+        return [one for one in self.slower if one.change and (one.change.own is None or one.change.is_beyond_others)]
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether a unit takes longer in wall-clock time, beyond noise."""
+        return self.wall.is_beyond_noise and self.wall.delta > 0
+
+    @property
+    def is_typically_slower(self) -> bool:
+        """Whether a typical step or the time before it takes longer beyond noise, in a brick or outside bricks."""
+        return self.typical is not None and self.typical.is_beyond_noise and self.typical.delta > 0
+
+    @property
+    def more_failed_percent(self) -> float:
+        """Increase of the share of failed steps, in percentage points."""
+        return 100 * (self.now.failed / self.now.steps - self.before.failed / self.before.steps)
+
+    @property
+    def is_longer_in_the_mean(self) -> bool:
+        """Whether a few steps became longer: a unit takes longer beyond chance, but the typical step does not."""
+        return not self.is_slower and (self.wall.percent or 0.0) > (self.wall.noise_percent or inf)
+
+    @property
+    def known(self) -> list[PlaceDiff]:
+        """The places with a known change."""
+        return [one for one in self.places if one.change is not None and not one.is_below_resolution]
+
+    @property
+    def new(self) -> list[PlaceDiff]:
+        """The new bricks, the longest first."""
+        return [one for one in self.bricks if one.verdict == "new"]
+
+    @property
+    def machine_ratio(self) -> float | None:
+        """Common factor of all bricks' times, if they changed alike and beyond noise; else None.
+
+        A different clock or load of the machine is then as likely a cause as a different program.
+        """
+        ratios = [one.change.now / one.change.before for one in self.bricks if one.change and one.verdict]
+        timed = [one for one in self.bricks if one.p50 and not one.is_below_resolution]
+        if len(timed) < MIN_PEERS or not all(one.verdict in ("slower", "faster") for one in timed):
+            return None
+        return median(ratios) if max(ratios) <= min(ratios) * (1 + ALIKE_RATIOS) else None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether everything became slower alike: no brick changed relative to all others, and this explains a unit.
+
+        A different clock or load of the machine may be the cause, as well as the program.
+        """
+        if self.shared is None or self.shared <= 1:
+            return False
+        changes = [one.change for one in self.known if one.brick and one.brick != BETWEEN_BRICKS and one.change]
+        if any(change.own is None or change.own.is_beyond_noise for change in changes):
+            return False
+        off = abs(self.wall.now / self.shared - self.wall.before)
+        return off <= self.wall.before * (self.wall.noise_percent or 0.0) / 100
+
+    def findable(self, places: Sequence[PlaceDiff]) -> float | None:
+        """Return the smallest change (%) that is found with probability FOUND, for the median one of `places`."""
+        found = [findable_percent(one.change) for one in places if one.change and not one.is_below_resolution]
+        known = [one for one in found if one is not None]
+        return median(known) if known else None
+
+
+def findable_percent(one: Change) -> float | None:
+    """Return the smallest change (% of the old value) that is found with probability FOUND."""
+    if one.noise_percent is None or one.before <= 0:
+        return None
+    if one.own and (beside := findable_percent(one.own)) is not None:
+        return min(beside, findable_percent(replace(one, own=None)) or beside)
+    return one.noise_percent + 100 * NormalDist().inv_cdf(FOUND) * one.error / one.before
+
+
+def part_diff(before: StepGroup, now: StepGroup, base: Run, new: Run, compared: int, parts: int) -> PartDiff | str:
+    """Return the changes in one part, or a sentence if it is not comparable."""
+    if before.unit != now.unit:
+        return f"{now.phase}: tokens are counted in one of the two alone"
+    if (before.cached is None) != (now.cached is None):
+        return f"{now.phase}: how many positions are cached is said in one of the two alone"
+    cached = None
+    if before.cached is not None and now.cached is not None:
+        cached = (before.cached + now.cached) / 2
+        for part in (before, now):
+            if not part.cached_least or not part.cached_most:
+                continue
+            if not (1 - ALIKE) * part.cached_least <= cached <= (1 + ALIKE) * part.cached_most:
+                return (
+                    f"{now.phase}: other KV lengths: {count(now.cached_least)} to {count(now.cached_most)} positions "
+                    f"cached, {count(before.cached_least)} to {count(before.cached_most)} in the baseline"
+                )
+    at = (_at(cached, before.cached), _at(cached, now.cached))
+    befores, afters = (_moved(part, off) for part, off in zip((before, now), at, strict=True))
+    renamed = _renamed(befores, afters, base.kernels, new.kernels)
+    resolution_us = max(run.clock_resolution_us or 0.0 for run in (base, new))
+    shared = shared_ratio(befores, afters)
+    places: list[PlaceDiff] = []
+    for place, was_called in _pairs(befores, afters, renamed):
+        found = _place(place, befores.get(was_called), afters.get(place), compared, resolution_us, shared)
+        if place[0] and was_called != place and was_called[0]:
+            found = replace(found, renamed_from=was_called[0][0])
+        if place[0] and not place[1] and found.before and found.now and was_called[0]:
+            kernels = base.kernels.get(was_called[0], ()), new.kernels.get(place[0], ())
+            if kernels[0] != kernels[1]:
+                found = replace(found, kernels=kernels)
+        places.append(found)
+    step = _place(WHOLE_STEP, befores[WHOLE_STEP], afters[WHOLE_STEP], parts * _OF_PART, 0.0, None)
+    walls = [_moved_wall(part.wall_us, off) for part, off in zip((before, now), at, strict=True)]
+    insides = [_shifted(part.inside_us, off).mean for part, off in zip((before, now), at, strict=True)]
+    return PartDiff(
+        before=before,
+        now=now,
+        cached=cached,
+        places=tuple(sorted(places, key=lambda one: -one.delta_us)),
+        step=step,
+        wall=change(walls[0], walls[1], parts * _OF_PART),
+        balance=_balance(befores, afters, walls, insides),
+        shared=shared,
+        typical=_typical(before, now, at, parts * _OF_PART),
+    )
+
+
+def _typical(before: StepGroup, now: StepGroup, at: Sequence[float], compared: int) -> Change | None:
+    if before.typical_us is None or now.typical_us is None:
+        return None
+    found = change(_shifted(before.typical_us, at[0]), _shifted(now.typical_us, at[1]), compared)
+    return found if found.before > 0 and found.now > 0 else None
+
+
+def _balance(
+    befores: Mapping[Place, PlaceTimes],
+    afters: Mapping[Place, PlaceTimes],
+    walls: Sequence[Figure],
+    insides: Sequence[float],
+) -> Balance:
+    sides = []
+    for places, wall, inside in zip((befores, afters), walls, insides, strict=True):
+        between = places[BETWEEN_BRICKS, None].time.mean
+        step = places[WHOLE_STEP].time.mean
+        sides.append((wall.mean, inside - between, between, step - inside, wall.mean - step))
+    before, now = sides
+    wall_us, bricks_us, between_us, not_recorded_us, outside_us = zip(before, now, strict=True)
+    return Balance(wall_us, bricks_us, between_us, not_recorded_us, outside_us)
+
+
+def _place(
+    place: Place,
+    before: PlaceTimes | None,
+    now: PlaceTimes | None,
+    compared: int,
+    resolution_us: float,
+    shared: float | None,
+) -> PlaceDiff:
+    brick, layer = place
+    if before is None or now is None:
+        return PlaceDiff(brick, layer, before, now)
+    mean = change(before.time, now.time, compared)
+    judged = judged_change(before, now, compared, shared)
+    p50, p99 = (
+        change(then, is_now, compared) if then and is_now else None
+        for then, is_now in ((before.p50, now.p50), (before.p99, now.p99))
+    )
+    is_short = p50 is not None and max(p50.before, p50.now) < READINGS * resolution_us
+    return PlaceDiff(brick, layer, before, now, judged, mean, p50, p99, is_below_resolution=is_short)
+
+
+def _pairs(
+    befores: Mapping[Place, PlaceTimes], afters: Mapping[Place, PlaceTimes], renamed: Mapping[Brick, Brick]
+) -> Iterator[tuple[Place, Place]]:
+    """Yield each place except the whole step, with its new and its old name."""
+    seen: set[Place] = {WHOLE_STEP}
+    for brick, layer in afters:
+        if (brick, layer) == WHOLE_STEP:
+            continue
+        was = (renamed.get(brick, brick) if brick else None), layer
+        seen.add(was)
+        yield (brick, layer), was
+    for place in befores:
+        if place not in seen:
+            yield place, place
+
+
+def _renamed(
+    befores: Mapping[Place, PlaceTimes],
+    afters: Mapping[Place, PlaceTimes],
+    kernels_then: Mapping[Brick, tuple[str, ...]],
+    kernels_now: Mapping[Brick, tuple[str, ...]],
+) -> dict[Brick, Brick]:
+    """Return the old name of each new brick, if a removed one ran the same kernels as often in the same layers."""
+
+    def traits(
+        places: Mapping[Place, PlaceTimes],
+        others: Mapping[Place, PlaceTimes],
+        kernels: Mapping[Brick, tuple[str, ...]],
+    ) -> dict[object, list[Brick]]:
+        there = {brick for brick, _ in others}
+        found: dict[object, list[Brick]] = {}
+        for (brick, layer), times in places.items():
+            if brick and layer is None and brick not in there:
+                layers = frozenset(in_layer for one, in_layer in places if one == brick and in_layer)
+                key = (brick[1], kernels.get(brick, ()), layers, round(times.calls, 2))
+                found.setdefault(key, []).append(brick)
+        return found
+
+    gone, new = traits(befores, afters, kernels_then), traits(afters, befores, kernels_now)
+    return {new[key][0]: gone[key][0] for key in new if len(new[key]) == 1 and len(gone.get(key, ())) == 1}
+
+
+def _moved(part: StepGroup, off: float) -> dict[Place, PlaceTimes]:
+    """Return the places of a part, converted to `off` more cached positions than the mean."""
+    if not off:
+        return dict(part.places)
+    found = {}
+    for place, one in part.places.items():
+        brick, layer = place
+        # The median of the time between bricks is that of the layer or step around them.
+        calls = part.places.get((None, layer), one) if brick == BETWEEN_BRICKS else one
+        time = _shifted(one.time, off)
+        if calls.p50:
+            time = replace(time, median_us=_shifted(calls.p50, off).mean)
+        typical, p50, p99 = (figure and _shifted(figure, off) for figure in (one.typical, one.p50, one.p99))
+        found[place] = replace(one, time=time, typical=typical, p50=p50, p99=p99)
+    return found
+
+
+def _moved_wall(figure: Figure, off: float) -> Figure:
+    """Like `_shifted`, but the figure's median is per unit, too."""
+    by_us = off * figure.slope
+    return replace(_shifted(figure, off), median_us=None if figure.median_us is None else figure.median_us + by_us)
+
+
+def _shifted(figure: Figure, off: float) -> Figure:
+    by = off * figure.slope_error
+    own_error = None if figure.own_error is None else sqrt(figure.own_error**2 + by**2)
+    error = sqrt(figure.error**2 + by**2)
+    return replace(figure, mean=figure.mean + off * figure.slope, error=error, own_error=own_error)
+
+
+def _at(cached: float | None, mean: float | None) -> float:
+    return 0.0 if cached is None or mean is None else cached - mean
+
+
+def work_text(part: StepGroup) -> str:
+    """Format the work of a part: `decode (240 steps of about 8 tokens)`."""
+    tokens, sequences = part.work
+    what = [counted(part.steps, "step"), *([f"of about {counted(tokens, 'token')}"] if tokens else [])]
+    what += [f"on {counted(sequences, 'sequence')}"] if sequences is not None else []
+    return f"{part.phase} ({' '.join(what)})"

@@ -1,0 +1,152 @@
+"""Medians and other quantiles of calls from blocks of histograms, with their errors; derived."""
+
+# The interval of a quantile is Woodruff's (R. S. Woodruff, "Confidence intervals for medians and other position
+# measures", Journal of the American Statistical Association 47, 1952): the number of calls above it is a mean like
+# any other, so blocks give its error, and the histogram converts that error from calls to microseconds.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.comparison.noise import Figure, figures
+from cbtop.profiler.analysis.growth import Growth
+from cbtop.profiler.analysis.histograms import (
+    BUCKETS,
+    SUB_BUCKETS,
+    Column,
+    bucket_begin_ns,
+    bucket_middle_ns,
+    bucket_of,
+)
+
+MEDIAN, P99 = 0.5, 0.99
+MIN_BEYOND = 4  # calls on either side of a quantile: a p99 needs at least 400 calls
+
+
+@dataclass(frozen=True, slots=True)
+class Quantile:
+    """A quantile of each place, and typical block times.
+
+    `figures`: µs per call, None if there are too few calls to know the error. `typical_us`, shape (blocks, places):
+    time of a block if each of its calls took this quantile.
+    """
+
+    figures: list[Figure | None]
+    typical_us: NDArray[np.float64]
+
+
+class CallTimes:
+    """The calls of `places` places in blocks with `steps` steps each.
+
+    `place_of` has the place of each node, or -1. There are several such columns if a node belongs to several places.
+
+    If blocks have a value of `along` that makes calls longer, such as the cached positions, each call is converted to
+    the mean of `along`. The slope is the median over all pairs of blocks (H. Theil, "A rank-invariant method of
+    linear and polynomial regression analysis", 1950) of their medians, relative to the `pace` of all places if given.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[Growth],
+        place_of: Sequence[Column],
+        places: int,
+        steps: NDArray[np.float64],
+        along: NDArray[np.float64] | None = None,
+        pace: NDArray[np.float64] | None = None,
+    ) -> None:
+        parts = [_cells(block, column, at) for at, block in enumerate(blocks) for column in place_of]
+        self._block, self._place, self._bucket, self._count = (
+            np.concatenate(column) for column in zip(*parts, strict=True)
+        )
+        self._steps = steps
+        self._off = np.zeros(len(steps)) if along is None else along - np.average(along, weights=steps)
+        self._growth_us = np.zeros(places)  # per call and unit of `along`
+        if len(self._block) and np.ptp(self._off) > 0:
+            self._straighten(pace)
+        self._sorted = _Sorted(self._place, self._bucket, self._count, places)
+        self.calls = self._sorted.calls
+
+    def quantile(self, fraction: float) -> Quantile:
+        """Return this quantile of each place; its error is as in `noise.figures`."""
+        value_us = self._sorted.at(np.full(len(self.calls), fraction))
+        begin, end = bucket_begin_ns(self._bucket), bucket_begin_ns(self._bucket + 1)
+        above = np.zeros((len(self._steps), len(self.calls)))
+        part = np.clip((end - value_us[self._place] * 1e3) / (end - begin), 0, 1)
+        np.add.at(above, (self._block, self._place), part * self._count)
+        each = self.calls / self._steps.sum()
+        by_block = figures(above, self._steps)
+        off = np.divide([one.error for one in by_block], each, out=np.ones(len(each)), where=each > 0)
+        low, high = fraction - off, fraction + off
+        known = (low > 0) & (high < 1) & (self.calls * min(fraction, 1 - fraction) >= MIN_BEYOND)
+        low_us, high_us = (self._sorted.at(np.where(known, edge, fraction)) for edge in (low, high))
+        error_us = (high_us - low_us) / 2
+        us_a_share = np.divide(error_us, off, out=np.zeros(len(off)), where=known & (off > 0))
+        moved_us = us_a_share * (above - np.outer(self._steps, each * (1 - fraction)))
+        moved_us += np.outer(self._steps, each * np.where(known, value_us, 0))
+        moved_us += np.outer(self._steps * self._off, each * np.where(known, self._growth_us, 0))
+        growth_error_us = np.where(self._growth_us, error_us / (self._off.std() or 1.0), 0.0)
+        columns = (column.tolist() for column in (value_us, error_us, self._growth_us, growth_error_us, known))
+        rows = zip(by_block, zip(*columns, strict=True), strict=True)
+        return Quantile(
+            [
+                Figure(us, by, one.blocks, slope=growth, slope_error=growth_by) if is_known else None
+                for one, (us, by, growth, growth_by, is_known) in rows
+            ],
+            moved_us,
+        )
+
+    def _straighten(self, pace: NDArray[np.float64] | None) -> None:
+        """Remove the effect of `along` from each call, for places that grow by more than a bucket."""
+        blocks, places = len(self._off), len(self._growth_us)
+        each = _Sorted(self._block * places + self._place, self._bucket, self._count, blocks * places)
+        median_us = each.at(np.full(blocks * places, MEDIAN)).reshape(blocks, places)
+        known = np.flatnonzero(np.isfinite(median_us).all(axis=0))
+        rate_us = median_us[:, known] if pace is None else median_us[:, known] / pace[:, None]
+        one, other = np.triu_indices(blocks, 1)
+        is_apart = self._off[one] != self._off[other]
+        one, other = one[is_apart], other[is_apart]
+        growth_us = np.median((rate_us[other] - rate_us[one]) / (self._off[other] - self._off[one])[:, None], axis=0)
+        is_told = np.abs(growth_us) * np.ptp(self._off) > np.median(rate_us, axis=0) / SUB_BUCKETS
+        self._growth_us[known[is_told]] = growth_us[is_told]
+        moved_ns = self._growth_us[self._place] * self._off[self._block] * 1e3
+        moves = moved_ns != 0
+        middle_ns = bucket_middle_ns(self._bucket[moves]) - moved_ns[moves]
+        self._bucket[moves] = bucket_of(np.maximum(np.rint(middle_ns), 0).astype(np.int64))
+
+
+class _Sorted:
+    """Calls of `groups` groups, sorted by duration within each group."""
+
+    def __init__(self, group: Column, bucket: Column, count: Column, groups: int) -> None:
+        self.calls = np.bincount(group, count, minlength=groups)
+        self._key, where = np.unique(group * BUCKETS + bucket, return_inverse=True)
+        self._counts = np.bincount(where, count, minlength=len(self._key))
+        self._running = np.cumsum(self._counts)
+        self._before = np.cumsum(self.calls) - self.calls  # calls of all earlier groups
+        self._first = np.searchsorted(self._key // BUCKETS, np.arange(groups))
+
+    def at(self, fraction: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return a quantile of each group in µs; NaN if it has no calls."""
+        if not len(self._key):
+            return np.full(len(fraction), np.nan)
+        rank = self._before + fraction * self.calls
+        at = np.searchsorted(self._running, rank, side="left")
+        last = np.append(self._first[1:], len(self._key)) - 1
+        at = np.clip(at, self._first, np.maximum(last, self._first)).clip(0, len(self._key) - 1)
+        bucket = self._key[at] % BUCKETS
+        begin, end = bucket_begin_ns(bucket), bucket_begin_ns(bucket + 1)
+        part = 1 - (self._running[at] - rank) / self._counts[at]
+        found: NDArray[np.float64] = (begin + np.clip(part, 0, 1) * (end - begin)) / 1e3
+        return np.where(self.calls > 0, found, np.nan)
+
+
+def _cells(block: Growth, place_of: Column, at: int) -> tuple[Column, Column, Column, Column]:
+    node = block.cell.astype(np.int64) // BUCKETS
+    place = np.where(node < len(place_of), place_of[np.minimum(node, len(place_of) - 1)], -1)
+    known = place >= 0
+    bucket, count = block.cell[known].astype(np.int64) % BUCKETS, block.count[known].astype(np.int64)
+    return np.full(len(bucket), at), place[known], bucket, count

@@ -1,0 +1,239 @@
+"""The comparison of two runs by part and place, or why they are not comparable; derived."""
+
+# Rules
+# - Parts with different work or batch are not compared.
+# - A different machine, different sampling or lost records change times for reasons outside the program. That is
+#   reported instead of a change, unless the user asks for the comparison anyway.
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from cbtop.comparison.comparison import differences, other_model
+from cbtop.comparison.machine_differences import losses, other_clock, other_load, other_machine, other_pace
+from cbtop.comparison.part_diff import PartDiff, PlaceDiff, part_diff, work_text
+from cbtop.comparison.runs import MIN_LEARNED, Run, StepGroup, TooShort, together
+from cbtop.units import count, counted
+
+ALIKE_STEPS = 0.10  # relative, for two runs that do not report cached positions
+
+
+@dataclass(frozen=True, slots=True)
+class RunDiff:
+    """The comparison of two runs. If `why_not` is set, they are not comparable, and `parts` is empty."""
+
+    base: Run
+    now: Run
+    why_not: str = ""
+    is_too_little: bool = False  # that is the reason: more steps would suffice
+    notes: tuple[str, ...] = ()
+    parts: tuple[PartDiff, ...] = ()
+    not_judged: tuple[str, ...] = ()  # phases of the baseline without a compared part
+    alone: tuple[PartDiff, ...] = ()  # parts that only the new run has, each compared with itself
+    alone_short: tuple[TooShort, ...] = ()  # phases with too few steps, with their additional time in the new run
+
+    @property
+    def alone_percent(self) -> float:
+        """Share of the new run's time that these parts take."""
+        whole_us = self.now.time_us
+        own_us = sum(one.now.time_us for one in self.alone) + sum(one.time_us for one in self.alone_short)
+        return 100 * own_us / whole_us if whole_us else 0.0
+
+    @property
+    def slower(self) -> list[tuple[PartDiff, PlaceDiff]]:
+        """All slower bricks, the worst of each part first."""
+        return [(part, one) for part in self.parts for one in part.slower]
+
+
+def diff(
+    base: Run, now: Run, phase: str | None = None, *, anyway: bool = False, may_lack_records: bool = False
+) -> RunDiff:
+    """Return the changes from `base` to `now`, in every phase or only in `phase`.
+
+    `anyway`: compare even if machines or sampling differ, records were lost, or both are the same run.
+    `may_lack_records`: compare even if records were lost.
+    """
+    why_not = _why_not(base, now, anyway=anyway, may_lack_records=may_lack_records)
+    if why_not:
+        return RunDiff(base, now, why_not)
+    notes = [*_run_notes(base, now)]
+    parts: list[PartDiff] = []
+    befores = _by_work(base, phase)
+    afters = _by_work(now, phase)
+    both = [key for key in befores if key in afters]
+    # Correct for all figures together: one false alarm in a hundred comparisons, not in each part.
+    compared = sum(len(befores[key].places.keys() & afters[key].places.keys()) for key in both)
+    for key in both:
+        found = part_diff(befores[key], afters[key], base, now, compared, len(both))
+        if isinstance(found, str):
+            notes.append(found)
+        else:
+            parts.append(found)
+            notes += _part_notes(befores[key], afters[key], (base.runs, now.runs))
+    for whose, mine, others in (("the baseline", befores, afters), ("the new run", afters, befores)):
+        notes += [f"only {whose} has {work_text(mine[key])}: left out" for key in mine if key not in others]
+    notes += [
+        note for whose, run in (("the baseline", base), ("the new run", now)) for note in _short(whose, run, phase)
+    ]
+    if parts:
+        return _of_parts(base, now, phase, parts, notes)
+    if not both and befores and afters:
+        works = (", ".join(work_text(part) for part in some.values()) for some in (befores, afters))
+        return RunDiff(base, now, "another batch or phase: {} in the baseline, {} in the new run".format(*works))
+    if befores and afters:
+        return RunDiff(base, now, "; ".join(notes))
+    return RunDiff(base, now, _too_little(base, now, phase), is_too_little=True)
+
+
+def diff_of(
+    bases: Sequence[Run],
+    news: Sequence[Run],
+    phase: str | None = None,
+    *,
+    anyway: bool = False,
+    may_lack_records: bool = False,
+) -> RunDiff:
+    """Return the changes from the mean of `bases` to the mean of `news`, like `diff`.
+
+    If there are too few runs to average, the first ones are compared.
+    """
+    base, now = together(bases), together(news)
+    for runs in (bases, news):
+        if why_not := _not_alike(runs, anyway=anyway):
+            return RunDiff(base, now, f"runs that are taken together do not compare: {why_not}")
+    found = diff(base, now, phase, anyway=anyway, may_lack_records=may_lack_records)
+    # Not for runs to be averaged: different paces are part of their scatter.
+    why_not = "" if found.why_not or anyway else other_pace(base, now)
+    return RunDiff(base, now, why_not) if why_not else found
+
+
+def _not_alike(runs: Sequence[Run], *, anyway: bool) -> str:
+    """Return why runs to be averaged are not comparable or contain a run twice, or ""."""
+    if len(runs) < MIN_LEARNED:
+        return ""
+    for at, other in enumerate(runs[1:], 1):
+        if twice := next((one for one in runs[:at] if is_same_run(one, other)), None):
+            return f"{twice.name} is there twice"
+        if found := diff(runs[0], other, anyway=anyway).why_not:
+            return f"{other.name}: {found}"
+    return ""
+
+
+def is_same_run(one: Run, other: Run) -> bool:
+    """Whether two runs are the same steps of the same process, read twice."""
+    return one is not other and one.key == other.key and one.parts == other.parts and bool(one.parts)
+
+
+def _why_not(base: Run, now: Run, *, anyway: bool, may_lack_records: bool) -> str:
+    """Return why the runs are not comparable, or ""."""
+    why_not = other_model(base.surroundings, now.surroundings)
+    if not anyway and is_same_run(base, now):
+        why_not = f"both are the same run, {base.name}: of a run compared with itself nothing has ever changed"
+    if not (why_not or anyway):
+        why_not = ("" if may_lack_records else losses(base, now)) or other_machine(base, now)
+    return why_not
+
+
+def _run_notes(base: Run, now: Run) -> Iterator[str]:
+    """Yield differences of the runs that may matter."""
+    yield from differences(base.surroundings, now.surroundings)
+    yield from filter(None, (other(base, now) for other in (other_clock, other_pace, other_load)))
+    for run in (base, now):
+        if run.is_cut:
+            yield f"{run.name} was never closed: what came after its last frame is not in it"
+    for run in (base, now):
+        if run.is_gone:
+            yield f"the process of {run.name} said no goodbye: it was killed, or left by os._exit or exec"
+
+
+def _by_work(run: Run, phase: str | None) -> dict[tuple[str, tuple[int | None, int | None]], StepGroup]:
+    """Return the parts of a run, in every phase or only in `phase`, by phase and work."""
+    return {(part.phase, part.work): part for part in run.parts if phase in (None, part.phase)}
+
+
+def _of_parts(base: Run, now: Run, phase: str | None, parts: Sequence[PartDiff], notes: Sequence[str]) -> RunDiff:
+    """Return the comparison of runs with at least one part that both have."""
+    befores, afters = _by_work(base, phase), _by_work(now, phase)
+    order = sorted(parts, key=lambda part: -(part.before.amount + part.now.amount))
+    compared_phases = {part.phase for part in parts}
+    left = dict.fromkeys(part.phase for part in befores.values() if part.phase not in compared_phases)
+    notes = [*notes, *(note for part in order for note in _place_notes(part))]
+    new = [part for key, part in afters.items() if key not in befores]
+    alone = [part_diff(part, part, now, now, len(part.places), 1) for part in new]
+    return RunDiff(
+        base,
+        now,
+        notes=tuple(dict.fromkeys(notes)),
+        parts=tuple(order),
+        not_judged=tuple(left),
+        alone=tuple(one for one in alone if isinstance(one, PartDiff)),
+        alone_short=tuple(_alone_short(base, now, phase)),
+    )
+
+
+def _place_notes(part: PartDiff) -> Iterator[str]:
+    for what, verdict in (("no longer there", "gone"), ("new", "new")):
+        if names := [one.name for one in part.bricks if one.verdict == verdict]:
+            yield f"{part.phase}: {what}: {', '.join(names)}"
+    if ratio := part.machine_ratio:
+        yield (
+            f"{part.phase}: every brick takes {ratio:.2f} times as long: "
+            "another clock, or another load of the machine, does that, too"
+        )
+
+
+def _part_notes(before: StepGroup, now: StepGroup, runs: tuple[int, int]) -> Iterator[str]:
+    if before.warm_up or now.warm_up:
+        yield f"{now.phase}: left out as warm-up: {counted(now.warm_up, 'step')}, {count(before.warm_up)} before"
+    if now.failed or before.failed:
+        failed = f"{counted(now.failed, 'step')} of {count(now.steps)}"
+        yield f"{now.phase}: failed: {failed}, {count(before.failed)} of {count(before.steps)} before"
+    then, is_now = before.steps // runs[0], now.steps // runs[1]  # per run, because each begins with an empty cache
+    if before.cached is None and abs(then - is_now) > ALIKE_STEPS * max(then, is_now):
+        steps = f"{counted(is_now, 'step')}, {count(then)} in the baseline"
+        yield f"{now.phase}: {steps}, and how much was cached is not said: attention may take another time for that"
+
+
+def _short(whose: str, run: Run, phase: str | None) -> Iterator[str]:
+    """Yield the phases with too few steps to be compared."""
+    compared = {part.phase for part in run.parts}
+    for one in _nearly_enough(run, phase):
+        if one.phase not in compared:
+            yield f"{one.phase}: {counted(one.steps, 'step')} in {whose}, of {count(one.needed)} needed: left out"
+
+
+def _nearly_enough(run: Run, phase: str | None) -> list[TooShort]:
+    """Return for each phase the steps of the work that comes closest to the required number."""
+    most: dict[str, TooShort] = {}
+    for one in run.too_short:
+        if phase in (None, one.phase) and (one.phase not in most or one.steps > most[one.phase].steps):
+            most[one.phase] = one
+    return list(most.values())
+
+
+def _alone_short(base: Run, now: Run, phase: str | None) -> Iterator[TooShort]:
+    """Yield phases with too few steps that take a larger share of the new run's time, with the increase."""
+    for name in dict.fromkeys(one.phase for one in now.too_short if phase in (None, one.phase)):
+        ours = [one for one in now.too_short if one.phase == name]
+        before_us = sum(one.time_us for one in base.too_short if one.phase == name)
+        share = before_us / base.time_us if before_us else 0.0
+        grown_us = sum(one.time_us for one in ours) - share * now.time_us
+        if grown_us > 0:
+            yield replace(ours[0], steps=sum(one.steps for one in ours), time_us=grown_us)
+
+
+def _too_little(base: Run, now: Run, phase: str | None) -> str:
+    said = []
+    for whose, run in (("the baseline", base), ("the new run", now)):
+        if any(phase in (None, part.phase) for part in run.parts):
+            continue
+        short = _nearly_enough(run, phase)
+        steps = ", ".join(f"{counted(one.steps, one.phase + ' step')} of {count(one.needed)} needed" for one in short)
+        wanted = f"no {phase} steps" if phase else "no steps"
+        every = run.surroundings.sample_every
+        sampled = (
+            f", for one in {count(every)} was recorded: `cbtop run --overhead 100%` records each" if every > 1 else ""
+        )
+        said.append(f"too little in {whose}: {steps or wanted}{sampled if steps else ''}")
+    return "; ".join(said)

@@ -1,0 +1,390 @@
+"""A run: times of its steps by phase and batch, and by brick, layer and brick in a layer; derived from records."""
+
+# Words
+# - A part of a run is its steps that do the same work: of one phase, with similar numbers of tokens and sequences.
+# - A place is a brick, a layer, a brick in a layer, or (neither) the whole step.
+# - A unit is a token, or a step if tokens are not known. Times are in µs per unit and exclusive; times of calls are
+#   not.
+# Rules
+# - wall = bricks + between bricks + not recorded inside + between steps, per unit, also if steps overlap.
+# - The effect of cached positions is not noise: times are at their mean, and the slope is stored.
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.comparison.baseline import Surroundings
+from cbtop.comparison.items import (
+    WHOLE_STEP,
+    Brick,
+    PhasePlaces,
+    Place,
+    PlaceTimes,
+    median_of,
+    place_times,
+    shared_ratio,
+)
+from cbtop.comparison.noise import MIN_BLOCKS, Figure, figures, learned
+from cbtop.comparison.quantiles import MEDIAN, P99, CallTimes
+from cbtop.comparison.step_blocks import StepBlock, StepWork
+from cbtop.profiler.analysis.brick_stats import brick_stats, name_and_category
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.profiler.analysis.growth import Growth
+from cbtop.profiler.analysis.node_columns import SPARSE_COLUMNS
+from cbtop.profiler.analysis.phase_totals import PhaseTotals
+from cbtop.profiler.analysis.stats import NodeStats
+from cbtop.protocol.vocabulary import NodeKind
+
+WARM_UP_SPREADS = 4.0  # median absolute deviations above the median; by chance one block in 300 exceeds this
+USUAL_SPREADS = 4.0  # the same for the time between steps; more is a pause
+MAX_KERNELS = 8  # listed per brick
+
+_KEPT, _KEPT_GIVEN, _SEQUENCES, _SEQUENCES_GIVEN, _PLAIN, _PLAIN_TOKENS, _PLAIN_NS = (
+    SPARSE_COLUMNS.index(name)
+    for name in ("kept", "kept_given", "sequences", "sequences_given", "plain", "plain_tokens", "plain_ns")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepGroup:
+    """The steps of a phase that work on about the same numbers of tokens and sequences."""
+
+    phase: str
+    work: tuple[int | None, int | None]  # tokens and sequences, see `StepWork`
+    unit: str  # "token" or "step"
+    steps: int
+    tokens: float | None  # mean per step
+    sequences: float | None
+    cached: float | None  # mean positions before a step
+    cached_least: float | None  # mean of a block
+    cached_most: float | None
+    wall_us: Figure  # from the end of the previous step to the end of this one, per unit
+    warm_up: int  # excluded steps at the beginning, slower than the others
+    inside_us: Figure  # of the steps recorded inside
+    places: Mapping[Place, PlaceTimes]  # includes the whole step, with all steps, plain ones too
+    budgets: Mapping[Brick, float] = field(default_factory=dict)  # µs per token, if defined
+    # Like `wall_us`, if every step took the median and no pause came before it; None: unknown.
+    typical_us: Figure | None = None
+    failed: int = 0  # steps ended by an exception or cancelled
+
+    @property
+    def amount(self) -> float:
+        """Number of units."""
+        return self.steps * (self.tokens or 1.0 if self.unit == "token" else 1.0)
+
+    @property
+    def time_us(self) -> float:
+        """Time of all its steps, including the time before each."""
+        return self.amount * self.wall_us.mean
+
+    @property
+    def bricks(self) -> dict[Brick, PlaceTimes]:
+        """Each brick over all layers and outside."""
+        return {brick: times for (brick, layer), times in self.places.items() if brick and layer is None}
+
+
+@dataclass(frozen=True, slots=True)
+class TooShort:
+    """Steps that are too few to be compared."""
+
+    phase: str
+    steps: int
+    needed: int
+    time_us: float = 0.0  # as Part.time_us; 0: not known
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The time of constant work on the machine while no run was active."""
+
+    cache_us: float  # arithmetic on data in a cache
+    memory_us: float  # reading data that fits only in memory
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One recorded process."""
+
+    name: str  # of the file or the process
+    key: str
+    surroundings: Surroundings
+    clock_resolution_us: float | None
+    covers_s: float
+    parts: tuple[StepGroup, ...]
+    too_short: tuple[TooShort, ...]
+    kernels: Mapping[Brick, tuple[str, ...]]  # kernels of each brick
+    lost: int  # records
+    seen: int
+    untrusted: str = ""  # why nothing in it can be trusted
+    is_cut: bool = False  # not closed: its writer was killed or still writes, or the file was cut off
+    is_gone: bool = False  # the process sent no goodbye: it was killed, or left by os._exit or exec
+    failed_checks: tuple[str, ...] = ()
+    gpu_clock_mhz: float | None = None  # median of its GPUs while it ran
+    host_busy_percent: float | None = None  # median use of all processors, by any program
+    paces: tuple[Pace, ...] = ()  # of the machine, directly before and after it; empty: not measured
+    runs: int = 1  # number of averaged runs
+
+    @property
+    def lost_percent(self) -> float:
+        return 100 * self.lost / self.seen if self.seen else 0.0
+
+    @property
+    def time_us(self) -> float:
+        """Time of all its steps, including the time before each."""
+        return sum(part.time_us for part in self.parts) + sum(one.time_us for one in self.too_short)
+
+
+@dataclass(frozen=True, slots=True)
+class _StepSums:
+    """The sums of the steps of each block."""
+
+    count: NDArray[np.float64]
+    total_ns: NDArray[np.float64]
+    elements: NDArray[np.float64]
+    failed: NDArray[np.float64]
+    plain: NDArray[np.float64]
+    plain_tokens: NDArray[np.float64]
+    plain_ns: NDArray[np.float64]
+    cached: NDArray[np.float64] | None  # mean positions before a step; None: a block does not report it
+    sequences: NDArray[np.float64] | None
+
+
+def _step_sums(growths: Sequence[Growth], step: int) -> _StepSums:
+    count, total_ns, elements, failed = (
+        _of(growths, name, step) for name in ("count", "total_ns", "elements", "failed")
+    )
+    plain, plain_tokens, plain_ns = (_rare(growths, at, step) for at in (_PLAIN, _PLAIN_TOKENS, _PLAIN_NS))
+    return _StepSums(
+        count=count,
+        total_ns=total_ns,
+        elements=elements,
+        failed=failed,
+        plain=plain,
+        plain_tokens=plain_tokens,
+        plain_ns=plain_ns,
+        cached=_mean(_rare(growths, _KEPT, step), _rare(growths, _KEPT_GIVEN, step)),
+        sequences=_mean(_rare(growths, _SEQUENCES, step), _rare(growths, _SEQUENCES_GIVEN, step)),
+    )
+
+
+def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> StepGroup | None:
+    """Return the part of a run in these blocks, or None if they are too few or have no recorded step."""
+    step = work.step
+    if len(blocks) < MIN_BLOCKS:
+        return None
+    blocks, warm_up = _warm(blocks, step)
+    stats = NodeStats()
+    stats.count(Growth.of([block.growth for block in blocks]))
+    totals = PhaseTotals.below(table[step], table, stats)
+    growths = [block.growth for block in blocks]
+    sums = _step_sums(growths, step)
+    count, elements, inside, cached = sums.count, sums.elements, sums.count - sums.plain, sums.cached
+    ran = np.flatnonzero(inside > 0)
+    if len(ran) < MIN_BLOCKS:
+        return None
+    is_counted = work.tokens is not None
+    every = elements if is_counted else count
+    recorded = (elements - sums.plain_tokens if is_counted else inside)[ran]
+    along = None if cached is None else cached[ran]
+    places = PhasePlaces(totals)
+    chosen = [growths[at] for at in ran]
+    found, pace = place_times(places, totals, chosen, recorded, inside[ran], along)
+    paces = None
+    if pace is not None:
+        paces = np.ones(len(blocks))  # for blocks not recorded inside, nothing else is known
+        paces[ran] = pace
+    (wall,) = figures(np.array([[block.wall_ns / 1e3] for block in blocks]), every, cached, paces)
+    # Pauses of other programs are rare and long, so the few blocks with pauses say less about the scatter of all.
+    wall = replace(wall, blocks=max(MIN_BLOCKS, wall.blocks // 2))
+    (whole,) = figures(sums.total_ns[:, None] / 1e3, every, cached, paces)
+    outside_us = wall.mean - whole.mean
+    (recorded_us,) = figures((sums.total_ns - sums.plain_ns)[ran][:, None] / 1e3, recorded, along, pace)
+    calls = CallTimes(growths, [np.where(np.arange(step + 1) == step, 0, -1)], 1, count, cached, paces)
+    p50, p99 = (calls.quantile(fraction) for fraction in (MEDIAN, P99))
+    typical = figures(p50.typical_us, every, cached, paces)[0] if p50.figures[0] else None
+    whole = replace(whole, median_us=median_of(p50.figures[0]))
+    if typical:  # the wall-clock time changes if the typical step or the time between steps does
+        wall = replace(wall, median_us=typical.mean + outside_us)
+    before_us = _without_pauses(np.array([block.wall_ns for block in blocks]) - sums.total_ns, every) / 1e3
+    paced = figures(p50.typical_us + before_us[:, None], every, cached, paces)[0] if typical else None
+    found[WHOLE_STEP] = PlaceTimes(whole, typical, p50.figures[0], p99.figures[0], 1.0)
+    return StepGroup(
+        phase=display_name(table[step]),
+        work=(work.tokens, work.sequences),
+        unit="token" if is_counted else "step",
+        steps=int(count.sum()),
+        tokens=float(elements.sum() / count.sum()) if is_counted else None,
+        sequences=None if sums.sequences is None else float(np.average(sums.sequences, weights=count)),
+        cached=None if cached is None else float(np.average(cached, weights=every)),
+        cached_least=None if cached is None else float(cached.min()),
+        cached_most=None if cached is None else float(cached.max()),
+        warm_up=warm_up,
+        wall_us=wall,
+        inside_us=recorded_us,
+        places=found,
+        budgets=_budgets(totals),
+        typical_us=paced if paced and paced.mean > 0 else None,
+        failed=int(sums.failed.sum()),
+    )
+
+
+def _without_pauses(between_ns: NDArray[np.float64], units: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the time between steps in blocks with these units, limited to the usual distance from the median.
+
+    Rare delays come from other programs; a delay before every step comes from the process.
+    """
+    each = between_ns / units
+    usual = np.median(each)
+    most = USUAL_SPREADS * np.median(np.abs(each - usual))
+    found: NDArray[np.float64] = np.clip(each, usual - most, usual + most) * units
+    return found
+
+
+def _budgets(totals: PhaseTotals) -> dict[Brick, float]:
+    known = ((one.name, one.category, one.budget_us_per_token) for one in brick_stats(totals))
+    return {(name, category): budget_us for name, category, budget_us in known if budget_us is not None}
+
+
+def _warm(blocks: Sequence[StepBlock], step: int) -> tuple[Sequence[StepBlock], int]:
+    """Drop blocks at the beginning that are slower than almost all others (at most a fifth).
+
+    Returns the remaining blocks and the number of dropped steps.
+    """
+    us = np.array(
+        [block.growth.column("total_ns")[block.growth.node == step].sum() / block.steps for block in blocks]
+    )
+    usual = np.median(us)
+    is_slow = us > usual + WARM_UP_SPREADS * np.median(np.abs(us - usual))
+    first = min(int(np.argmin(is_slow)), len(blocks) // 5, len(blocks) - MIN_BLOCKS)
+    return blocks[first:], sum(block.steps for block in blocks[:first])
+
+
+MIN_LEARNED = 3  # runs: two say next to nothing about scatter
+
+
+def together(runs: Sequence[Run]) -> Run:
+    """Return the mean of at least MIN_LEARNED runs with their scatter, or the first run if there are fewer.
+
+    Parts and places that one of them lacks are left out.
+    """
+    first = runs[0]
+    if len(runs) < MIN_LEARNED:
+        return first
+    parts = []
+    for part in first.parts:
+        alike = [one for run in runs for one in run.parts if (one.phase, one.work, one.unit) == _kind(part)]
+        if len(alike) == len(runs):
+            parts.append(_together(alike))
+    return replace(
+        first,
+        name=f"{len(runs)} runs",
+        covers_s=sum(run.covers_s for run in runs),
+        parts=tuple(parts),
+        too_short=_too_short(runs),
+        lost=sum(run.lost for run in runs),
+        seen=sum(run.seen for run in runs),
+        untrusted=next((run.untrusted for run in runs if run.untrusted), ""),
+        is_cut=any(run.is_cut for run in runs),
+        is_gone=any(run.is_gone for run in runs),
+        gpu_clock_mhz=_mean_of([run.gpu_clock_mhz for run in runs]),
+        host_busy_percent=_mean_of([run.host_busy_percent for run in runs]),
+        paces=tuple(pace for run in runs for pace in run.paces) if all(run.paces for run in runs) else (),
+        failed_checks=tuple(dict.fromkeys(check for run in runs for check in run.failed_checks)),
+        runs=len(runs),
+    )
+
+
+def _too_short(runs: Sequence[Run]) -> tuple[TooShort, ...]:
+    """Return per phase the first run's entry, with the time of all runs."""
+    found: dict[str, TooShort] = {}
+    for one in (one for run in runs for one in run.too_short):
+        known = found.get(one.phase)
+        found[one.phase] = one if known is None else replace(known, time_us=known.time_us + one.time_us)
+    return tuple(found.values())
+
+
+def _kind(part: StepGroup) -> tuple[str, tuple[int | None, int | None], str]:
+    return part.phase, part.work, part.unit
+
+
+def _together(parts: Sequence[StepGroup]) -> StepGroup:
+    first = parts[0]
+    ratios = [shared_ratio(first.places, part.places) for part in parts]
+    usual = _mean_of(ratios)
+    paces = None if usual is None else [ratio / usual for ratio in ratios if ratio is not None]
+    names = [place for place in first.places if all(place in part.places for part in parts)]
+    found: dict[str, list[Figure | None]] = {}
+    for what in ("time", "typical", "p50", "p99"):
+        rows = [[getattr(part.places[name], what) for part in parts] for name in names]
+        one_each: list[Figure | None] = [None] * len(names)
+        # Bricks, bricks in layers, and layers each scatter like others of their kind.
+        like: dict[tuple[bool, bool], list[int]] = {}
+        for at, (brick, layer) in enumerate(names):
+            if None not in rows[at]:
+                like.setdefault((bool(brick), bool(layer)), []).append(at)
+        for known in like.values():
+            for at, figure in zip(known, learned([rows[at] for at in known], paces), strict=True):
+                one_each[at] = figure
+        found[what] = one_each
+    (wall,), (inside,) = (
+        learned([row]) for row in ([part.wall_us for part in parts], [part.inside_us for part in parts])
+    )
+    typical = [part.typical_us for part in parts if part.typical_us]
+    places = {}
+    for at, name in enumerate(names):
+        time = found["time"][at]
+        assert time is not None
+        calls = float(np.mean([part.places[name].calls for part in parts]))
+        places[name] = PlaceTimes(time, found["typical"][at], found["p50"][at], found["p99"][at], calls)
+    return replace(
+        first,
+        steps=sum(part.steps for part in parts),
+        failed=sum(part.failed for part in parts),
+        tokens=_mean_of([part.tokens for part in parts]),
+        cached=_mean_of([part.cached for part in parts]),
+        cached_least=min((part.cached_least for part in parts if part.cached_least is not None), default=None),
+        cached_most=max((part.cached_most for part in parts if part.cached_most is not None), default=None),
+        wall_us=wall,
+        inside_us=inside,
+        places=places,
+        typical_us=learned([typical])[0] if len(typical) == len(parts) else None,
+    )
+
+
+def _mean_of(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) else None
+
+
+def kernels_of(table: NodeTable) -> dict[Brick, tuple[str, ...]]:
+    """Return the names of the kernels of each brick, each once."""
+    found: dict[Brick, dict[str, None]] = {}
+    for node in table.nodes:
+        if node.kind is not NodeKind.KERNEL or not node.parent:
+            continue
+        above = table[node.parent]
+        while above.kind is not NodeKind.BRICK and above.parent:
+            above = table[above.parent]
+        if above.kind is NodeKind.BRICK:
+            names = found.setdefault(name_and_category(above), {})
+            if len(names) < MAX_KERNELS:
+                names[node.name] = None
+    return {brick: tuple(sorted(names)) for brick, names in found.items()}
+
+
+def _of(growths: Sequence[Growth], column: str, node: int) -> NDArray[np.float64]:
+    return np.array([float(growth.column(column)[growth.node == node].sum()) for growth in growths])
+
+
+def _rare(growths: Sequence[Growth], column: int, node: int) -> NDArray[np.float64]:
+    return np.array([float(growth.rare.get((column, node), 0)) for growth in growths])
+
+
+def _mean(amount: NDArray[np.float64], given: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """Return the mean of each block, or None if a block has none."""
+    return amount / given if given.min() > 0 else None

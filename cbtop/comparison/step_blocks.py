@@ -1,0 +1,210 @@
+"""The records of a process in blocks of steps that do the same work. Two runs are compared by these blocks."""
+
+# Rules
+# - Only whole steps count. A record belongs to the next step that ends in its lane. Records of a step's sequences and
+#   cached positions follow directly after it.
+# - A block has a number of steps, not of seconds: a short run has as many blocks as a long one, with fewer steps
+#   each.
+# - Every nanosecond after the end of the first step is in a block: a step gets the time since the last one ended.
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.growth import Growth
+from cbtop.profiler.analysis.histograms import Column
+from cbtop.profiler.analysis.stats import NodeStats
+from cbtop.protocol.record_batch import joined
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_LOOSE, FLAG_PLAIN, LANE_SHIFT, LANES, Batch
+
+Flags = NDArray[np.bool_]
+
+STEPS_A_BLOCK = 4  # at least
+MAX_BLOCKS = 64  # per work; beyond this, pairs of blocks are merged
+MAX_WORKS = 256
+MAX_HELD = 1 << 20  # records of steps that have not ended
+ALIKE_BITS = 3  # significant bits of an amount; amounts that differ only in lower bits count as equal
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What a step does: its node, and its rounded-down numbers of tokens and sequences (None if not reported).
+
+    Amounts that differ by less than a quarter count as equal.
+    """
+
+    step: int
+    tokens: int | None
+    sequences: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepBlock:
+    """Steps that do the same work: their number, their counts, and their wall time.
+
+    The wall time runs from the end of the step before each, so it includes pauses.
+    """
+
+    steps: int
+    wall_ns: int
+    growth: Growth
+
+
+@dataclass(slots=True)
+class _Pile:
+    """The blocks of one work, and the steps that do not fill a block yet."""
+
+    each: int = STEPS_A_BLOCK
+    blocks: list[StepBlock] = field(default_factory=list)
+    steps: int = 0
+    wall_ns: int = 0
+    parts: list[Batch] = field(default_factory=list)
+
+
+class StepBlocks:
+    """Groups the records of a process into blocks. Its nodes are in `table`; records must come in order."""
+
+    def __init__(self, table: NodeTable) -> None:
+        self._table = table
+        self._piles: dict[StepWork, _Pile] = {}
+        self._held: list[Batch] = []
+        self._reached_ns: int | None = None  # the latest end of any step
+        self.steps = 0
+        self.left_out = 0  # steps beyond MAX_WORKS works
+
+    def take(self, batch: Batch) -> None:
+        """Add the next records. All of them must name nodes of the table and run forward."""
+        self._held.append(batch)
+        together = joined(self._held)
+        self._held = [self._count(together, is_last=False)]
+        if len(self._held[0].node) > MAX_HELD:
+            self._held = []
+
+    def blocks(self) -> dict[StepWork, list[StepBlock]]:
+        """Return the blocks of each work, in the order of first appearance, without partial blocks.
+
+        Nothing may be added afterwards.
+        """
+        self._count(joined(self._held), is_last=True)
+        self._held = []
+        return {work: pile.blocks for work, pile in self._piles.items()}
+
+    def count_of(self, work: StepWork) -> int:
+        """Return the number of steps that did this work, in blocks or not."""
+        pile = self._piles[work]
+        return sum(block.steps for block in pile.blocks) + pile.steps
+
+    def time_us_of(self, work: StepWork) -> float:
+        """Return the wall time of these steps in µs, including what ran before each."""
+        pile = self._piles[work]
+        return (sum(block.wall_ns for block in pile.blocks) + pile.wall_ns) / 1e3
+
+    def _count(self, batch: Batch, *, is_last: bool) -> Batch:
+        """Count the ended steps. Returns the records that belong to none of them yet."""
+        step_of, _, _ = self._table.columns()
+        is_step = step_of[batch.node] == batch.node
+        plain, amounts = batch.are(FLAG_PLAIN), batch.are(FLAG_AMOUNTS)
+        odd = amounts | batch.are(FLAG_LOOSE)
+        ends = np.flatnonzero(is_step & ~odd)
+        # The last step may still report its amounts.
+        done = len(ends) if is_last else max(0, len(ends) - 1)
+        owner = _owners(batch, ends, is_step, plain, odd)
+        owner[step_of[batch.node] < 0] = -2  # outside any step: in no block
+        if done:
+            self._count_steps(batch, ends[:done], owner, amounts)
+        return batch.only((owner == -1) | (owner >= done))
+
+    def _count_steps(self, batch: Batch, ends: Column, owner: Column, amounts: Flags) -> None:
+        counted = np.flatnonzero(~batch.are(FLAG_CANCELLED)[ends])
+        if not len(counted):
+            return
+        if self._reached_ns is None:
+            # The run begins with the first step.
+            self._reached_ns = int(batch.start_ns[ends[counted[0]]])
+        reached = np.maximum(np.maximum.accumulate(batch.end_ns[ends[counted]]), self._reached_ns)
+        wall_ns = np.zeros(len(ends), np.int64)
+        wall_ns[counted] = np.diff(reached, prepend=self._reached_ns)  # with that of cancelled steps before it
+        self._reached_ns = int(reached[-1])
+        sequences = np.full(len(ends), -1)
+        said = np.flatnonzero(amounts & (owner >= 0) & (owner < len(ends)))
+        said = said[batch.node[said] == batch.node[ends[owner[said]]]]
+        sequences[owner[said]] = batch.start_ns[said]
+        numbers: dict[StepWork, int] = {}
+        of = np.full(len(ends), -1)
+        columns = (counted, batch.node[ends[counted]], batch.elements[ends[counted]], sequences[counted])
+        for at, node, tokens, given in zip(*(column.tolist() for column in columns), strict=True):
+            of[at] = numbers.setdefault(StepWork(node, _alike(tokens or None), _alike(given)), len(numbers))
+        own = (owner >= 0) & (owner < len(ends))
+        work_of_record = np.full(len(owner), -1)
+        work_of_record[own] = of[owner[own]]
+        for work, number in numbers.items():
+            chosen = np.flatnonzero(of == number)
+            records = np.flatnonzero(work_of_record == number)
+            self._pile(work, batch, chosen, records, owner, wall_ns)
+        self.steps += len(counted)
+
+    def _pile(
+        self, work: StepWork, batch: Batch, chosen: Column, records: Column, owner: Column, wall_ns: Column
+    ) -> None:
+        """Add the steps numbered `chosen`, with their `records`, to the pile of their work."""
+        pile = self._piles.get(work)
+        if pile is None:
+            if len(self._piles) >= MAX_WORKS:
+                self.left_out += len(chosen)
+                return
+            pile = self._piles[work] = _Pile()
+        while len(chosen):
+            taken, chosen = np.split(chosen, [pile.each - pile.steps])
+            now = owner[records] <= taken[-1]
+            is_taken = np.zeros(len(batch.node), np.bool_)
+            is_taken[records[now]] = True
+            records = records[~now]
+            pile.parts.append(batch.only(is_taken))
+            pile.steps += len(taken)
+            pile.wall_ns += int(wall_ns[taken].sum())
+            if pile.steps == pile.each:
+                stats = NodeStats()
+                stats.add(joined(pile.parts), *self._table.columns())
+                pile.blocks.append(StepBlock(pile.steps, pile.wall_ns, stats.everything()))
+                pile.steps, pile.wall_ns, pile.parts = 0, 0, []
+                if len(pile.blocks) == MAX_BLOCKS:
+                    pile.blocks = list(_by_twos(pile.blocks))
+                    pile.each *= 2
+
+
+def _owners(batch: Batch, ends: Column, is_step: Flags, plain: Flags, odd: Flags) -> Column:
+    """Return the index of each record's step in `ends`: -1 if that step has not ended, -2 if it is in none."""
+    owner = np.full(len(batch.node), -1)
+    owner[ends] = np.arange(len(ends))
+    lane = (batch.flags >> LANE_SHIFT) & (LANES - 1)
+    inside = ~is_step & ~odd
+    for one in np.unique(lane[inside]).tolist():
+        here = np.flatnonzero(inside & (lane == one))
+        of_lane = np.flatnonzero((lane[ends] == one) & ~plain[ends])
+        next_end = np.searchsorted(ends[of_lane], here)
+        known = next_end < len(of_lane)
+        owner[here[known]] = of_lane[next_end[known]]
+    # The amounts of a step follow directly after it, and those of a call after that.
+    said = np.flatnonzero(odd)
+    before = np.searchsorted(ends, said) - 1
+    owner[said] = np.where(before >= 0, before, -2)
+    return owner
+
+
+def _by_twos(blocks: Iterable[StepBlock]) -> Iterator[StepBlock]:
+    for one, other in zip(*[iter(blocks)] * 2, strict=True):
+        growth = Growth.of([one.growth, other.growth])
+        yield StepBlock(one.steps + other.steps, one.wall_ns + other.wall_ns, growth)
+
+
+def _alike(amount: int | None) -> int | None:
+    """Return the smallest amount that counts as equal to `amount`."""
+    if amount is None or amount < 0:
+        return None
+    shift = max(0, amount.bit_length() - ALIKE_BITS)
+    return amount >> shift << shift

@@ -1,0 +1,553 @@
+"""Thresholds on a run, absolute or relative to its baseline: `attn.p50<=1.05x`, and whether they hold; derived."""
+
+# Grammar
+#   threshold = [PHASE "."] WHAT ["@" LAYER] ["." FIGURE] OPERATOR NUMBER [UNIT]
+#   WHAT      = a brick, a category (attn, ffn, norm), step, tokens_per_sec, unattributed or loss; LAYER is a brick's
+#   FIGURE    = p50 (of a call; the default), p99, or per_token (µs per token or step)
+#   UNIT      = x (times the baseline), %, ns, us, µs, ms or s
+# Rules
+# - A threshold is broken if the whole interval of the measurement is beyond it, and holds if none of it is. If a part
+#   is, that is reported and breaks nothing.
+# - An interval is widened by the clock's resolution.
+# - What cannot be judged does not pass: it is reported with the reason.
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from enum import StrEnum
+from math import inf
+
+from cbtop.comparison.items import BETWEEN_BRICKS, Brick
+from cbtop.comparison.noise import Change, Figure, change
+from cbtop.comparison.part_diff import PartDiff, PlaceDiff, findable_percent
+from cbtop.comparison.run_diff import RunDiff
+from cbtop.comparison.runs import MIN_LEARNED
+from cbtop.errors import UsageError
+from cbtop.protocol.vocabulary import BrickCategory
+from cbtop.units import count, counted, duration, number, percent
+
+FIGURES = ("p50", "p99", "per_token")
+RATE, UNATTRIBUTED, LOSS, STEP = "tokens_per_sec", "unattributed", "loss", "step"
+BLIND_PERCENT = 10.0  # if no smaller change of the median brick can be found, a gate is unsure
+MAX_BLIND_PERCENT = 50.0  # from here on it is not a gate
+MAX_NOISE_PERCENT = 100.0  # above it, not even a step that takes twice as long breaks anything
+FAR_PERCENT = 25.0  # on any usable machine, pauses of other programs lengthen a unit by less
+READINGS_OFF = 2  # of the clock: at the start of a call and at its end
+_TOO_WIDE = (
+    "the interval is too wide to tell whether that is a change: what tells are more runs or longer ones (--learn 6), "
+    "or a threshold of your own, such as step.p50<=1.05x"
+)
+_REACHES_ZERO = "the interval reaches zero, so that nothing could break it: what tells are more runs or longer ones"
+_NO_TOKENS = "not every step says its tokens"
+_UNITS = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}
+_CATEGORIES = {"attn": BrickCategory.ATTENTION, "mlp": BrickCategory.FFN} | {
+    category.display_name.casefold(): category for category in BrickCategory
+}
+_OPERATORS: dict[str, Callable[[float, float], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_FORM = re.compile(
+    r"\s*(?P<what>[^<>=]+?)\s*(?P<sign><=|>=|==|<|>)\s*(?P<value>[0-9.eE+-]+)\s*(?P<unit>x|%|[nuµμm]?s)?\s*"
+)
+EXAMPLE = "attn.p50<=1.05x, RmsNorm.p99<=12us, decode.tokens_per_sec>=40, unattributed<=1%, loss==0"
+MAX_CHARS = 200
+
+
+class Outcome(StrEnum):
+    """The result of a threshold."""
+
+    HOLDS = "holds"
+    UNSURE = "unsure"  # it is within the interval of the measurement
+    BROKEN = "broken"
+    UNKNOWN = "unknown"  # it cannot be judged
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """A parsed threshold. `value` is µs, %, times the baseline (`is_relative`), or a bare number."""
+
+    text: str
+    names: tuple[str, ...]  # the parts before the figure, split at dots
+    layer: str | None
+    figure: str
+    sign: str
+    value: float
+    unit: str
+    where: tuple[str, int] = ("", 1)  # its file and line
+
+    @property
+    def is_relative(self) -> bool:
+        return self.unit == "x"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The result of a threshold, or of the default gate, for one place of one part."""
+
+    rule: str
+    about: str  # for example `decode: RmsNorm in Layer 5`
+    outcome: Outcome
+    said: str  # measured and required values, in words
+    guilty: str = ""  # the brick and layer that break it
+    where: tuple[str, int] = ("", 1)
+    brick: str = ""  # for a default gate: the brick that breaks it, in any layer
+
+
+def parse(text: str, where: tuple[str, int] = ("", 1)) -> Threshold:
+    """Parse `text`. Raises UsageError with what was found, what is expected, and examples."""
+    shown = text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}…"
+    found = _FORM.fullmatch(text) if len(text) <= MAX_CHARS else None
+    if found is None:
+        sign = next((one for one in ("<=", ">=", "==", "<", ">") if one in text), None)
+        wrong = "there is no <=, >=, == in it"
+        if sign:
+            wrong = f"{text.partition(sign)[2].strip()!r} is no number with a unit (x, %, ns, us, ms, s or none)"
+        raise UsageError(f"threshold {shown!r}: {wrong}; wanted are such as {EXAMPLE}")
+    try:
+        value = float(found["value"])
+    except ValueError:
+        raise UsageError(f"threshold {shown!r}: {found['value']!r} is no number; write it as 1.05 or 12") from None
+    if not 0 <= value < inf:
+        raise UsageError(f"threshold {shown!r}: a number from 0 on is wanted")
+    named, _, layer = found["what"].partition("@")
+    names = named.split(".")
+    if "." in layer:
+        layer, _, figure = layer.rpartition(".")
+        names.append(figure)
+    figure = names.pop() if names[-1] in FIGURES else ""
+    sign, unit = found["sign"], found["unit"] or ""
+    names = [name.strip() for name in names]
+    if not names or not all(names):
+        raise UsageError(f"threshold {shown!r}: of what? Wanted are such as {EXAMPLE}")
+    layer = layer.strip()
+    _check(shown, names[-1], layer, figure, sign, value, unit)
+    us = value * _UNITS[unit] if unit in _UNITS else value
+    # On one line, because annotations and logs are read line by line.
+    return Threshold(" ".join(text.split()), tuple(names), layer or None, figure or FIGURES[0], sign, us, unit, where)
+
+
+def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
+    """Return its result on each place it applies to. Raises UsageError if it applies to none."""
+    name = threshold.names[-1]
+    if name == LOSS:
+        lost = found.now.lost_percent
+        return [_judged(threshold, "records", lost, 0.0, threshold.value, f"{number(lost)} % were lost")]
+    # Without a baseline, judge everything the new run did.
+    known = parts = found.parts if threshold.is_relative else found.parts + found.alone
+    phase = ".".join(threshold.names[:-1])
+    if phase:
+        parts = tuple(part for part in known if part.phase == phase)
+        if not parts and _bare(phase) in {_bare(one.name) for part in known for one in part.bricks}:
+            raise UsageError(
+                f"threshold {threshold.text!r}: {name!r} is no figure of {phase}; there are {', '.join(FIGURES)}"
+            )
+        if not parts:
+            raise _no_such(threshold, "phase", phase, list(dict.fromkeys(part.phase for part in known)))
+    if name == RATE:
+        counted = {part.phase for part in parts if part.unit == "token"}
+        parts = tuple(part for part in parts if part.phase in counted) or parts
+    judged = _in_parts(threshold, parts, found)
+    if threshold.is_relative:
+        alone = [one for one in _not_in_baseline(found, threshold.text) if phase in ("", one.about)]
+        judged += [replace(one, where=threshold.where) for one in alone]
+    return judged
+
+
+def _in_parts(threshold: Threshold, parts: Sequence[PartDiff], found: RunDiff) -> list[Judged]:
+    """Return its result in each part that has the named place. Raises UsageError if none has."""
+    judged, lacks = [], []
+    for part in parts:
+        try:
+            judged += list(_in_part(threshold, part, found))
+        except UsageError as error:
+            lacks.append(error)
+    if not judged:
+        raise lacks[0]
+    return judged
+
+
+def _not_in_baseline(found: RunDiff, rule: str = "") -> list[Judged]:
+    """Return results for parts that only the new run has, if they take much of its time."""
+    if found.alone_percent <= BLIND_PERCENT:
+        return []
+    said = f"and what it alone has takes {percent(found.alone_percent)} of its time"
+    what = [(part.phase, f"only the new run has {part.work}") for part in found.alone]
+    what += [
+        (one.phase, f"too few {one.phase} steps to be compared, {one.steps} of {one.needed} needed")
+        for one in found.alone_short
+    ]
+    return [
+        Judged(rule or f"{phase}: is compared", phase, Outcome.UNKNOWN, f"{text}, {said}") for phase, text in what
+    ]
+
+
+def of_definitions(found: RunDiff) -> list[Judged]:
+    """Return whether bricks keep the budgets in their definitions, in µs per token."""
+    judged = []
+    for part in found.parts + found.alone:
+        for one in part.bricks:
+            if one.brick and one.now and (budget_us := part.now.budgets.get(one.brick)) is not None:
+                text = f"{one.brick[0]}.per_token<={budget_us:g}us, its budget"
+                if part.unit != "token":
+                    judged.append(Judged(text, _about(part, one), Outcome.UNKNOWN, _NO_TOKENS))
+                    continue
+                threshold = Threshold(text, (one.brick[0],), None, "per_token", "<=", budget_us, "us")
+                judged.append(_of_place(threshold, part, one, found))
+    return judged
+
+
+def of_contracts(found: RunDiff, bounds: Mapping[Brick, tuple[float, tuple[str, int]]]) -> list[Judged]:
+    """Return whether each brick's calls keep their allowed factor over the baseline; `bounds` has file and line."""
+    judged = []
+    for part in found.parts:
+        for one in part.bricks:
+            if one.brick and one.brick in bounds:
+                limit, where = bounds[one.brick]
+                text = f"{one.brick[0]}<={limit:g}x, by contract"
+                threshold = Threshold(text, (one.brick[0],), None, FIGURES[0], "<=", limit, "x", where)
+                judged.append(_of_place(threshold, part, one, found))
+    return judged
+
+
+def default_gate(found: RunDiff) -> list[Judged]:
+    """Return whether nothing became slower than the baseline beyond noise: bricks, typical steps, tokens.
+
+    The typical step includes the time before it. If a change could not have been found, that is reported instead.
+    """
+    judged = []
+    for part in found.parts:
+        if part.more_failed_percent > part.wall.least_percent:
+            judged.append(_more_failed(part))
+        is_slower = part.slower or part.is_slower or part.is_typically_slower
+        if found.base.runs == 1 and part.is_shared and is_slower:
+            judged.append(_machine_is_no_slower(part))
+            continue
+        judged += _bricks_are_no_slower(part)
+        if part.typical is not None:
+            judged.append(_step_is_no_longer(part, part.typical))
+        judged.append(_units_are_no_fewer(part))
+    judged += [
+        Judged(f"{phase}: is compared", phase, Outcome.UNKNOWN, _not_compared(found, phase))
+        for phase in found.not_judged
+    ]
+    return judged + _not_in_baseline(found)
+
+
+def known_to_scatter(judged: Sequence[Judged], base_runs: int) -> list[Judged]:
+    """Return the default gate's results, weakened if the baseline has fewer than MIN_LEARNED runs.
+
+    Then the scatter between runs is unknown, so what is slower is reported but does not break. (On a busy machine a
+    third of identical runs were slower, docs/gate.md.)
+    """
+    if base_runs >= MIN_LEARNED:
+        return list(judged)
+    why = f"one run of the baseline does not tell how runs scatter: {MIN_LEARNED} or more do, as --learn 6"
+    return [
+        replace(one, outcome=Outcome.UNKNOWN, said=f"{one.said}; {why}") if one.outcome is Outcome.BROKEN else one
+        for one in judged
+    ]
+
+
+def confirmed(first: Sequence[Judged], second: Sequence[Judged]) -> list[Judged]:
+    """Return the default gate's results of two consecutive new runs.
+
+    A rule that both break is broken, in whichever layer. A rule that only one breaks is unsure. If each breaks a
+    different rule, the result is unknown.
+    """
+    broken = [{(one.rule, one.brick) for one in run if one.outcome is Outcome.BROKEN} for run in (first, second)]
+    both = broken[0] & broken[1]
+    once = [one for one in first if one.outcome is Outcome.BROKEN and (one.rule, one.brick) not in broken[1]]
+    outcome, said = Outcome.UNSURE, "in one of two runs alone"
+    if all(broken) and not both:
+        outcome, said = Outcome.UNKNOWN, f"{said}, of which each is slower elsewhere"
+    return [
+        replace(one, outcome=outcome, said=f"{one.said}; {said}")
+        if one.outcome is Outcome.BROKEN and (one.rule, one.brick) not in both
+        else one
+        for one in (*second, *once)
+    ]
+
+
+def _machine_is_no_slower(part: PartDiff) -> Judged:
+    """Return a result for a common change of all bricks, which may be the machine's.
+
+    One run of the baseline does not say how much that varies.
+    """
+    assert part.shared is not None
+    outcome = Outcome.UNSURE if 100 * (part.shared - 1) <= BLIND_PERCENT else Outcome.UNKNOWN
+    said = (
+        f"every brick takes {part.shared:.2f} times as long: so does it by another clock, or another load of the "
+        f"machine; {MIN_LEARNED} runs of the baseline or more tell by how much that differs"
+    )
+    return Judged(f"{part.phase}: nothing slower beyond noise", part.phase, outcome, said)
+
+
+def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
+    rule = f"{part.phase}: no brick slower beyond noise"
+    # A new brick is not slower. But if a token takes longer, mostly because of it, it is the guilty one.
+    new = [one for one in part.new if part.is_slower and one.delta_us > part.wall.delta / 2]
+    if slower := [*new, *part.guilty]:
+        return [
+            Judged(rule, _about(part, one), Outcome.BROKEN, _told(part, one), one.name, brick=one.brick[0])
+            for one in slower
+            if one.brick
+        ]
+    timed = [one for one in part.bricks if one.p50]
+    findable = part.findable(part.bricks)
+    if findable is None or (timed and all(one.is_below_resolution for one in timed)):
+        return [Judged(rule, part.phase, Outcome.UNKNOWN, "the clock cannot tell how long any brick takes")]
+    said, outcome = f"none of {len(part.known)} bricks and layers is", Outcome.HOLDS
+    if part.slower:
+        said = f"no brick is by more than all are, {number(part.shared)} times as long"
+    if findable > BLIND_PERCENT:
+        outcome = Outcome.UNSURE if findable <= MAX_BLIND_PERCENT else Outcome.UNKNOWN
+        said += f", as far as can be told: of most only a change of {percent(findable)} would have been found"
+        said += "; what tells is a machine with less beside it, and longer runs"
+    return [Judged(rule, part.phase, outcome, said)]
+
+
+def _step_is_no_longer(part: PartDiff, typical: Change) -> Judged:
+    """Judge the typical step and the time before it without pauses, which includes time outside bricks."""
+    rule = f"{part.phase}: no longer step beyond noise"
+    said = (
+        f"{_ratio(typical)}, {duration(typical.before)} → {duration(typical.now)} for a {part.unit}, typically, with "
+        "what lies between steps"
+    )
+    if part.is_typically_slower:
+        between_us = typical.delta - (part.step.change.delta if part.step.change else 0.0)
+        return Judged(rule, part.phase, Outcome.BROKEN, said, _cause(part, typical.delta, between_us))
+    noise, findable = typical.noise_percent or inf, findable_percent(typical) or inf
+    if noise > MAX_NOISE_PERCENT or (typical.percent or 0.0) > BLIND_PERCENT:
+        return Judged(rule, part.phase, Outcome.UNKNOWN, f"{said}; {_TOO_WIDE}")
+    return Judged(rule, part.phase, Outcome.UNSURE if findable > BLIND_PERCENT else Outcome.HOLDS, said)
+
+
+def _more_failed(part: PartDiff) -> Judged:
+    """Return a result for more failed steps: failing saves time, so such a run seems fast."""
+    now, before = part.now, part.before
+    failed = f"{count(now.failed)} of {counted(now.steps, 'step')} failed"
+    said = f"{failed}, {count(before.failed)} of {count(before.steps)} before: what they left undone took no time"
+    return Judged(f"{part.phase}: no more steps that fail", part.phase, Outcome.UNKNOWN, said)
+
+
+def _units_are_no_fewer(part: PartDiff) -> Judged:
+    rule = f"{part.phase}: no fewer {part.unit}s/s beyond noise"
+    before, now = part.units_per_sec
+    said = f"{number(before)} → {number(now)} {part.unit}s/s, ± {number(part.wall.half_percent)} %"
+    between_us = part.balance.between_steps[1] - part.balance.between_steps[0]
+    if part.is_slower:
+        return Judged(rule, part.phase, Outcome.BROKEN, said, _cause(part, part.wall.delta, between_us))
+    longer_percent = part.wall.percent or 0.0
+    is_far = longer_percent > FAR_PERCENT
+    if part.is_longer_in_the_mean:
+        cause = _cause(part, part.wall.delta, between_us)
+        said += f"; but the typical step takes as long: fewer than half became longer ({cause})"
+        return Judged(rule, part.phase, Outcome.UNKNOWN if is_far else Outcome.UNSURE, said)
+    # Pauses of other programs make this interval wide on any machine, so bricks and the typical step decide whether
+    # the gate is usable. If the typical step is unknown, or more is missing than pauses explain, it is not.
+    if is_far or (part.typical is None and (part.wall.noise_percent or inf) > MAX_NOISE_PERCENT):
+        return Judged(rule, part.phase, Outcome.UNKNOWN, f"{said}; {_TOO_WIDE}")
+    findable = findable_percent(part.wall)
+    is_blind = findable is None or findable > MAX_BLIND_PERCENT
+    is_unsure = is_blind or longer_percent > part.wall.least_percent
+    return Judged(rule, part.phase, Outcome.UNSURE if is_unsure else Outcome.HOLDS, said)
+
+
+def _not_compared(found: RunDiff, phase: str) -> str:
+    short = next((one for one in found.now.too_short if one.phase == phase), None)
+    if short is not None:
+        return f"too few steps in the new run: {short.steps} of {short.needed}"
+    reasons = [note for note in found.notes if note.startswith(f"{phase}: ")]
+    has_it = any(part.phase == phase for part in found.now.parts)
+    return reasons[0] if reasons else "no batch is in both runs" if has_it else "the new run has no such steps"
+
+
+def _in_part(threshold: Threshold, part: PartDiff, found: RunDiff) -> Iterator[Judged]:
+    name, limit = threshold.names[-1], threshold.value
+    if name == RATE:
+        before, now = part.units_per_sec
+        if part.unit != "token" and not threshold.is_relative:
+            yield Judged(threshold.text, part.phase, Outcome.UNKNOWN, _NO_TOKENS, where=threshold.where)
+            return
+        half = (part.wall.half / part.wall.before) * (now / before if threshold.is_relative else now)
+        if threshold.is_relative:
+            said = f"{number(now / before)}× ± {number(half)} ({number(before)} → {number(now)} {part.unit}s/s)"
+            yield _judged(threshold, part.phase, now / before, half, limit, said)
+        else:
+            half = _half(part.now.wall_us) / part.now.wall_us.mean * now
+            yield _judged(threshold, part.phase, now, half, limit, f"{number(now)} ± {number(half)} {part.unit}s/s")
+        return
+    if name == UNATTRIBUTED:
+        # The time between the bricks of a layer has a name: it is a gap of that layer.
+        known, whole = part.now.places, part.now.inside_us.mean
+        named = sum(one.time.mean for (brick, layer), one in known.items() if brick == BETWEEN_BRICKS and layer)
+        between = known[BETWEEN_BRICKS, None].time
+        share, half = 100 * (between.mean - named) / whole, 100 * _half(between) / whole
+        yield _judged(threshold, part.phase, share, half, limit, f"{number(share)} ± {number(half)} % of a step")
+        return
+    places = [part.step] if name == STEP else _places(threshold, part)
+    for place in places:
+        yield _of_place(threshold, part, place, found)
+
+
+def _of_place(threshold: Threshold, part: PartDiff, place: PlaceDiff, found: RunDiff) -> Judged:
+    about = _about(part, place)
+    side, limit = place.now, threshold.value
+    figure = (
+        None if side is None else side.time if threshold.figure == "per_token" else getattr(side, threshold.figure)
+    )
+    if place.brick and side is None:
+        return Judged(threshold.text, about, Outcome.UNKNOWN, "it is no longer there", where=threshold.where)
+    if figure is None:
+        why = "there are too few calls to tell it"
+        return Judged(threshold.text, about, Outcome.UNKNOWN, why, where=threshold.where)
+    resolution_us = max(run.clock_resolution_us or 0.0 for run in (found.base, found.now))
+    off_us = 0.0 if threshold.figure == "per_token" else READINGS_OFF * resolution_us
+    if threshold.is_relative:
+        one = _change_of(threshold, place)
+        if one is None or one.before <= 0:
+            why = "it is new: the baseline lacks it" if place.before is None else "the baseline has too few calls"
+            return Judged(threshold.text, about, Outcome.UNKNOWN, why, where=threshold.where)
+        half = one.half / one.before + (off_us / place.p50.before if place.p50 and place.p50.before else 0.0)
+        said = f"{number(one.now / one.before)}× ± {number(half)}"
+        said += _calls(place, threshold.figure)
+        return _judged(threshold, about, one.now / one.before, half, limit, said, _guilty(part, place))
+    half = _half(figure) + off_us
+    said = f"{duration(figure.mean)} ± {duration(half)}"
+    return _judged(threshold, about, figure.mean, half, limit, said, _guilty(part, place))
+
+
+def _judged(
+    threshold: Threshold, about: str, value: float, half: float, limit: float, said: str, guilty: str = ""
+) -> Judged:
+    holds = _OPERATORS[threshold.sign]
+    least, most = value - half, value + half
+    if holds(least, limit) and holds(most, limit):
+        outcome = Outcome.HOLDS
+    elif threshold.sign in ("<", "<=") and least <= 0 and holds(least, limit):
+        outcome, said = Outcome.UNKNOWN, f"{said}; {_REACHES_ZERO}"
+    elif holds(least, limit) or holds(most, limit):
+        outcome = Outcome.UNSURE
+    else:
+        outcome = Outcome.BROKEN
+    return Judged(threshold.text, about, outcome, said, guilty if outcome is Outcome.BROKEN else "", threshold.where)
+
+
+def _half(figure: Figure) -> float:
+    """Return how far chance may have moved one figure, in either direction."""
+    return change(Figure(figure.mean, 0.0, figure.blocks), figure, 1).half
+
+
+def _change_of(threshold: Threshold, place: PlaceDiff) -> Change | None:
+    if threshold.figure == "p99":
+        return place.p99
+    if threshold.figure == "per_token":
+        return place.mean
+    # The typical time of a place is its median in one layer, and steadier than the median over several.
+    return place.change if place.p50 and place.change is not place.mean else place.p50
+
+
+def _calls(place: PlaceDiff, figure: str) -> str:
+    one = {"p50": place.p50, "p99": place.p99}.get(figure)
+    return f" ({figure} {duration(one.before)} → {duration(one.now)})" if one else ""
+
+
+def _guilty(part: PartDiff, place: PlaceDiff) -> str:
+    """Return the place; for a brick over all layers, with the layer of the largest growth."""
+    if place.layer is not None:
+        return place.name
+    cells = [one for one in part.cells if one.brick == place.brick and one.verdict == "slower"]
+    grown = {one.layer: one.change.delta for one in cells if one.change}
+    return f"{place.name}, most in {max(grown, key=lambda layer: grown[layer])}" if grown else place.name
+
+
+def _cause(part: PartDiff, more_us: float, between_steps_us: float) -> str:
+    """Return what causes most of the additional `more_us` per unit, of which `between_steps_us` are between steps."""
+    balance = part.balance
+    grown = {
+        **{one.name: one.delta_us for one in [*part.slower, *part.new]},
+        "between steps": between_steps_us,
+        "between bricks": balance.between_bricks[1] - balance.between_bricks[0],
+        "steps not recorded inside": balance.not_recorded[1] - balance.not_recorded[0],
+    }
+    worst = max(grown, key=lambda name: grown[name])
+    if grown[worst] > more_us / 2:
+        return worst
+    bricks = [one for one in part.bricks if one.brick != BETWEEN_BRICKS]
+    return f"no single brick; most {max(bricks, key=lambda one: one.delta_us).name}" if bricks else worst
+
+
+def _told(part: PartDiff, place: PlaceDiff) -> str:
+    if place.change is None:
+        return f"new: {place.delta_us:+.1f} µs/{part.unit}"
+    own = place.change.own if place.change.is_told_by_others else None
+    beside = f", {_ratio(own)} beside all others" if own else ""
+    cost = f"{place.delta_us:+.1f} µs/{part.unit}{place.moved_by}"
+    return f"{_ratio(place.change)}{beside}{_calls(place, 'p50')}, {cost}"
+
+
+def _ratio(one: Change) -> str:
+    return f"{one.now / one.before:.3f}× ± {one.half / one.before:.3f}"
+
+
+def _about(part: PartDiff, place: PlaceDiff) -> str:
+    return f"{part.phase}: {place.name}"
+
+
+def _places(threshold: Threshold, part: PartDiff) -> list[PlaceDiff]:
+    """Return the places a threshold names. Raises UsageError if it names none."""
+    wanted = _bare(threshold.names[-1])
+    bricks = {one.brick for one in part.bricks if one.brick}
+    named = {brick for brick in bricks if _bare(brick[0]) == wanted}
+    category = _CATEGORIES.get(threshold.names[-1].casefold())
+    if not named and category is not None:
+        named = {brick for brick in bricks if brick[1] is category and brick != BETWEEN_BRICKS}
+    if not named:
+        named = {brick for brick in bricks if _bare(brick[0]).startswith(wanted)}
+    if not named:
+        raise _no_such(threshold, "brick", threshold.names[-1], sorted(name for name, _ in bricks))
+    if threshold.layer is None:
+        return [one for one in part.bricks if one.brick in named]
+    layers = sorted({one.layer for one in part.cells if one.layer})
+    layer = next((one for one in layers if _bare(one) in (_bare(threshold.layer), f"layer{threshold.layer}")), None)
+    if layer is None:
+        raise _no_such(threshold, "layer", threshold.layer, layers)
+    return [one for one in part.cells if one.brick in named and one.layer == layer]
+
+
+def _no_such(threshold: Threshold, what: str, name: str, known: Sequence[str]) -> UsageError:
+    nearest = next(iter(get_close_matches(name, known)), "")
+    hint = f"did you mean {nearest}? " if nearest else ""
+    there = ", ".join(dict.fromkeys(known)) or "none"
+    return UsageError(f"threshold {threshold.text!r}: there is no {what} {name!r}; {hint}there are {there}")
+
+
+def _bare(name: str) -> str:
+    return "".join(sign for sign in name.casefold() if sign.isalnum())
+
+
+def _check(text: str, name: str, layer: str, figure: str, sign: str, value: float, unit: str) -> None:
+    """Raise UsageError if unit, sign, layer and figure do not fit together."""
+    wrong = ""
+    if name == LOSS and (unit not in ("", "%") or figure or (value and not unit)):
+        wrong = "loss is a share of the records: write loss==0 or loss<=0.1%"
+    elif name == UNATTRIBUTED and (unit != "%" or figure):
+        wrong = "unattributed is a share of a step: write unattributed<=1%"
+    elif name == RATE and (unit not in ("", "x") or figure):
+        wrong = f"{RATE} is a number, or times the baseline: write {RATE}>=40 or {RATE}>=0.97x"
+    elif name not in (LOSS, UNATTRIBUTED, RATE) and unit not in ("x", *_UNITS):
+        wrong = f"a time is wanted, or times the baseline: write {name}.p50<=12us or {name}.p50<=1.05x"
+    elif layer and name in (LOSS, UNATTRIBUTED, RATE, STEP):
+        wrong = f"{name} is of all layers: leave out @{layer}"
+    elif sign == "==" and name != LOSS:
+        wrong = "nothing that is timed is equal to anything: write <= or >="
+    if wrong:
+        raise UsageError(f"threshold {text!r}: {wrong}")

@@ -1,0 +1,463 @@
+"""The feed: a viewer's links to daemons and the views built from them. The TUI and headless commands share it."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Self
+
+from cbtop.client import DEFAULT_WINDOW_S
+from cbtop.client.clock_offset import ClockOffset
+from cbtop.client.kept_roofs import StoredRoofs
+from cbtop.client.links import Links
+from cbtop.client.own_cost import OwnCost
+from cbtop.client.source_record import SourceRecord
+from cbtop.client.store import Store
+from cbtop.comparison.baseline import Snapshot
+from cbtop.comparison.comparison import Comparison, baselines_of, compare, rate_change
+from cbtop.daemon.devices.base import NO_ANSWER_YET, TWO_SAMPLES
+from cbtop.daemon.history import MAX_HISTORY_S
+from cbtop.feeds.marks import Marks
+from cbtop.protocol.keys import ViewerKeys
+from cbtop.protocol.messages import Ceiling, Unknown
+from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.viewmodels.devices import MachineView, machine_view, waiting_percent
+from cbtop.viewmodels.merge import members_of, merged_view
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.on_demand import LazyValue, with_parts
+from cbtop.viewmodels.selection import is_live, is_selected
+from cbtop.viewmodels.snapshot import snapshot
+from cbtop.viewmodels.source import SourceSummary, SourceView, source_view, summaries
+from cbtop.viewmodels.sources import ClockView, ListView, ProcessCost, SourceRow, daemon_cost, source_row
+from cbtop.viewmodels.straggler import Job, StragglerView, job_of, straggler
+from cbtop.viewmodels.time_travel import TimeView
+from cbtop.viewmodels.verdict import Verdict
+from cbtop.viewmodels.verdicts import judged
+
+
+@dataclass(frozen=True, slots=True)
+class FeedEnd:
+    """Why a viewer has nothing more to show, and the matching exit code."""
+
+    exit_code: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class FeedSnapshot:
+    """A source with its daemon's store, the daemon's silence (`stale_s`, None if not silent) and the clock offset.
+
+    `now_ns` is the current monotonic clock of its host, or None if not known.
+    """
+
+    record: SourceRecord
+    store: Store
+    stale_s: float | None = None
+    clock: ClockView | None = None
+    now_ns: int | None = None
+
+
+class Views:
+    """The views built from all visible sources."""
+
+    silenced: Collection[str] = ()  # ids of verdicts the user has turned off
+    baselines: Sequence[Snapshot] = ()  # one per process: what each view is compared with
+
+    def __init__(self) -> None:
+        self._own_cost = OwnCost()
+
+    def poll(self, timeout_ms: int = 0) -> None:
+        """Apply what has arrived. Wait at most `timeout_ms` for the first message."""
+        self._own_cost.tick()
+
+    @abstractmethod
+    def seen(self) -> Mapping[str, FeedSnapshot]:
+        """Return every source by its key."""
+
+    def ceilings(self, record: SourceRecord) -> Iterable[Ceiling]:
+        """Return the roofs of a source: those it announced."""
+        return record.ceilings.values()
+
+    def want(self, key: str) -> None:
+        """Request the data of an ended source `key`, if possible and not read yet."""
+
+    def sources(self) -> tuple[SourceSummary, ...]:
+        """Return every source, the newest live one first."""
+        seen = self.seen()
+        found = summaries(source.record for source in seen.values())
+        return tuple(replace(summary, stale_s=seen[summary.key].stale_s) for summary in found)
+
+    def listed(self, phase: str | None = None, *, window: bool = False) -> ListView:
+        """Return the list of sources and the cost of cbtop. Data that arrives meanwhile appears in the next list."""
+        seen, known = self.seen(), self.sources()
+        machine_of = cache(machine_view)  # several sources share a machine
+        slowest_of = cache(partial(_slowest, seen))
+
+        @cache
+        def row(key: str) -> SourceRow:
+            one = seen[key]
+            machine = machine_of(one.store, one.stale_s) if one.store.devices else None
+            found = source_row(one.record, phase, window=window, machine=machine, clock=one.clock, now_ns=one.now_ns)
+            slowest = slowest_of(job_of(one.record), found.phase)
+            found = replace(found, stale_s=one.stale_s, straggler=slowest)
+            return self._with_rate_change(one, found) if self.baselines else found
+
+        ended = sum(one.state is not SourceStatus.LIVE for one in known)
+        return ListView(tuple(one.key for one in known), ended, row, tuple(self._costs()), bool(self.baselines))
+
+    def _costs(self) -> Iterator[ProcessCost]:
+        """Yield the cost of this process, then of every daemon outside it."""
+        own = self._own_cost
+        why = "" if own.cpu_percent is not None else "it has run for less than a second"
+        inside = ", the daemon in it" if self.is_daemon_inside else ""
+        yield ProcessCost(f"this viewer{inside}", own.cpu_percent, own.over_s or None, own.resident_bytes, why)
+        yield from self.daemon_costs()
+
+    @property
+    def is_daemon_inside(self) -> bool:
+        """Whether the daemon runs in this process because no other was running."""
+        return False
+
+    @abstractmethod
+    def daemon_costs(self) -> Iterator[ProcessCost]:
+        """Yield the cost of each daemon that runs in another process."""
+
+    def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
+        """Return the view of a source, since its start or over the recent window. `key` None means the first source.
+
+        Returns None if there is no such source yet.
+        """
+        if key is None:
+            known = self.sources()
+            key = known[0].key if known else None
+        seen = self.seen()
+        source = seen.get(key or "")
+        if source is None:
+            return None
+        self.want(source.record.key)
+        view = source_view(source.record, phase, window=window, ceilings=self.ceilings(source.record))
+        found = _slowest(seen, job_of(source.record), view.phase)
+        machines = _machines([source])
+        view = with_parts(
+            view,
+            stale_s=source.stale_s,
+            clock=source.clock,
+            waiting_percent=waiting_percent(source.store, source.record),
+            straggler=found,
+            machines=machines,
+            listed=LazyValue(lambda: self.listed(phase, window=window)),
+        )
+        view = with_parts(view, baseline=LazyValue(partial(self._compared, source, view)))
+        return judged(view, self.silenced)
+
+    def merged(
+        self, mode: MergeMode, key: str | None = None, phase: str | None = None, *, window: bool = False
+    ) -> SourceView | None:
+        """Return one view of all sources that belong together with `key` (None: the first).
+
+        None without any source.
+        """
+        seen = self.seen()
+        if key not in seen:
+            key = next((summary.key for summary in self.sources()), None)
+        if key is None:
+            return None
+        self.read_alike(key)
+        alike = [
+            seen[other.key] for other in members_of(seen[key].record, (source.record for source in seen.values()))
+        ]
+        heard = [source for source in alike if source.stale_s is None] or alike
+        heard = [source for source in heard if not source.record.is_unread] or heard
+        view = merged_view([source.record for source in heard], mode, phase, window=window)
+        found = _slowest(seen, job_of(seen[key].record), view.phase)
+        assert view.merged is not None
+        merged = replace(view.merged, left_out=len(alike) - len(view.merged.members))
+        machines = _machines(heard)
+        view = with_parts(
+            view,
+            merged=merged,
+            stale_s=heard[0].stale_s,
+            straggler=found,
+            machines=machines,
+            listed=LazyValue(lambda: self.listed(phase, window=window)),
+        )
+        view = with_parts(view, baseline=LazyValue(partial(self._compared, seen[key], view)))
+        return judged(view, self.silenced)
+
+    def read_alike(self, key: str) -> set[str]:
+        """Request the unread data of all processes that run the program of `key`. Returns the keys not read yet.
+
+        Their data says which model they ran, and so whether they belong together.
+        """
+        seen = self.seen()
+        program = _program(seen[key].record)
+        unread = {one.record.key for one in seen.values() if one.record.is_unread and _program(one.record) == program}
+        for other in unread:
+            self.want(other)
+        return unread
+
+    def snapshots(self) -> tuple[Snapshot, ...]:
+        """Return the recent window of every process that has enough steps for a baseline."""
+        found = (snapshot(source.record, gpus_of(source)) for source in self.seen().values())
+        return tuple(one for one in found if any(phase.times for phase in one.phases))
+
+    def mark_baseline(self, key: str) -> bool:
+        """Use the recent window of every process as its baseline. Returns False if `key` has too few steps."""
+        found = self.snapshots()
+        if all(one.key != key for one in found):
+            return False
+        self.baselines = found
+        return True
+
+    def clear_baseline(self) -> None:
+        """Stop comparing with a baseline."""
+        self.baselines = ()
+
+    def finished(self) -> FeedEnd | None:
+        """Return why there is nothing more to show, or None. A feed does not end the viewer by itself."""
+        return None
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release all that was opened."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _with_rate_change(self, source: FeedSnapshot, row: SourceRow) -> SourceRow:
+        """Return `row` with the change of its tokens/s since the baseline, or the reason why it is unknown."""
+        change, why = None, "it marks no steps"
+        if row.phase is not None:
+            now = snapshot(source.record, gpus_of(source), row.phase, self.baselines, inside=False)
+            change, why = rate_change(baselines_of(self.baselines, now)[0], now, row.phase)
+        unknown = () if change else (Unknown("rate_change", why),)
+        return replace(row, rate_change=change, unknown=(*row.unknown, *unknown))
+
+    def _compared(self, source: FeedSnapshot, view: SourceView) -> Comparison | None:
+        """Compare the recent window of `source` with its baseline, in the phase of `view`.
+
+        None if it has no baseline.
+        """
+        now = snapshot(source.record, gpus_of(source), view.phase, self.baselines) if self.baselines else None
+        bases = baselines_of(self.baselines, now) if now else []
+        if now is None or not bases:
+            return None
+        base = bases[0]
+        if view.merged is not None:
+            return Comparison(base, now, view.phase or "", "these are several processes, and each has its own")
+        if view.phase is None:
+            return Comparison(base, now, "", "the process marks no steps")
+        return compare(base, now, view.phase, len(bases))
+
+
+class StoreViews(Views):
+    """The views built from one store, of the sources that match `selected` (empty: all)."""
+
+    def __init__(self, selected: Sequence[str]) -> None:
+        super().__init__()
+        self._selected = selected
+
+    @property
+    @abstractmethod
+    def store(self) -> Store:
+        """The store."""
+
+    @property
+    @abstractmethod
+    def now_ns(self) -> int:
+        """The current monotonic clock of the daemon's host."""
+
+    def seen(self) -> Mapping[str, FeedSnapshot]:
+        return {
+            key: FeedSnapshot(record, self.store, now_ns=self.now_ns)
+            for key, record in self.store.sources.items()
+            if not self._selected or is_selected(record, self._selected)
+        }
+
+    def daemon_costs(self) -> Iterator[ProcessCost]:
+        if (cost := daemon_cost(self.store)) is not None:
+            yield cost
+
+
+class Feed(Views):
+    """The live sources of one daemon or several, see `Links`.
+
+    If `selected` is given, only sources that match one of its entries are shown: a key, a pid or `rank=N`. A daemon
+    inside remembers the last `history_s` seconds. Raises EndpointError for an invalid address, KeysError for an
+    address on another host without `keys`.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[str] = (),
+        window_s: float = DEFAULT_WINDOW_S,
+        keys: ViewerKeys | None = None,
+        selected: Sequence[str] = (),
+        history_s: float = MAX_HISTORY_S,
+    ) -> None:
+        super().__init__()
+        self.window_s = window_s
+        self.keys = keys
+        self._selected = selected
+        self._kept_roofs = StoredRoofs()
+        self._marks: Marks | None = None
+        self._heard_ns = 0
+        # Per view: the verdicts made since the last heartbeat, and the baselines used.
+        self._verdicts: dict[object, tuple[Sequence[Snapshot], tuple[Verdict, ...]]] = {}
+        self.links = Links(endpoints, window_s, keys, history_s)
+
+    def poll(self, timeout_ms: int = 0) -> None:
+        super().poll()
+        self.links.poll(timeout_ms)
+        self._mark()
+
+    def _mark(self) -> None:
+        """Note notable events once per heartbeat, for one daemon only: several daemons have different clocks."""
+        heard_ns = self.links.heard_ns
+        if heard_ns is None or heard_ns == self._heard_ns:
+            return
+        self._heard_ns = heard_ns
+        self._verdicts.clear()
+        if self._marks is None or heard_ns < self._marks.begin_ns:
+            self._marks = Marks(heard_ns)
+        self._marks.look(heard_ns, (seen.record for seen in self.seen().values()))
+        self._marks.forget_older(heard_ns - 2 * round(MAX_HISTORY_S * 1e9))
+
+    @property
+    def marks(self) -> Marks | None:
+        """Notable events of the last minutes, or None if nothing was heard or there are several daemons."""
+        return self._marks
+
+    def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
+        """Return the view of a source, since its start or over the recent window. `key` None means the first source.
+
+        Its verdicts are made once per heartbeat, because text that changes twice a second cannot be read.
+        """
+        view = super().view(key, phase, window=window)
+        if view is None or self._marks is None:
+            return view
+        view = with_parts(view, verdicts=LazyValue(partial(self._verdicts_on, view)))
+        self._marks.judge(self._heard_ns, view)
+        return view
+
+    def _verdicts_on(self, view: SourceView) -> tuple[Verdict, ...]:
+        """Return the verdicts on `view`, or those made on the same view since the last heartbeat."""
+        what = view.key, view.phase, view.window is None, frozenset(self.silenced)
+        known = self._verdicts.get(what)
+        if known is None or known[0] is not self.baselines:
+            known = self._verdicts[what] = self.baselines, view.verdicts
+        return known[1]
+
+    def watched(self) -> TimeView | None:
+        """Return the watched part of the last minutes, with its notable events."""
+        if self._marks is None:
+            return None
+        begin_ns = max(self._marks.begin_ns, self._heard_ns - round(MAX_HISTORY_S * 1e9))
+        length_s = (self._heard_ns - begin_ns) / 1e9
+        return TimeView(length_s, length_s, self._marks.since(begin_ns), is_now=True)
+
+    def follow_records(self, on: bool) -> None:
+        """Start or stop receiving every record, which a timeline needs."""
+        self.links.follow_records(on)
+
+    def seen(self) -> Mapping[str, FeedSnapshot]:
+        """Return every selected source. If two links report the same source, use one that is not silent."""
+        by_freshness = sorted(self.links, key=lambda link: link.stale_s or 0, reverse=True)
+        found: dict[str, FeedSnapshot] = {}
+        for link in by_freshness:
+            offset = self.links.clock_offset_of(link)
+            clock = None if offset is None else _clock_view(offset)
+            now_ns = None if clock is None else time.perf_counter_ns() + round(clock.monotonic_offset_us * 1e3)
+            for key, record in link.store.sources.items():
+                if not self._selected or is_selected(record, self._selected):
+                    found[key] = FeedSnapshot(record, link.store, link.stale_s, clock, now_ns)
+        return found
+
+    def daemon_costs(self) -> Iterator[ProcessCost]:
+        for link in self.links:
+            if not link.is_daemon_inside and (cost := daemon_cost(link.store, link.stale_s)) is not None:
+                yield cost
+
+    def ceilings(self, record: SourceRecord) -> Iterable[Ceiling]:
+        """Return the roofs of a source: as announced, or as measured on this machine since."""
+        return self._kept_roofs.over(record)
+
+    def want(self, key: str) -> None:
+        """Request the unread data of an ended source. One request per daemon at a time; a later poll gets it."""
+        self.links.want(key)
+
+    @property
+    def is_daemon_inside(self) -> bool:
+        """Whether the daemon runs in this process because no other was running."""
+        return self.links.is_daemon_inside
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether some daemon has answered and all it sent is applied."""
+        return self.links.is_complete
+
+    @property
+    def knows_devices(self) -> bool:
+        """Whether every daemon has reported its devices and processes, also the figures that take two samples."""
+        return all(_knows_devices(link.store) for link in self.links)
+
+    @property
+    def left_out(self) -> str:
+        """The number, names and reasons of sources dropped for lack of room; empty if none."""
+        return self.links.left_out
+
+    @property
+    def refused(self) -> str:
+        """Why every daemon rejects us or we their messages; empty if one does not, or may accept us later."""
+        return self.links.refused
+
+    def status(self) -> str:
+        """Return one line about the links."""
+        return self.links.status()
+
+    def close(self) -> None:
+        """Close the links and the daemon inside."""
+        self.links.close()
+
+
+def _clock_view(offset: ClockOffset) -> ClockView:
+    return ClockView(offset.realtime_ns / 1e3, offset.monotonic_ns / 1e3, offset.uncertainty_ns / 1e3)
+
+
+def _program(record: SourceRecord) -> str:
+    return record.hello.program if record.hello else ""
+
+
+def _knows_devices(store: Store) -> bool:
+    found = [sampled.newest for sampled in store.devices.values()]
+    reasons = {each.why for sample in found for device in sample.devices for each in device.unknown}
+    reasons |= {sample.trouble for sample in found}
+    machine = machine_view(store)
+    told = {process.source for process in machine.processes}
+    running = {key for key, record in store.sources.items() if is_live(record)} - set(machine.elsewhere)
+    return bool(found) and reasons.isdisjoint((NO_ANSWER_YET, TWO_SAMPLES)) and running <= told
+
+
+def gpus_of(source: FeedSnapshot) -> list[str]:
+    """Return the names of the GPUs this source is known to use."""
+    return [row.device.name for row in machine_view(source.store, source.stale_s).gpus_of(source.record.key)]
+
+
+def _machines(sources: Iterable[FeedSnapshot]) -> tuple[MachineView, ...]:
+    """Return the machine of each daemon, each once."""
+    stores = {id(source.store): source for source in sources}
+    return tuple(machine_view(source.store, source.stale_s) for source in stores.values() if source.store.devices)
+
+
+def _slowest(seen: Mapping[str, FeedSnapshot], job: Job | None, phase: str | None) -> StragglerView | None:
+    """Return the straggler among the ranks of a job."""
+    if job is None or phase is None:
+        return None
+    heard = (source.record for source in seen.values() if source.stale_s is None)
+    return straggler([other for other in heard if is_live(other) and job_of(other) == job], phase)

@@ -1,0 +1,110 @@
+"""Notable events on the time bar: stalls, processes that begin or end, changes of phase, and verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from cbtop.client.source_record import SourceRecord
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.stall import StallKind, stall_view
+from cbtop.viewmodels.time_travel import Mark
+from cbtop.viewmodels.verdict import Severity
+
+MAX_MARKS = 10_000
+SECOND_NS = 1_000_000_000
+# A verdict begins if a view shows it now, none did for VERDICT_ENDS_NS, and the view existed JUST_BEFORE_NS ago.
+VERDICT_ENDS_NS, JUST_BEFORE_NS = 10 * SECOND_NS, 3 * SECOND_NS
+LOOK_AGAIN_NS = 3 * SECOND_NS // 2  # every other heartbeat, because making the verdicts takes as long as half a frame
+FOUND_WITHIN_NS = 30 * SECOND_NS
+_STILL = (StallKind.STALLED, StallKind.SUSPENDED)
+_URGENCY = list(Mark)
+
+
+class Marks:
+    """The most urgent event in each second since `begin_ns`, on the daemon's clock."""
+
+    def __init__(self, begin_ns: int) -> None:
+        self.begin_ns = begin_ns
+        self.found: dict[int, Mark] = {}
+        self._known: dict[str, bool] | None = None  # every source, and whether it had ended
+        self._phases: dict[str, str] = {}  # per source, the phase that took the most of its last second
+        # Per view: when it was last judged, and when it last had each verdict.
+        self._judged: dict[tuple[str, str | None, bool], tuple[int, dict[str, int]]] = {}
+
+    def forget_before(self) -> None:
+        """Forget the state before a gap: for a source that began or ended during it, the moment is unknown."""
+        self._known = None
+        self._phases.clear()
+
+    def forget_older(self, than_ns: int) -> None:
+        """Drop events before `than_ns`."""
+        for second in [one for one in self.found if self.begin_ns + one * SECOND_NS < than_ns]:
+            del self.found[second]
+
+    def look(self, at_ns: int, records: Iterable[SourceRecord]) -> None:
+        """Note the events in the state of `records` at `at_ns`."""
+        known = list(records)
+        before, self._known = self._known, {one.key: one.has_ended for one in known}
+        for record in known:
+            stall = stall_view(record)
+            if stall and stall.word in _STILL:
+                self._put(at_ns, Mark.STALLED)
+            if before is not None and record.key not in before and (began_ns := _began_ns(record, at_ns)) is not None:
+                self._put(began_ns, Mark.STARTED)
+            if before is not None and record.has_ended and before.get(record.key) is False:
+                self._put(at_ns, Mark.ENDED)
+            phase = _busiest_phase(record)
+            if phase and self._phases.setdefault(record.key, phase) != phase:
+                self._phases[record.key] = phase
+                self._put(at_ns, Mark.PHASE)
+
+    def judge(self, at_ns: int, view: SourceView) -> None:
+        """Note new verdicts on a view at `at_ns`, at most every 1.5 s.
+
+        Notes are ignored: they describe healthy processes.
+        """
+        what = view.key, view.phase, view.window is None
+        seen_ns, known = self._judged.get(what, (None, {}))
+        if seen_ns is not None and 0 <= at_ns - seen_ns < LOOK_AGAIN_NS:
+            return  # already judged; the verdicts of views that do not show them are never made
+        ids = {one.id for one in view.verdicts if one.severity is not Severity.NOTE}
+        if seen_ns is not None and 0 <= at_ns - seen_ns <= JUST_BEFORE_NS:
+            if any(at_ns - known.get(one, -VERDICT_ENDS_NS) >= VERDICT_ENDS_NS for one in ids):
+                self._put(at_ns, Mark.VERDICT)
+        else:
+            known = {}
+        self._judged[what] = at_ns, {**known, **dict.fromkeys(ids, at_ns)}
+
+    def take(self, other: Marks) -> None:
+        """Add events found by `other`, from the begin of this one on."""
+        for second, mark in other.found.items():
+            self._put(other.begin_ns + second * SECOND_NS, mark)
+
+    def since(self, begin_ns: int) -> Mapping[int, Mark]:
+        """Return the same events by second since `begin_ns`."""
+        moved = ((self.begin_ns + second * SECOND_NS - begin_ns) // SECOND_NS for second in self.found)
+        return {second: mark for second, mark in zip(moved, self.found.values(), strict=True) if second >= 0}
+
+    def _put(self, at_ns: int, mark: Mark) -> None:
+        second = (at_ns - self.begin_ns) // SECOND_NS
+        before = self.found.get(second)
+        if second >= 0 and (before is not None or len(self.found) < MAX_MARKS):
+            self.found[second] = mark if before is None else max(mark, before, key=_URGENCY.index)
+
+
+def _began_ns(record: SourceRecord, at_ns: int) -> int | None:
+    """Return when the process said hello, or None if that is not recent: it ran before, or has a different clock."""
+    began_ns = record.hello.monotonic_ns if record.hello else None
+    return began_ns if began_ns is not None and 0 <= at_ns - began_ns <= FOUND_WITHIN_NS else None
+
+
+def _busiest_phase(record: SourceRecord) -> str:
+    """Return the phase that took the most of its last second, or "" if it ran no step."""
+    latest = {phase: (list(samples)[-2:]) for phase, samples in record.history.items() if len(samples) > 1}
+    newest_ns = max((samples[-1].monotonic_ns for samples in latest.values()), default=0)
+    took_ns = {
+        phase: now.time_ns - before.time_ns
+        for phase, (before, now) in latest.items()
+        if now.monotonic_ns == newest_ns and now.time_ns > before.time_ns
+    }
+    return max(took_ns, key=took_ns.__getitem__, default="")

@@ -1,0 +1,274 @@
+"""Plays a recording: a store, brought to any moment or range of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from cbtop.client.range_cut import LEAD_NS, RangeCut
+from cbtop.client.source_record import SourceRecord
+from cbtop.client.store import Store
+from cbtop.client.window import reaches_back_s
+from cbtop.feeds.frame_decoder import FrameDecoder
+from cbtop.feeds.kept_states import KeptStates
+from cbtop.feeds.marks import Marks
+from cbtop.feeds.recording_search import SHOWN, moment_ns
+from cbtop.protocol.errors import DecodeError, LimitError
+from cbtop.protocol.messages import DaemonHello, Heartbeat, RecordBatch
+from cbtop.protocol.recording import Frame, FrameKind, RecordingReader
+from cbtop.viewmodels.selection import is_selected
+
+SLACK = 1.1  # extra reach for a curve: its samples are one a second, and some come late
+# A jump begins this much earlier, and the states at the last keyframes are kept, so that small steps back are fast.
+STEPS_BACK_NS = 15_000_000_000
+RECENT_NS = 10_000_000_000  # a timeline shows the last 10 s, or those before the end of a process
+RANGE_RECENT_NS = 60_000_000_000  # the same for a chosen range
+
+
+@dataclass(slots=True)
+class _Range:
+    """The chosen range of a recording, shown instead of one moment."""
+
+    begin_ns: int
+    end_ns: int
+    from_ns: int | None = None  # time of the last frame before the range; None until the range begins
+    until_ns: int = 0  # time of the last frame in the range
+
+
+class Playback:
+    """The store at a moment of a recording, or after a range of it, and the marks of the part read until then."""
+
+    def __init__(
+        self,
+        reader: RecordingReader,
+        window_s: float,
+        selected: Sequence[str],
+        decoder: FrameDecoder,
+        clock_s: Callable[[], float],
+        curves_s: float,
+    ) -> None:
+        self.store = Store(window_s)
+        self.touched = 0  # frames decoded so far
+        self.refused: set[int] = set()  # offsets of frames with undecodable messages
+        self.reason = ""  # why the last of them was rejected
+        self.marks = Marks(reader.begin_ns)
+        self._reader, self._window_s, self._selected = reader, window_s, selected
+        self._decoder, self._clock_s = decoder, clock_s
+        self._follows_records = False
+        self._frames: Iterator[Frame] = iter(())
+        self._next: Frame | None = None
+        # A jump begins at a keyframe this long before its target: as far back as the longest curve and the window
+        # reach. The view is then the same as after playing everything before.
+        self._reach_ns = round(max(curves_s * SLACK, reaches_back_s(window_s)) * 1e9)
+        self._states = KeptStates(self._reach_ns)
+        self._range: _Range | None = None
+        self.at_ns = self._begun_ns = self._whole_from_ns = self.target_ns = reader.begin_ns
+        self._said_ns = self._begun_ns  # time of the last frame shown
+        self.is_there = False
+        if reader.range_from_ns is None:
+            self._jump(self.target_ns)
+        else:
+            length_s = max(0, reader.end_ns - reader.begin_ns) / 1e9
+            self.select((reader.range_from_ns - reader.begin_ns) / 1e9, length_s)
+        self.advance()
+
+    def _shown(self) -> Iterator[SourceRecord]:
+        """Yield the selected sources."""
+        for record in self.store.sources.values():
+            if not self._selected or is_selected(record, self._selected):
+                yield record
+
+    def select(self, one_s: float, other_s: float) -> None:
+        """Seek to the range between two moments. Only its steps are shown until `aim` goes elsewhere.
+
+        A step belongs to the range if the daemon reported its end within it.
+        """
+        begin_ns, end_ns = sorted((moment_ns(self._reader, one_s), moment_ns(self._reader, other_s)))
+        self._range = _Range(begin_ns, end_ns)
+        self._begin_anew(self._reader.keyframe_before(begin_ns))
+        self.at_ns = self._begun_ns = min(self._next.time_ns if self._next else begin_ns, begin_ns)
+        self.target_ns, self.is_there = end_ns, False
+
+    @property
+    def range_s(self) -> tuple[float, float] | None:
+        """The shown range in seconds from the beginning, or None."""
+        if self._range is None:
+            return None
+        begin_ns, end_ns = (at_ns - self._reader.begin_ns for at_ns in (self._range.begin_ns, self._range.end_ns))
+        return begin_ns / 1e9, end_ns / 1e9
+
+    def cut_out(self) -> RangeCut:
+        """Return the shown range, to be saved as a recording. The caller must close it."""
+        assert self._range is not None
+        return RangeCut(self._reader.duplicate(), self._range.begin_ns, self._range.end_ns)
+
+    def aim(self, to_s: float) -> None:
+        """Set the target to the moment `to_s`, limited to the recording; `advance` goes there.
+
+        Leaves a shown range.
+        """
+        target_ns = moment_ns(self._reader, to_s)
+        was_range, self._range = self._range is not None, None  # after a range, the store lacks what was before it
+        from_ns = max(self.at_ns, self._whole_from_ns)
+        is_ahead = self.at_ns <= target_ns and self._whole_from_ns <= target_ns <= from_ns + self._reach_ns
+        if is_ahead and not was_range:
+            self._begun_ns = self.at_ns
+        elif (state := self._states.before(target_ns)) is not None:
+            self.store = state.store()
+            self._read_from(state.offset)
+            self.at_ns = self._begun_ns = self._whole_from_ns = self._said_ns = state.at_ns
+        else:
+            self._jump(target_ns)
+        self.target_ns, self.is_there = target_ns, False
+
+    def advance(self, limit_s: float = math.inf) -> bool:
+        """Read on for at most `limit_s`. Returns whether the target is reached; until then the view is not valid."""
+        until_s = self._clock_s() + limit_s
+        # A frame dated after the end would block all frames after it, so it counts as being at the end.
+        while self._next is not None and (time_ns := min(self._next.time_ns, self._reader.end_ns)) <= self.target_ns:
+            if self._range is not None:
+                self._enter(self._range, time_ns)
+            elif self._next.kind == FrameKind.KEYFRAME and time_ns >= self._whole_from_ns:
+                self._states.keep(self.store, self._next.offset, time_ns)
+            self._apply(self._next)
+            if self._next.kind in SHOWN:
+                self._said_ns = time_ns
+            self._next = next(self._frames, None)
+            self.at_ns = max(self.at_ns, time_ns)
+            if self._clock_s() >= until_s:
+                return False
+        self.at_ns = self.target_ns
+        if self._range is not None and not self.is_there:
+            self._enter(self._range, self._range.end_ns + 1)
+            self._range.until_ns = self._said_ns
+            if self._follows_records:
+                self._catch_up_in(self._range)
+        self.is_there = True
+        return True
+
+    def _enter(self, chosen: _Range, next_ns: int) -> None:
+        """Begin the range if the next frame belongs to it."""
+        if chosen.from_ns is None and next_ns > chosen.begin_ns:
+            chosen.from_ns = self._said_ns
+            self.store.begin_range((chosen.end_ns - chosen.begin_ns) / 1e9)
+
+    @property
+    def on_its_way(self) -> float | None:
+        """The completed share of the way to the target, or None if it is reached."""
+        way_ns = self.target_ns - self._begun_ns
+        return None if self.is_there else (self.at_ns - self._begun_ns) / way_ns if way_ns > 0 else 1.0
+
+    def follow_records(self, on: bool) -> None:
+        """Start or stop showing every record, which a timeline needs. Nothing else changes."""
+        if on == self._follows_records:
+            return
+        self._follows_records = on
+        self.store.keep_records(on)
+        self._states.clear()  # they were stored with records, or without
+        if self._range is not None:
+            if on and self.is_there:
+                self._catch_up_in(self._range)
+            return
+        go_on = None if self._next is None else self._next.offset
+        if on:
+            go_on = self._catch_up(go_on)
+        if go_on is not None:
+            self._go_on_from(go_on)
+
+    @property
+    def _wanted(self) -> tuple[FrameKind, ...]:
+        follows = self._follows_records and self._range is None
+        return (*SHOWN, FrameKind.RECORDS) if follows else SHOWN
+
+    def _catch_up_in(self, chosen: _Range) -> None:
+        """Show the records of a range: those of its steps, limited to its last minute."""
+        assert chosen.from_ns is not None
+        from_ns = max(chosen.from_ns, chosen.until_ns - RANGE_RECENT_NS)
+        is_before = True
+        for frame in self._records_from(from_ns - LEAD_NS):
+            if frame.time_ns > chosen.until_ns:
+                break
+            if is_before and frame.time_ns > from_ns:
+                self.store.forget_records()
+                is_before = False
+            self._apply(frame)
+        if is_before:
+            self.store.forget_records()
+
+    def _catch_up(self, until: int | None) -> int | None:
+        """Show the last records until now, from frames before offset `until`. Returns the next frame's offset.
+
+        For an ended source these are the records before its end, if that is within the reach of a jump.
+        """
+        behind_ns = self.store.heard_ns - self._said_ns
+        sources = self.store.sources.items()
+        ended = sorted((record.window.now_ns - behind_ns, key) for key, record in sources if record.has_ended)
+        ended = [one for one in ended if one[0] >= self.at_ns - self._reach_ns]
+        while ended and ended[0][0] < self.at_ns - RECENT_NS:
+            first_ns = ended[0][0]
+            together = [key for end_ns, key in ended if end_ns <= first_ns + RECENT_NS]
+            last_ns = min(ended[len(together) - 1][0] + RECENT_NS, self.at_ns)
+            for frame in self._records_from(first_ns - RECENT_NS):
+                if frame.time_ns > last_ns or (until is not None and frame.offset > until):
+                    break
+                self._apply(frame, together)
+            del ended[: len(together)]
+        for frame in self._records_from(self.at_ns - RECENT_NS):
+            if until is not None and frame.offset > until:
+                break
+            if min(frame.time_ns, self._reader.end_ns) > self.at_ns:
+                return frame.offset
+            self._apply(frame)
+        return until
+
+    def _records_from(self, at_ns: int) -> Iterator[Frame]:
+        return self._reader.frames(self._reader.keyframe_before(at_ns), (FrameKind.RECORDS,))
+
+    def _jump(self, target_ns: int) -> None:
+        self._begin_anew(self._reader.keyframe_before(target_ns - self._reach_ns - STEPS_BACK_NS))
+        begins_ns = self._next.time_ns if self._next else target_ns
+        self.at_ns = self._begun_ns = min(begins_ns, target_ns)
+        is_first = begins_ns <= self._reader.begin_ns
+        self._whole_from_ns = self._reader.begin_ns if is_first else begins_ns + self._reach_ns
+
+    def _begin_anew(self, offset: int) -> None:
+        self.store = Store(self._window_s)
+        self.store.keep_records(self._follows_records)
+        self._read_from(offset)
+
+    def _read_from(self, offset: int) -> None:
+        self.marks.forget_before()
+        self._said_ns = self._reader.begin_ns
+        self._go_on_from(offset)
+
+    def _go_on_from(self, offset: int) -> None:
+        self._frames = self._reader.frames(offset, self._wanted)
+        self._next = next(self._frames, None)
+
+    def _apply(self, frame: Frame, of: Collection[str] | None = None) -> None:
+        """Apply a frame. If `of` is given, apply only records of these sources."""
+        self.touched += 1
+        is_known = False
+        try:
+            for message in self._decoder.messages(frame):
+                if of is not None and not (isinstance(message, RecordBatch) and message.source in of):
+                    continue
+                # A keyframe of the daemon we know must not clear the past that is shown. It is also not a moment of
+                # its own, because a live viewer did not hear it.
+                if isinstance(message, DaemonHello):
+                    is_known = self._knows(message)
+                if not (is_known and isinstance(message, DaemonHello | Heartbeat)):
+                    self.store.apply(message)
+                if isinstance(message, Heartbeat):
+                    at_ns = min(frame.time_ns, self._reader.end_ns)
+                    self.marks.look(at_ns, self._shown())
+        except DecodeError as error:
+            self.refused.add(frame.offset)
+            self.reason = str(error)
+            if isinstance(error, LimitError):
+                self._frames = iter(())  # stop until a jump, which starts anew
+
+    def _knows(self, hello: DaemonHello) -> bool:
+        known = self.store.daemon
+        return known is not None and (known.host, known.boot_id, known.pid) == (hello.host, hello.boot_id, hello.pid)

@@ -1,0 +1,117 @@
+"""Searches a recording for steps and data, without showing them."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
+from itertools import chain, islice
+
+from cbtop.client.store import Store
+from cbtop.feeds.frame_decoder import FrameDecoder
+from cbtop.protocol.errors import DecodeError, LimitError
+from cbtop.protocol.messages import SourceCatalog, StatsUpdate
+from cbtop.protocol.recording import FrameKind, RecordingReader
+from cbtop.viewmodels.merge import KEYS_JOINED_BY
+from cbtop.viewmodels.selection import has_data, is_selected
+
+SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)  # record frames are only read for exporters and the timeline
+STEPS_WITHIN_NS = 300_000_000_000  # how far from the current moment steps are searched
+FEW_STEPS_NS = 10_000_000_000  # first attempt when searching backwards
+
+
+def moment_ns(reader: RecordingReader, at_s: float) -> int:
+    """Return the moment `at_s` seconds from the beginning of a recording, limited to it."""
+    length_s = max(0, reader.end_ns - reader.begin_ns) / 1e9
+    return reader.begin_ns + round(min(max(at_s, 0), length_s) * 1e9)
+
+
+class RecordingSearch:
+    """Reads a recording on its own, for all sources or the `selected` ones."""
+
+    def __init__(self, reader: RecordingReader, selected: Sequence[str], decoder: FrameDecoder) -> None:
+        self._reader, self._selected, self._decoder = reader, selected, decoder
+
+    def steps_away(self, from_s: float, steps: int, key: str | None) -> tuple[float, int]:
+        """Return the moment `steps` steps of source `key` after `from_s`, and how many were found.
+
+        Negative `steps` go back.
+
+        A joined key counts the steps of all its members. If `key` is None or has no data, steps of any source
+        count. The search covers five minutes in each direction. Steps reported in one update (four a second) count
+        as one.
+        """
+        from_ns = moment_ns(self._reader, from_s)
+        # The source may be unknown at the moment shown: a history begins before later processes do.
+        keys = None if key is None else frozenset(key.split(KEYS_JOINED_BY))
+        found = self._steps_from(from_ns, steps, keys)
+        if found is None:
+            found = self._steps_from(from_ns, steps, None)
+        if not found:
+            return from_s, 0
+        return (found[-1] - self._reader.begin_ns) / 1e9, len(found)
+
+    def _steps_from(self, from_ns: int, steps: int, keys: Container[str] | None) -> list[int] | None:
+        """Return the moments at which the next (or last) `steps` steps ended, or None without any report of them."""
+        if steps > 0:
+            told = self._steps_told(keys, from_ns, from_ns + STEPS_WITHIN_NS)
+            if (first := next(told, None)) is None:
+                return None
+            return list(islice((at_ns for at_ns in chain([first], told) if at_ns > from_ns), steps))
+        for within_ns in (FEW_STEPS_NS, STEPS_WITHIN_NS):
+            moments = list(self._steps_told(keys, from_ns - within_ns, from_ns))
+            if len(moments) > 1 - steps:  # the oldest is where reading began
+                break
+        # A moment shows the last update before it, so its last step is the first one to take off.
+        return moments[:-1][::-1][:-steps] if moments else None
+
+    def _steps_told(self, keys: Container[str] | None, begin_ns: int, end_ns: int) -> Iterator[int]:
+        """Yield each moment at which an update reported more ended steps, beginning with the first update."""
+        steps, scratch = -1, Store()
+        for frame in self._reader.frames(self._reader.keyframe_before(begin_ns), SHOWN):
+            at_ns = min(frame.time_ns, self._reader.end_ns)
+            if at_ns > end_ns:
+                return
+            try:
+                for message in self._decoder.messages(frame):
+                    if not isinstance(message, SourceCatalog | StatsUpdate):
+                        continue
+                    if keys is None or message.source in keys:
+                        scratch.apply(message)
+            except DecodeError:
+                continue  # counted as damaged once it is shown
+            now = sum(record.steps_ended for record in scratch.sources.values())
+            if scratch.sources and now > steps:
+                yield at_ns
+                steps = now
+
+    def holds_data(self) -> bool:
+        """Whether any record was counted anywhere in the recording. Reads up to the first one."""
+        return any(isinstance(said, StatsUpdate) and any(said.count) for _, said in self._said())
+
+    def first_data_s(self) -> float:
+        """Return the first moment at which a selected process has data, or 0 if none ever has.
+
+        The recording is read up to there.
+        """
+        scratch = Store()
+        for at_ns, said in self._said():
+            try:
+                scratch.apply(said)
+            except (DecodeError, LimitError):
+                continue  # counted as damaged once it is shown
+            record = scratch.sources.get(said.source) if isinstance(said, StatsUpdate) else None
+            if record is None or not has_data(record):
+                continue
+            if not self._selected or is_selected(record, self._selected):
+                return max(0, at_ns - self._reader.begin_ns) / 1e9
+        return 0.0
+
+    def _said(self) -> Iterator[tuple[int, SourceCatalog | StatsUpdate]]:
+        """Yield the catalogs and statistics of processes with their times, from the beginning on."""
+        for frame in self._reader.frames(wanted=SHOWN):
+            at_ns = min(frame.time_ns, self._reader.end_ns)
+            try:
+                for said in frame.messages():
+                    if isinstance(said, SourceCatalog | StatsUpdate):
+                        yield at_ns, said
+            except DecodeError:
+                continue  # counted as damaged already

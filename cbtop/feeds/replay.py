@@ -1,0 +1,197 @@
+"""The replay feed: plays a recording as if it were live, with a position that can be moved."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from cbtop.client import DEFAULT_WINDOW_S
+from cbtop.client.source_record import HISTORY_S
+from cbtop.client.store import Store
+from cbtop.comparison.baseline import Snapshot
+from cbtop.feeds.feed import StoreViews
+from cbtop.feeds.frame_decoder import FrameDecoder
+from cbtop.feeds.playback import Playback
+from cbtop.feeds.recording_search import RecordingSearch
+from cbtop.protocol.recording import MAX_REALTIME_NS, RecordingReader
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.time_travel import Mark, ReplayView, TimeView
+
+
+def baselines_in(path: Path, last_s: float | None = None) -> tuple[Snapshot, ...]:
+    """Return a baseline per process of the recording at `path`, over all of it or its last `last_s` seconds.
+
+    Raises RecordingError or VersionError.
+    """
+    with ReplayFeed(path) as feed:
+        duration_s = feed.duration_s
+    length_s = min(last_s or duration_s, duration_s)
+    with ReplayFeed(path, length_s) as feed:
+        feed.seek(duration_s)
+        return feed.snapshots()
+
+
+class ReplayFeed(StoreViews):
+    """Plays the recording at `path` at `speed`, with all sources or the `selected` ones.
+
+    A file written by `save_range` shows that range at first.
+
+    Raises RecordingError or VersionError.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        window_s: float = DEFAULT_WINDOW_S,
+        speed: float = 1.0,
+        selected: Sequence[str] = (),
+        clock_s: Callable[[], float] = time.monotonic,
+        *,
+        is_history: bool = False,
+        curves_s: float = HISTORY_S,
+    ) -> None:
+        """`is_history`: the file is a daemon's history. After a jump, curves cover at least `curves_s` seconds."""
+        super().__init__(selected)
+        self._is_history = is_history
+        self.is_playing = True
+        self._speed = speed
+        self._clock_s = clock_s
+        self._polled_s = clock_s()
+        self._reader = RecordingReader(path)
+        decoder = FrameDecoder()
+        self.search = RecordingSearch(self._reader, selected, decoder)
+        self.playback = Playback(self._reader, window_s, selected, decoder, clock_s, curves_s)
+
+    @property
+    def store(self) -> Store:
+        return self.playback.store
+
+    def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
+        """Return the view of a source, of the chosen range if there is one."""
+        view = super().view(key, phase, window=window or self.range_s is not None)
+        if view is not None and self.range_s is None and self.on_its_way is None:
+            self.playback.marks.judge(self.now_ns, view)
+        return view
+
+    def merged(
+        self, mode: MergeMode, key: str | None = None, phase: str | None = None, *, window: bool = False
+    ) -> SourceView | None:
+        """Return one view of all sources that belong together, of the chosen range if there is one."""
+        return super().merged(mode, key, phase, window=window or self.range_s is not None)
+
+    @property
+    def duration_s(self) -> float:
+        return max(0, self._reader.end_ns - self._reader.begin_ns) / 1e9
+
+    @property
+    def at_s(self) -> float:
+        """Position in seconds from the beginning."""
+        return (self.playback.target_ns - self._reader.begin_ns) / 1e9
+
+    @property
+    def now_ns(self) -> int:
+        return self.playback.at_ns
+
+    @property
+    def damage(self) -> int:
+        """Number of frames that could not be shown."""
+        return len(self.playback.refused) + self._reader.damaged
+
+    def poll(self, timeout_ms: int = 0) -> None:
+        """Advance by the time that has passed if it plays, shows no range, and is not seeking."""
+        super().poll()
+        now_s = self._clock_s()
+        passed_s, self._polled_s = now_s - self._polled_s, now_s
+        if self.is_playing and self.range_s is None and self.on_its_way is None:
+            self.seek(self.at_s + passed_s * self._speed)
+
+    def seek(self, to_s: float) -> None:
+        """Show the moment `to_s`, limited to the recording."""
+        self.aim(to_s)
+        self.advance()
+
+    def aim(self, to_s: float) -> None:
+        """Set the target to the moment `to_s`, limited to the recording; `advance` goes there.
+
+        Leaves a shown range.
+        """
+        self.playback.aim(to_s)
+
+    def advance(self, limit_s: float = math.inf) -> bool:
+        """Read on for at most `limit_s`. Returns whether the target is reached; until then the view is not valid."""
+        return self.playback.advance(limit_s)
+
+    def select(self, one_s: float, other_s: float) -> None:
+        """Seek to the range between two moments. Only its steps are shown until `aim` goes elsewhere.
+
+        A step belongs to the range if the daemon reported its end within it.
+        """
+        self.playback.select(one_s, other_s)
+
+    @property
+    def range_s(self) -> tuple[float, float] | None:
+        """The shown range in seconds from the beginning, or None."""
+        return self.playback.range_s
+
+    @property
+    def on_its_way(self) -> float | None:
+        """The completed share of the way to the target, or None if it is reached."""
+        return self.playback.on_its_way
+
+    @property
+    def marks(self) -> Mapping[int, Mark]:
+        """Events by second, in the part read until now."""
+        return self.playback.marks.found
+
+    def watched(self) -> TimeView:
+        """Return the whole recording, with the events in the part read until now."""
+        return TimeView(self.at_s, self.duration_s, self.marks, self.range_s)
+
+    def follow_records(self, on: bool) -> None:
+        """Start or stop showing every record, which a timeline needs. Nothing else changes."""
+        self.playback.follow_records(on)
+
+    def replay(self) -> ReplayView:
+        """Return the position and the description of the recording."""
+        origin = self._reader.origin
+        begin_ns = origin.realtime_ns + self._reader.begin_ns - origin.monotonic_ns
+        return ReplayView(
+            file=self._reader.path.name,
+            host=origin.host,
+            recorded_s=min(max(begin_ns, 0), MAX_REALTIME_NS) / 1e9,
+            at_s=self.at_s,
+            duration_s=self.duration_s,
+            is_complete=self._reader.is_closed,
+            is_history=self._is_history,
+            range_s=self.range_s,
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        """Always true: a recording is complete at every moment."""
+        return True
+
+    @property
+    def left_out(self) -> str:
+        """The number, names and reasons of sources dropped for lack of room; empty if none."""
+        return self.store.complaint()
+
+    @property
+    def refused(self) -> str:
+        """Always empty: a recording rejects no viewer."""
+        return ""
+
+    def status(self) -> str:
+        """Return one line about the recording."""
+        damaged = f" · damaged messages: {self.damage}" if self.damage else ""
+        damaged += f" ({self.playback.reason})" if self.playback.reason else ""
+        left_out = f" · {self.left_out}" if self.left_out else ""
+        name = "what its daemon remembers" if self._is_history else self._reader.path.name
+        return f"{name}{'' if self._speed == 1 else f' · {self._speed:g}×'}{damaged}{left_out}"
+
+    def close(self) -> None:
+        """Close the file."""
+        self._reader.close()

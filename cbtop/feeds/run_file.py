@@ -1,0 +1,323 @@
+"""Runs in a JSON file, `cbtop.runs/1`: the comparable figures of recordings, in a thousandth of their size."""
+
+# Rules
+# - The input is untrusted: every field has a type and bounds, every text is sanitised, and an error names what is
+#   wrong.
+# - The file is written under a temporary name and renamed when complete.
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cbtop.comparison.baseline import Surroundings
+from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, PlaceTimes
+from cbtop.comparison.noise import Figure
+from cbtop.comparison.runs import Pace, Run, StepGroup, TooShort
+from cbtop.errors import CbtopError, UsageError
+from cbtop.protocol.codec import sanitise
+from cbtop.protocol.vocabulary import BrickCategory
+
+SCHEMA = "cbtop.runs/1"
+MAX_FILE_BYTES = 64 << 20
+MAX_RUNS, MAX_PARTS, MAX_PLACES, MAX_LISTED, MAX_CHARS = 64, 256, 1 << 16, 1 << 12, 1 << 10
+MAX_NUMBER = 1e18
+
+FileT = TypeVar("FileT")
+_FIGURE = (
+    "mean",
+    "error",
+    "blocks",
+    "median_us",
+    "slope",
+    "slope_error",
+    "scatter",
+    "runs",
+    "own_error",
+    "own_scatter",
+)
+
+
+def is_run_file(path: Path) -> bool:
+    """Whether the file begins like JSON."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(64).lstrip()[:1] == b"{"
+    except OSError:
+        return False
+
+
+def write_runs(path: Path, runs: Sequence[Run], *, overwrite: bool = False) -> None:
+    """Write `runs` to a file. Raises UsageError if it exists or cannot be written."""
+    if path.exists() and not overwrite:
+        raise UsageError(f"{path} exists; pass --force to overwrite it")
+    text = json.dumps({"schema": SCHEMA, "runs": [_run(run) for run in runs]}, allow_nan=False)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(text + "\n", encoding="utf-8")
+        unfinished.replace(path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise UsageError(f"{path}: {error.strerror}") from error
+
+
+def read_runs(path: Path) -> list[Run]:
+    """Return the runs in the file at `path`. Raises UsageError with what is wrong in it."""
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise UsageError(f"{path}: more than {MAX_FILE_BYTES >> 20} MiB, which no file of runs has")
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: not JSON: {error}") from error
+    try:
+        said = _mapping(document, "the file")
+        if said.get("schema") != SCHEMA:
+            raise _WrongError(
+                f"schema {said.get('schema')!r}, {SCHEMA!r} is wanted: write it with `cbtop diff --save`"
+            )
+        if not (runs := _list(said.get("runs"), "runs", MAX_RUNS)):
+            raise _WrongError("runs: there is none in it")
+        return [_decoded(one) for one in runs]
+    except _WrongError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+class _WrongError(CbtopError):
+    """A field that is invalid."""
+
+
+def _run(run: Run) -> dict[str, Any]:
+    at = run.surroundings
+    return {
+        "name": run.name,
+        "key": run.key,
+        "surroundings": {name: getattr(at, name) for name in _SURROUNDINGS} | {"devices": list(at.devices)},
+        "clock_resolution_us": run.clock_resolution_us,
+        "covers_s": run.covers_s,
+        "lost": run.lost,
+        "seen": run.seen,
+        "untrusted": run.untrusted,
+        "is_cut": run.is_cut,
+        "is_gone": run.is_gone,
+        "gpu_clock_mhz": run.gpu_clock_mhz,
+        "host_busy_percent": run.host_busy_percent,
+        "paces": [[pace.cache_us, pace.memory_us] for pace in run.paces],
+        "failed_checks": list(run.failed_checks),
+        "too_short": [[one.phase, one.steps, one.needed, one.time_us] for one in run.too_short],
+        "kernels": [[*_brick_out(brick), list(names)] for brick, names in run.kernels.items()],
+        "parts": [_part(part) for part in run.parts],
+    }
+
+
+def _part(part: StepGroup) -> dict[str, Any]:
+    return {name: getattr(part, name) for name in _PART} | {
+        "work": list(part.work),
+        "wall_us": _figure_out(part.wall_us),
+        "inside_us": _figure_out(part.inside_us),
+        "typical_us": _figure_out(part.typical_us),
+        "budgets": [[*_brick_out(brick), budget_us] for brick, budget_us in part.budgets.items()],
+        "places": [
+            {
+                "brick": None if brick is None else _brick_out(brick),
+                "layer": layer,
+                "calls": one.calls,
+                **{name: _figure_out(getattr(one, name)) for name in ("time", "typical", "p50", "p99")},
+            }
+            for (brick, layer), one in part.places.items()
+        ],
+    }
+
+
+def _brick_out(brick: Brick) -> list[Any]:
+    return [brick[0], brick[1].name]
+
+
+def _figure_out(figure: Figure | None) -> list[float | None] | None:
+    return None if figure is None else [getattr(figure, name) for name in _FIGURE]
+
+
+def _decoded(document: object) -> Run:
+    said = _mapping(document, "a run")
+    at = _mapping(said.get("surroundings"), "surroundings")
+    plain = {name: check(at.get(name), name) for name, check in _SURROUNDINGS.items()}
+    devices = tuple(_text(one, "devices") for one in _list(at.get("devices"), "devices", MAX_LISTED))
+    kernels = {}
+    for one in _list(said.get("kernels"), "kernels", MAX_LISTED):
+        name, category, names = _row(one, "kernels", 3)
+        kernels[_brick([name, category])] = tuple(
+            _text(each, "kernels") for each in _list(names, "kernels", MAX_LISTED)
+        )
+    too_short = []
+    for one in _list(said.get("too_short"), "too_short", MAX_LISTED):
+        row = _list(one, "too_short", 4)
+        phase, steps, needed, time_us = _row([*row, *[0.0] * (4 - len(row))], "too_short", 4)  # older: no time
+        counts = _whole(steps, "steps"), _whole(needed, "needed")
+        too_short.append(TooShort(_text(phase, "phase"), *counts, _positive(time_us, "time_us")))
+    return Run(
+        name=_text(said.get("name"), "name"),
+        key=_text(said.get("key"), "key"),
+        surroundings=Surroundings(devices=devices, **plain),
+        clock_resolution_us=_or_none(_positive)(said.get("clock_resolution_us"), "clock_resolution_us"),
+        covers_s=_positive(said.get("covers_s"), "covers_s"),
+        parts=tuple(_part_in(one) for one in _list(said.get("parts"), "parts", MAX_PARTS)),
+        too_short=tuple(too_short),
+        kernels=kernels,
+        lost=_whole(said.get("lost"), "lost"),
+        seen=_whole(said.get("seen"), "seen"),
+        untrusted=_text(said.get("untrusted"), "untrusted"),
+        is_cut=said.get("is_cut") is True,
+        is_gone=said.get("is_gone") is True,
+        gpu_clock_mhz=_or_none(_positive)(said.get("gpu_clock_mhz"), "gpu_clock_mhz"),
+        host_busy_percent=_or_none(_positive)(said.get("host_busy_percent"), "host_busy_percent"),
+        paces=tuple(_pace(one) for one in _list(said.get("paces", []), "paces", MAX_LISTED)),  # older files: none
+        failed_checks=tuple(
+            _text(one, "failed_checks") for one in _list(said.get("failed_checks"), "failed_checks", MAX_LISTED)
+        ),
+    )
+
+
+def _pace(value: object) -> Pace:
+    cache_us, memory_us = (_positive(one, "paces") for one in _row(value, "paces", 2))
+    return Pace(cache_us, memory_us)
+
+
+def _part_in(document: object) -> StepGroup:
+    said = _mapping(document, "a part")
+    tokens, sequences = _row(said.get("work"), "work", 2)
+    said = {"failed": 0, **said}  # older files lack it
+    plain = {name: check(said.get(name), name) for name, check in _PART.items()}
+    places: dict[Place, PlaceTimes] = {}
+    for one in _list(said.get("places"), "places", MAX_PLACES):
+        place = _mapping(one, "a place")
+        brick = None if place.get("brick") is None else _brick(place["brick"])
+        layer = _or_none(_text)(place.get("layer"), "layer")
+        typical, p50, p99 = (_or_none(_figure)(place.get(name), name) for name in ("typical", "p50", "p99"))
+        places[brick, layer] = PlaceTimes(
+            _figure(place.get("time"), "time"), typical, p50, p99, _positive(place.get("calls"), "calls")
+        )
+    for needed in (WHOLE_STEP, (BETWEEN_BRICKS, None)):
+        if needed not in places:
+            raise _WrongError("places: the whole step and what lies between bricks are wanted")
+    if plain["unit"] not in ("token", "step") or plain["steps"] < 1:
+        raise _WrongError("a part: a unit `token` or `step`, and one step or more are wanted")
+    budgets = {}
+    for one in _list(said.get("budgets", []), "budgets", MAX_LISTED):
+        name, category, budget_us = _row(one, "budgets", 3)
+        budgets[_brick([name, category])] = _positive(budget_us, "budgets")
+    wall_us, inside_us = (_figure(said.get(name), name) for name in ("wall_us", "inside_us"))
+    typical_us = _or_none(_figure)(said.get("typical_us"), "typical_us")
+    if not (wall_us.mean > 0 and inside_us.mean > 0) or (typical_us and not typical_us.mean > 0):
+        raise _WrongError("wall_us, inside_us and typical_us: no step takes no time")
+    return StepGroup(
+        work=(_or_none(_whole)(tokens, "work"), _or_none(_whole)(sequences, "work")),
+        wall_us=wall_us,
+        inside_us=inside_us,
+        typical_us=typical_us,
+        places=places,
+        budgets=budgets,
+        **plain,
+    )
+
+
+def _figure(value: object, what: str) -> Figure:
+    mean, error, blocks, median, slope, slope_error, scatter, runs, own, own_scatter = _row(value, what, len(_FIGURE))
+    found = Figure(
+        _number(mean, what),
+        _positive(error, what),
+        _whole(blocks, what),
+        _or_none(_number)(median, what),
+        _number(slope, what),
+        _positive(slope_error, what),
+        _positive(scatter, what),
+        _whole(runs, what),
+        _or_none(_positive)(own, what),
+        _positive(own_scatter, what),
+    )
+    if found.blocks < 2 or found.runs < 1:
+        raise _WrongError(f"{what}: of {found.blocks} blocks and {found.runs} runs; two and one are the least")
+    return found
+
+
+def _brick(value: object) -> Brick:
+    name, category = _row(value, "brick", 2)
+    if _text(category, "brick") not in BrickCategory.__members__:
+        raise _WrongError(f"brick: {category!r} is no category")
+    return _text(name, "brick"), BrickCategory[category]
+
+
+def _mapping(value: object, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise _WrongError(f"{what}: an object is wanted")
+    return value
+
+
+def _list(value: object, what: str, most: int) -> list[Any]:
+    if not isinstance(value, list) or len(value) > most:
+        raise _WrongError(f"{what}: a list of at most {most} is wanted")
+    return value
+
+
+def _row(value: object, what: str, length: int) -> list[Any]:
+    if len(found := _list(value, what, length)) != length:
+        raise _WrongError(f"{what}: a list of {length} is wanted")
+    return found
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str) or len(value) > MAX_CHARS:
+        raise _WrongError(f"{what}: a text of at most {MAX_CHARS} characters is wanted")
+    return sanitise(value)
+
+
+def _number(value: object, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_NUMBER:
+        raise _WrongError(f"{what}: a number is wanted")
+    return float(value)
+
+
+def _positive(value: object, what: str) -> float:
+    if not (found := _number(value, what)) >= 0:
+        raise _WrongError(f"{what}: a number from 0 on is wanted")
+    return found
+
+
+def _whole(value: object, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_NUMBER:
+        raise _WrongError(f"{what}: a whole number from 0 on is wanted")
+    return value
+
+
+def _or_none(check: Callable[[object, str], FileT]) -> Callable[[object, str], FileT | None]:
+    return lambda value, what: None if value is None else check(value, what)
+
+
+_SURROUNDINGS: dict[str, Callable[[object, str], Any]] = {
+    "program": _text,
+    "pid": _whole,
+    "rank": _or_none(_whole),
+    "model": _or_none(_text),
+    "architecture": _or_none(_text),
+    "quantization": _or_none(_text),
+    "layers": _or_none(_whole),
+    "backend": _or_none(_text),
+    "threads": _or_none(_whole),
+    "host": _text,
+    "sample_every": _whole,
+}
+_PART: dict[str, Callable[[object, str], Any]] = {
+    "phase": _text,
+    "unit": _text,
+    "steps": _whole,
+    "warm_up": _whole,
+    "failed": _whole,
+    "tokens": _or_none(_positive),
+    "sequences": _or_none(_positive),
+    "cached": _or_none(_positive),
+    "cached_least": _or_none(_positive),
+    "cached_most": _or_none(_positive),
+}

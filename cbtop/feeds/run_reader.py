@@ -1,0 +1,187 @@
+"""The runs in a recording: the last known state of each process, and its records in blocks of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+
+from cbtop.client.source_record import SourceRecord
+from cbtop.comparison.noise import MIN_BLOCKS
+from cbtop.comparison.runs import Run, StepGroup, TooShort, kernels_of, part_of
+from cbtop.comparison.step_blocks import STEPS_A_BLOCK, StepBlocks
+from cbtop.feeds.feed import FeedSnapshot, gpus_of
+from cbtop.feeds.replay import ReplayFeed
+from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.profiler.analysis.stats import sane
+from cbtop.protocol.codec import sanitise
+from cbtop.protocol.errors import DecodeError
+from cbtop.protocol.messages import Device, DeviceSample, Heartbeat, RecordBatch, SourceState
+from cbtop.protocol.record_batch import RecordTally, unpack
+from cbtop.protocol.recording import FrameKind, RecordingReader
+from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
+from cbtop.viewmodels.snapshot import surroundings_of
+from cbtop.viewmodels.stall import StallKind, stall_view
+
+LEAST_STEPS = MIN_BLOCKS * STEPS_A_BLOCK
+
+
+@dataclass(slots=True)
+class _Read:
+    """A process being read: its records, the samples of its devices with their times, and its last live state."""
+
+    seen: FeedSnapshot
+    blocks: StepBlocks
+    tally: RecordTally
+    first_ns: int | None = None
+    last_ns: int = 0
+    gpus: list[tuple[int, Device]] = field(default_factory=list)
+    host: list[tuple[int, Device]] = field(default_factory=list)
+    ran: tuple[int, SourceState] | None = None
+
+    def while_it_ran(self, samples: Sequence[tuple[int, Device]]) -> list[Device]:
+        """Return the samples taken while steps were recorded, because an idle device has a different clock."""
+        return [one for at_ns, one in samples if (self.first_ns or 0) <= at_ns <= self.last_ns]
+
+    @property
+    def record(self) -> SourceRecord:
+        return self.seen.record
+
+
+def runs_in(path: Path, selected: Sequence[str] = ()) -> list[Run]:
+    """Return a run for each process that recorded steps in the recording at `path`, or for the `selected` ones.
+
+    Records lost on the way or from before the recording are counted. Raises RecordingError or VersionError, and
+    DecodeError if it holds more than fits in memory.
+    """
+    with ReplayFeed(path, selected=selected) as feed:
+        feed.seek(feed.duration_s)
+        read = {
+            key: _Read(seen, StepBlocks(seen.record.nodes), RecordTally())
+            for key, seen in feed.seen().items()
+            if len(seen.record.nodes)
+        }
+        damage = f"{sanitise(path.name)}: {feed.status()}" if feed.damage else ""
+    reader = RecordingReader(path)
+    try:
+        refused = _read(reader, read)
+        damaged, is_cut = reader.damaged + refused, not reader.is_closed
+    finally:
+        reader.close()
+    name = sanitise(path.name)
+    if damaged and not damage:
+        damage = f"{name} has damaged frames, {damaged}: what they held is missing"
+    known = [one for one in read.values() if one.blocks.steps or one.tally.dropped]
+    return [_run(name, one, damage, is_cut=is_cut) for one in known]
+
+
+def _read(reader: RecordingReader, read: dict[str, _Read]) -> int:
+    """Pass on the records of each process. Returns the number of frames that could not be decoded."""
+    refused = 0
+    for frame in reader.frames(wanted=(FrameKind.RECORDS, FrameKind.LIVE)):
+        try:
+            for message in frame.messages():
+                if isinstance(message, RecordBatch) and (source := read.get(message.source)):
+                    _take(source, message)
+                elif isinstance(message, DeviceSample):
+                    for each in read.values():
+                        _take_sample(each, message)
+                elif isinstance(message, Heartbeat):
+                    for state in message.sources:
+                        if state.state is SourceStatus.LIVE and (source := read.get(state.source)):
+                            source.ran = message.monotonic_ns, state
+        except DecodeError:
+            refused += 1
+    return refused
+
+
+def _take(source: _Read, message: RecordBatch) -> None:
+    batch = unpack(message)
+    known = source.tally.take(message)
+    fit = sane(batch, len(source.record.nodes))
+    fit[:known] = False
+    batch = batch.only(fit)
+    calls = batch.calls()
+    if len(calls.node):
+        began_ns = int(calls.start_ns.min())
+        source.first_ns = began_ns if source.first_ns is None else min(source.first_ns, began_ns)
+        source.last_ns = max(source.last_ns, int(calls.end_ns.max()))
+    source.blocks.take(batch)
+
+
+def _take_sample(source: _Read, sample: DeviceSample) -> None:
+    hello = source.record.hello
+    if hello is None or hello.pid_namespace != sample.pid_namespace:
+        return
+    for device in sample.devices:
+        if device.kind is DeviceKind.CPU:
+            source.host.append((sample.monotonic_ns, device))
+        elif any((one.pid, one.process_start) == (hello.pid, hello.process_start) for one in device.processes):
+            source.gpus.append((sample.monotonic_ns, device))
+
+
+def _usual(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _stall(name: str, source: _Read) -> str:
+    """Return a text if a process hung at the end of its recording or until it was gone, else "".
+
+    No step figure includes that time.
+    """
+    record, how = source.record, "is"
+    if record.state is None or record.state.state is not SourceStatus.LIVE:
+        if source.ran is None or source.last_ns >= source.ran[0]:  # it made progress before it ended
+            return ""
+        record, how = replace(record, state=source.ran[1]), "was gone when it had been"
+    found = stall_view(record)
+    if found is None or found.word not in (StallKind.STALLED, StallKind.SUSPENDED):
+        return ""
+    place = f" in {' → '.join(found.place)}" if found.place else ""
+    return (
+        f"{name}: the process {how} {found.word} for {found.age_s:.0f} s{place}, which is in no figure of its steps"
+    )
+
+
+def _run(name: str, source: _Read, damage: str, *, is_cut: bool) -> Run:
+    record, table = source.record, source.record.nodes
+    parts: list[StepGroup] = []
+    too_short: list[TooShort] = []
+    for work, blocks in source.blocks.blocks().items():
+        part = part_of(table, work, blocks)
+        if part is None:
+            needed = LEAST_STEPS * max(1, record.sample_every)
+            steps, time_us = source.blocks.count_of(work), source.blocks.time_us_of(work)
+            too_short.append(TooShort(display_name(table[work.step]), steps, needed, time_us))
+        else:
+            parts.append(part)
+    by_index = sorted({(one.index, one.uuid, one.name) for _, one in source.gpus})
+    gpus = [of_name for _, _, of_name in by_index]
+    hello, state, tally = record.hello, record.state, source.tally
+    faulty = state is not None and state.state is SourceStatus.FAULTY
+    lost = tally.dropped + tally.missed
+    return Run(
+        name=name,
+        key=record.key,
+        # The last device sample may be from after the process ended.
+        surroundings=surroundings_of(record, gpus or gpus_of(source.seen)),
+        gpu_clock_mhz=_usual(one.clock_mhz for one in source.while_it_ran(source.gpus)),
+        host_busy_percent=_usual(one.utilization_percent for one in source.while_it_ran(source.host)),
+        clock_resolution_us=hello.clock_resolution_ns / 1e3 if hello and hello.clock_resolution_ns else None,
+        covers_s=(source.last_ns - (source.first_ns or source.last_ns)) / 1e9,
+        parts=tuple(parts),
+        too_short=tuple(too_short),
+        kernels=kernels_of(table),
+        lost=lost,
+        seen=lost + tally.taken,
+        untrusted=f"{name} is not to be trusted: {state.reason}"
+        if faulty and state
+        else damage or _stall(name, source),
+        is_cut=is_cut,
+        is_gone=state is not None and state.state is SourceStatus.GONE,
+        failed_checks=tuple(
+            f"{check.brick}: {check.assertion}" for check in record.checks.values() if not check.passed
+        ),
+    )

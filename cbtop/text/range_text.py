@@ -1,0 +1,76 @@
+"""How the time range of figures, and its parts, are written."""
+
+from __future__ import annotations
+
+from cbtop.text.breakdown_text import longest
+from cbtop.text.time_text import between, since
+from cbtop.units import NOT_MEASURED, count, duration, percent
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.sources import SourceRow
+from cbtop.viewmodels.time_range import TimeRangeView
+
+
+def shown_time(source: SourceView, *, with_date: bool = False) -> str:
+    """Format the time range of figures: `last 10.4 s`, `its last 10.4 s` if it has ended, `since 20:02:11`.
+
+    For a merge with some running members, `last 10.4 s of the 2 that run`, because its window only has those. For a
+    range, `20:02:11.3–20:02:19.8, 41 steps`. For a sum, whose members have different ranges, `since 20:02:11 at the
+    earliest`.
+    """
+    if source.window is not None and source.window.range_s is not None:
+        steps = f", {count(source.steps.count)} step{'s' * (source.steps.count != 1)}" if source.steps else ""
+        return f"{between(source.window.range_s, with_date=with_date)}{steps}"
+    if source.window is not None:
+        runs, members = (source.merged.running, len(source.merged.members)) if source.merged is not None else (0, 0)
+        its = "its " if source.state in ("ended", "gone", "faulty") and not runs else ""
+        whose = f" of the {runs} that run{'s' * (runs == 1)}" if 0 < runs < members else ""
+        return f"{its}last {source.window.covers_s:.1f} s{whose}"
+    if source.since_s is None:
+        return "all that was seen"
+    is_sum = source.merged is not None and source.merged.mode is MergeMode.SUM
+    begun = since(source.since_s, source.time_range.wall_us if source.time_range else None, with_date=with_date)
+    return f"since {begun}{' at the earliest' * is_sum}"
+
+
+def between_steps(found: TimeRangeView | None) -> str:
+    """Format `between steps 49.7 % (4.97 s of 10.0 s)`, `at least` if steps count whole; "" if unknown."""
+    if found is None or found.between_us is None:
+        return ""
+    if found.since_last_us == found.wall_us:
+        return f"no step has ended in these {duration(found.wall_us)}"
+    share = f"{'at least ' * found.counts_whole}{percent(found.between_percent)}"
+    return f"between steps {share} ({duration(found.between_us)} of {duration(found.wall_us)})"
+
+
+def time_range(source: SourceView) -> str:
+    """Format `wall clock 10.0 s = in steps 5.01 s + between steps 4.97 s (49.7 %) + since the last one …`."""
+    found = source.time_range
+    if found is None:
+        return ""
+    is_sum = source.merged is not None and source.merged.mode is not MergeMode.MAX
+    is_last = source.window is not None and source.window.range_s is None
+    many = 0 if source.merged is None else (is_last and source.merged.running) or len(source.merged.members)
+    added = f" (of {many} processes, added up)" if is_sum else ""
+    wall = f"wall clock {duration(found.wall_us)}{added}"
+    if found.in_steps_us is None:
+        return f"{wall}: in how much of it steps ran is {NOT_MEASURED}"
+    phases = ", ".join(f"{phase.name} {duration(phase.us)}" for phase in found.by_phase)
+    in_steps = f"in steps {duration(found.in_steps_us)}{f' ({phases})' if len(found.by_phase) > 1 else ''}"
+    names = f"; outside of steps ran {longest(source.outside)}" if source.outside else ""
+    between = f"between steps {duration(found.between_us)} ({percent(found.between_percent)}{names})"
+    parts = [in_steps, between]
+    if found.since_last_us is not None:
+        says = f" (it says: {source.activity})" if source.activity else ""
+        parts.append(f"since the last one ended {duration(found.since_last_us)}{says}")
+    whole = " (a step that began before counts whole: when it ran is not known)" if found.counts_whole else ""
+    return f"{wall} = {' + '.join(parts)}{whole}"
+
+
+def rates_since(row: SourceRow) -> str:
+    """Format the time range of its rates: `20:02:11`, `last 10.4 s`."""
+    if row.window is not None and row.window.range_s is not None:
+        return between(row.window.range_s)
+    if row.window is not None:
+        return f"last {row.window.covers_s:.1f} s"
+    return NOT_MEASURED if row.since_s is None else since(row.since_s, row.wall_us)

@@ -1,0 +1,79 @@
+"""How much of a process was recorded, and at what cost."""
+
+from __future__ import annotations
+
+from cbtop.protocol.messages import Sampling
+from cbtop.units import NOT_MEASURED, count, counted, duration, percent
+from cbtop.viewmodels.layers import MIN_STEPS
+from cbtop.viewmodels.loss import LossView
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.steps import WarmUpView
+
+
+def sample(every: int | None) -> str:
+    """Format `a sample: one step in 10`; "" if every step is recorded."""
+    if every is None:
+        return "a sample: some processes leave steps out"
+    return f"a sample: one step in {every:,}" if every > 1 else ""
+
+
+def inside_of_all(source: SourceView) -> str:
+    """Return the number of recorded steps behind bricks and layers, if it is small or covers all steps; else ""."""
+    steps = source.steps
+    if steps is None or not steps.recorded:
+        return ""
+    few = f"{counted(steps.recorded, 'recorded step')}"
+    if source.is_inside_of_all:
+        return f"bricks and layers: of {few} since the warm-up, for these seconds have fewer than {MIN_STEPS}"
+    return f"bricks and layers: of {few} only" if steps.recorded < min(MIN_STEPS, steps.count) else ""
+
+
+def warm_up(found: WarmUpView) -> str:
+    """Return a line about the warm-up steps."""
+    line = f"warm-up: {counted(found.steps, 'step')}, {duration(found.took_us)}"
+    return (
+        f"{line}, in no other figure" if found.has_ended else f"{line}; figures are of these: nothing else has ended"
+    )
+
+
+def overhead(sampling: Sampling) -> str:
+    """Format the cost of recording: `costs at least 0.62% of its steps' time (95 %: 0.41 to 0.80; …)`.
+
+    Costs that are invisible in the process are not included, such as the model's loss of processor cache.
+    """
+    cost, low, high = sampling.overhead_percent, sampling.low_percent, sampling.high_percent
+    allowed = f"at most {sampling.allowed_percent:g} is allowed"
+    if cost is None or low is None or high is None:
+        return f"what recording costs its steps is {NOT_MEASURED}: too few were compared yet ({allowed})"
+    return f"recording costs at least {cost:.2f}% of its steps' time (95 %: {low:.2f} to {high:.2f}; {allowed})"
+
+
+def short_overhead(sampling: Sampling | None) -> str:
+    """Format the lower bound of recording's cost in steps, with its interval (95 %): `≥0.62 % (0.41–0.80)`."""
+    if sampling is None or sampling.overhead_percent is None:
+        return NOT_MEASURED
+    low, high = sampling.low_percent, sampling.high_percent
+    bounds = "" if low is None or high is None else f" ({low:.2f}–{high:.2f})"
+    return f"≥{sampling.overhead_percent:.2f} %{bounds}"
+
+
+def no_bricks(view: SourceView) -> str:
+    """Return why no brick is shown, and what to do.
+
+    For example `none of the 7,000 decode steps was recorded: one in 10,000 is: recording costs …`.
+    """
+    steps, every = view.steps, view.sample_every
+    if steps is None or not steps.count or steps.recorded or every is None or every <= 1:
+        return "no brick of this phase was recorded in this time"
+    way_out = "`cbtop run --overhead PERCENT` lets it cost more"
+    why = f": {overhead(view.overhead)}; {way_out}" if view.overhead is not None else ""
+    return f"none of the {counted(steps.count, f'{steps.phase} step')} was recorded: one in {every:,} is{why}"
+
+
+def losses(loss: LossView) -> str:
+    """Format `95,879 produced, 1,200 lost (1.3 % since the daemon looked), 300 before attach, 4 unread`."""
+    share = f" ({percent(loss.lost_percent)} since the daemon looked)" if loss.lost else ""
+    parts = [f"{count(loss.produced)} produced", f"{count(loss.lost)} lost{share}"]
+    parts += [f"{count(loss.before_attach)} before attach", f"{count(loss.unread)} unread"]
+    parts += [f"{count(loss.left_out)} announcements left out"] if loss.left_out else []
+    return ", ".join(parts)

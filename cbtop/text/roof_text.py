@@ -1,0 +1,55 @@
+"""How roofs, and the bricks below them, are written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cbtop.profiler.analysis.roofline import NO_ROOF, SHARED
+from cbtop.protocol.messages import BUSY_PERCENT
+from cbtop.protocol.vocabulary import LAUNCH_BOUND
+from cbtop.units import NOT_MEASURED, counted, number, percent, whole, with_unit
+from cbtop.viewmodels.bricks import BrickRow
+from cbtop.viewmodels.roofline import CeilingRow
+
+
+def limit(row: BrickRow) -> str:
+    """Format which roof bounds a brick, and the used part of it: `memory 79 %`, `? latency 12 %`."""
+    if row.roof is None:
+        return NOT_MEASURED
+    mark = "⚠ " if row.above_roof else "? " if row.roof_unsure else ""
+    word = {NO_ROOF: "latency", SHARED: "shared"}.get(row.roof.bound, row.roof.bound)
+    return f"{mark}{word} {whole(row.percent_of_roof)} %"
+
+
+def ceiling_rounds(row: CeilingRow) -> str:
+    """Format the rounds and the load: `best of 12 rounds, median 19.00, lowest 12.50, spread 5.0 %, load 3 %`.
+
+    A short measurement is called `short`.
+    """
+    of = "" if row.rounds is None else f"best of {counted(row.rounds, 'round')}, "
+    unsure = ": unsure" if row.is_unsure else ""
+    load = with_unit(whole(row.load_percent), "%")
+    spread = f"spread {percent(row.spread_percent)}{unsure}"
+    short = ", short" if row.is_short else ""
+    return f"{of}median {number(row.median)}, lowest {number(row.lowest)}, {spread}, load {load}{short}"
+
+
+def ceiling_doubts(ceilings: Sequence[CeilingRow]) -> list[str]:
+    """Return why roofs may be inaccurate: rounds that differ much, and use by others meanwhile."""
+    found = []
+    if unsure := [row for row in ceilings if row.is_unsure]:
+        named = ", ".join(f"{row.name} (spread {percent(row.spread_percent)})" for row in unsure)
+        found.append(f"unsure: {named}")
+    if busy := [row for row in ceilings if (row.load_percent or 0) >= BUSY_PERCENT]:
+        most = max(row.load_percent or 0 for row in busy)
+        found.append(f"may be low: others used up to {whole(most)} % of the machine meanwhile")
+    return found
+
+
+def without_work(names: Sequence[str]) -> str:
+    """Return the bricks missing on the roofline by reason: no declared work, or their device waited for the host."""
+    waited = f", {LAUNCH_BOUND}"
+    silent = [name for name in names if not name.endswith(waited)]
+    bound = [name.removesuffix(waited) for name in names if name.endswith(waited)]
+    whys = (("no FLOP or no bytes declared", silent), (f"{LAUNCH_BOUND}, so without a rate", bound))
+    return "; ".join(f"{why}: {', '.join(those)}" for why, those in whys if those)

@@ -1,0 +1,447 @@
+"""The statistics of bricks, categories, graph nodes, devices and processes: one table, and where each is shown.
+
+The screen's columns, the panel of one brick, the text report, the JSON and the help are all made from this file. To
+add a statistic, add a row to STATISTICS, its key to the lists at the end and, for new data, a field to its view model
+(viewmodels/bricks.py, categories.py, graph.py, devices.py). The JSON contains every row.
+"""
+
+# Rules
+# - A statistic is the attribute of the row that has the name of its JSON key.
+# - Its origin belongs to it: the words `derived` and `static` in the help, the panel and the JSON come from there.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from cbtop import units
+from cbtop.protocol.messages import Device
+from cbtop.protocol.vocabulary import DeviceKind, Provenance
+from cbtop.text import source_text
+from cbtop.viewmodels.devices import ProcessRow, WhyView
+
+Value = float | str | bool | None
+
+
+class Of(StrEnum):
+    """The row type of a statistic: BrickRow, CategoryRow, GraphRow, Device (GPU or CPU) or ProcessRow."""
+
+    BRICK = "brick"
+    CATEGORY = "category"
+    NODE = "node"
+    GPU = "gpu"
+    CPU = "cpu"
+    PROCESS = "process"
+
+
+class Origin(StrEnum):
+    """The origin of a number, as in the JSON."""
+
+    MEASURED = "measured"
+    SHAPES = "derived from shapes"
+    MEASUREMENTS = "derived from measured"
+    DECLARED = "static"
+
+    @property
+    def provenance(self) -> Provenance:
+        """The origin in one word."""
+        if self in (Origin.SHAPES, Origin.MEASUREMENTS):
+            return Provenance.DERIVED
+        return Provenance.STATIC if self is Origin.DECLARED else Provenance.MEASURED
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a value is written: bare, if the column's head has the unit, and in full."""
+
+    bare: Callable[[Any], str]
+    in_full: Callable[[Any], str]
+
+
+def _word(value: str | None) -> str:
+    return units.NOT_MEASURED if value is None else value
+
+
+def _words_or_none(value: str | None) -> str:
+    return units.NOT_MEASURED if value is None else value or "nothing"
+
+
+def _yes_or_no(value: bool | None) -> str:
+    return units.NOT_MEASURED if value is None else "yes" if value else "NO"
+
+
+def _flop(value: float | None) -> str:
+    return units.si(value, "FLOP")
+
+
+def _flop_per_byte(value: float | None) -> str:
+    return units.number(value) + ("" if value is None else " FLOP/B")
+
+
+def _watts(value: float | None) -> str:
+    return units.with_unit(units.whole(value), "W")
+
+
+def _megahertz(value: float | None) -> str:
+    return units.with_unit(units.whole(value), "MHz")
+
+
+def _celsius(value: float | None) -> str:
+    return units.with_unit(units.whole(value), "°C")
+
+
+# Every unit a statistic may have.
+FORMATS = {
+    "µs": Format(units.number, units.duration),
+    "µs/token": Format(units.number, units.number),
+    "%": Format(units.percent_number, units.percent),
+    "FLOP": Format(_flop, _flop),
+    "B": Format(units.size_bytes, units.size_bytes),
+    "FLOP/B": Format(units.number, _flop_per_byte),
+    "GFLOP/s": Format(units.number, units.number),
+    "GB/s": Format(units.number, units.number),
+    "W": Format(units.whole, _watts),
+    "MHz": Format(units.whole, _megahertz),
+    "°C": Format(units.whole, _celsius),
+    "B/s": Format(units.bytes_per_second, units.bytes_per_second),
+    "ratio": Format(units.number, units.number),
+    "count": Format(units.count, units.count),
+    "word": Format(_word, _word),
+    "words or none": Format(_words_or_none, _words_or_none),
+    "yes or no": Format(_yes_or_no, _yes_or_no),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Statistic:
+    """One row of the table."""
+
+    key: str
+    title: str  # head of its column on the screen
+    unit: str
+    origin: Origin
+    doc: str
+    of: tuple[Of, ...] = (Of.BRICK,)
+    report_title: str = ""  # head of its column in the text report, if different
+    word: str = ""  # label in the panel of a brick, if different
+    sort_key: str = ""  # the key of the statistic it is sorted by, if different
+    derived_in_window: bool = False  # measured since the start, but derived for the recent window
+    of_few_calls: bool = False  # so it scatters: rows sorted by it keep their places longer
+
+    def value(self, row: object) -> Value:
+        """Return its value in `row`, or None if it was not measured."""
+        found: Value = getattr(row, self.key)
+        return found
+
+    def bare(self, row: object) -> str:
+        return FORMATS[self.unit].bare(self.value(row))
+
+    def in_full(self, row: object) -> str:
+        return FORMATS[self.unit].in_full(self.value(row))
+
+    def sort_value(self, row: object) -> float:
+        """Return the sort value; unmeasured ones come last."""
+        found = getattr(row, self.sort_key or self.key)
+        return -1.0 if found is None else float(found)
+
+    @property
+    def help(self) -> str:
+        """Its description, with a word for its origin unless it was measured."""
+        is_measured = self.origin is Origin.MEASURED
+        return self.doc if is_measured else f"{self.doc} ({self.origin.provenance.value})"
+
+
+_BRICK_AND_CATEGORY = (Of.BRICK, Of.CATEGORY)
+_ALL = (Of.BRICK, Of.CATEGORY, Of.NODE)
+_BRICK_AND_NODE = (Of.BRICK, Of.NODE)
+_GPU = (Of.GPU,)
+_GPU_AND_CPU = (Of.GPU, Of.CPU)
+_PROCESS = (Of.PROCESS,)
+
+# fmt: off
+STATISTICS = (
+    Statistic("count", "count", "count", Origin.MEASURED, "calls recorded", _ALL, word="calls"),
+    Statistic("failed", "failed", "count", Origin.MEASURED, "calls that raised an error, or were said to fail"),
+    Statistic("total_inclusive_us", "incl µs", "µs", Origin.MEASURED,
+              "time of all calls added up, each with what ran inside it", _BRICK_AND_NODE, word="inclusive"),
+    Statistic("avg_inclusive_us", "incl avg µs", "µs", Origin.MEASURED,
+              "mean µs of one call, with what ran inside it: times calls it is incl µs", _BRICK_AND_NODE,
+              word="incl avg"),
+    Statistic("total_exclusive_us", "excl µs", "µs", Origin.MEASUREMENTS,
+              "time of all calls, without bricks inside them; of the last seconds in the steps that ended in them (a "
+              "call counts where it ended itself), so it may be above incl µs", _BRICK_AND_CATEGORY,
+              word="exclusive"),
+    Statistic("avg_exclusive_us", "excl avg µs", "µs", Origin.MEASUREMENTS,
+              "mean µs of one call, without bricks inside it: of the last seconds, incl avg µs by the part that was "
+              "exclusive in the steps that ended in them", _BRICK_AND_CATEGORY,
+              word="excl avg"),
+    Statistic("percent", "wall %", "%", Origin.MEASUREMENTS, "exclusive time as a part of the step's wall time",
+              _BRICK_AND_CATEGORY, report_title="%", word="of the step", sort_key="total_exclusive_us"),
+    Statistic("percent", "wall %", "%", Origin.MEASUREMENTS, "of the step's wall time", (Of.NODE,)),
+    Statistic("us_per_token", "µs/tok", "µs", Origin.MEASUREMENTS,
+              "µs for one token, all layers together, with what ran inside it (of its own name once)",
+              report_title="µs/token", word="per token"),
+    Statistic("exclusive_us_per_token", "excl µs/tok", "µs", Origin.MEASUREMENTS, "exclusive µs for one token",
+              (Of.CATEGORY,), report_title="excl µs/token"),
+    Statistic("host_us", "host µs", "µs", Origin.MEASURED,
+              "median µs of the host in a call of a brick on a GPU, without bricks inside: what launching it takes; "
+              "of the newest steps in which the host was timed", word="host"),
+    Statistic("launches", "launches", "count", Origin.MEASURED,
+              "kernels that a step launches for it, all layers together; of the newest steps in which kernels were "
+              "recorded"),
+    Statistic("p50_us", "p50 µs", "µs", Origin.MEASURED, "half of the calls took at most this", _BRICK_AND_NODE,
+              word="p50"),
+    Statistic("p95_us", "p95 µs", "µs", Origin.MEASURED, "95 of 100 calls took at most this", word="p95"),
+    Statistic("p99_us", "p99 µs", "µs", Origin.MEASURED, "99 of 100 calls took at most this", _BRICK_AND_NODE,
+              word="p99", of_few_calls=True),
+    Statistic("p999_us", "p99.9 µs", "µs", Origin.MEASURED, "999 of 1,000 calls took at most this", word="p99.9",
+              of_few_calls=True),
+    Statistic("min_us", "min µs", "µs", Origin.MEASURED, "the shortest call", word="min", derived_in_window=True,
+              of_few_calls=True),
+    Statistic("max_us", "max µs", "µs", Origin.MEASURED, "the longest call", word="max", derived_in_window=True,
+              of_few_calls=True),
+    Statistic("trend_last_us", "last s µs", "µs", Origin.MEASUREMENTS,
+              "µs for one token (without steps: of one call) in the newest second of the last 60 in which one ended",
+              word="last second"),
+    Statistic("trend_least_us", "least s µs", "µs", Origin.MEASUREMENTS,
+              "the same in that of the last 60 seconds in which it was least", word="least"),
+    Statistic("trend_most_us", "most s µs", "µs", Origin.MEASUREMENTS,
+              "the same in that of the last 60 seconds in which it was most", word="most"),
+    Statistic("cv", "CV", "ratio", Origin.MEASUREMENTS, "standard deviation of the calls over their mean"),
+    Statistic("elements", "elements", "count", Origin.MEASURED,
+              "what the caller counted; of a node, in the mean call", _BRICK_AND_NODE),
+    Statistic("uncounted", "uncounted", "count", Origin.MEASURED, "calls that gave no count of elements"),
+    Statistic("flops", "flops", "FLOP", Origin.SHAPES, "the work of all calls, of their shapes"),
+    Statistic("bytes", "bytes", "B", Origin.SHAPES, "bytes that all calls moved, of their shapes"),
+    Statistic("size_bytes", "size", "B", Origin.SHAPES,
+              "of collectives: bytes of what is reduced, gathered or sent, all ranks' parts together; their `bytes` "
+              "are bus bytes, what each link must carry"),
+    Statistic("gb_per_sec", "GB/s", "GB/s", Origin.MEASUREMENTS, "bytes of its shapes over measured time"),
+    Statistic("gflops", "GFLOP/s", "GFLOP/s", Origin.MEASUREMENTS, "flops of its shapes over measured time"),
+    Statistic("intensity", "FLOP/B", "FLOP/B", Origin.SHAPES, "arithmetic intensity: flops for each byte moved",
+              report_title="FLOP/byte", word="intensity"),
+    Statistic("attainable_gflops", "roof", "GFLOP/s", Origin.MEASUREMENTS, "what the roof allows at this intensity"),
+    Statistic("percent_of_roof", "% roof", "%", Origin.MEASUREMENTS,
+              "of what the roof allows at this intensity; ⚠ above it: look at the flops, the bytes or the caches",
+              report_title="% of roof", word="of the roof"),
+    Statistic("bound", "bound", "word", Origin.MEASUREMENTS,
+              "which roof it comes near to, memory or compute; below 60 % of every roof it is latency or overhead; "
+              "several at once where steps share the roofs, for then one brick's rate does not say it",
+              word="bound by"),
+    Statistic("roof_unsure", "unsure", "yes or no", Origin.MEASUREMENTS,
+              "whether half of the rounds that its roof is the best of are more than 10 % below it"),
+    Statistic("above_roof", "above", "yes or no", Origin.MEASUREMENTS, "faster than its roof allows"),
+    Statistic("budget_us_per_token", "set", "µs/token", Origin.DECLARED, "the µs/token set for it",
+              report_title="budget", word="µs/token"),
+    Statistic("budget_gb_per_sec", "GB/s set", "GB/s", Origin.DECLARED, "the GB/s set, of which µs/token follow",
+              word="GB/s"),
+    Statistic("budget_used_percent", "budget", "%", Origin.MEASUREMENTS, "µs/token used of the budget set for it",
+              report_title="used %", word="used"),
+    Statistic("budget_over_us", "over", "µs", Origin.MEASUREMENTS, "µs/token over the budget set for it"),
+    Statistic("budget_met", "met", "yes or no", Origin.MEASUREMENTS, "whether it keeps within its budget"),
+    Statistic("checks_passed", "passed", "count", Origin.MEASURED, "checks against the reference that passed"),
+    Statistic("checks_failed", "checks", "count", Origin.MEASURED, "✓ checks against the reference passed, ✗ failed"),
+    Statistic("on_critical_path", "path", "yes or no", Origin.MEASUREMENTS,
+              "whether it lies on the critical path: the chain of work that decides how long all of it takes",
+              (Of.NODE,)),
+    Statistic("slack_us", "slack µs", "µs", Origin.MEASUREMENTS,
+              "how much later it could have started without anything ending later", (Of.NODE,)),
+    Statistic("utilization_percent", "busy %", "%", Origin.MEASURED,
+              "utilisation: of a GPU the share of the time in which any kernel ran, however little of the GPU it "
+              "used, of the CPU that of all processors' time", _GPU_AND_CPU),
+    Statistic("memory_utilization_percent", "mem busy %", "%", Origin.MEASURED,
+              "share of the time in which the GPU's memory was read or written", _GPU),
+    Statistic("memory_used_bytes", "memory", "B", Origin.MEASURED,
+              "memory in use: of a GPU without what its driver keeps, of the host what is not available",
+              _GPU_AND_CPU),
+    Statistic("memory_total_bytes", "of memory", "B", Origin.MEASURED, "memory there is", _GPU_AND_CPU),
+    Statistic("power_watts", "power W", "W", Origin.MEASUREMENTS,
+              "mean power of the last three seconds, from the GPU's energy counter", _GPU),
+    Statistic("power_reading_watts", "W now", "W", Origin.MEASURED,
+              "power as the driver says it; in place of the mean where there is no energy counter", _GPU),
+    Statistic("power_limit_watts", "limit W", "W", Origin.MEASURED, "power at which the driver holds it", _GPU),
+    Statistic("clock_mhz", "MHz", "MHz", Origin.MEASURED, "clock: of a GPU that of its SMs", _GPU_AND_CPU),
+    Statistic("clock_max_mhz", "max MHz", "MHz", Origin.DECLARED, "the highest that clock can be", _GPU_AND_CPU),
+    Statistic("memory_clock_mhz", "mem MHz", "MHz", Origin.MEASURED, "clock of the GPU's memory", _GPU),
+    Statistic("memory_clock_max_mhz", "max mem MHz", "MHz", Origin.DECLARED, "the highest that clock can be", _GPU),
+    Statistic("temperature_celsius", "°C", "°C", Origin.MEASURED, "temperature of the GPU's chip", _GPU),
+    Statistic("slowed_by", "slowed by", "words or none", Origin.MEASURED,
+              "what holds its clocks down: a power cap, heat, a setting", _GPU),
+    Statistic("pcie_sent_bytes_per_sec", "PCIe out", "B/s", Origin.MEASURED,
+              "bytes the GPU sent over PCIe, a second, in the driver's last 20 ms", _GPU),
+    Statistic("pcie_received_bytes_per_sec", "PCIe in", "B/s", Origin.MEASURED,
+              "bytes the GPU received over PCIe, a second, in the driver's last 20 ms", _GPU),
+    Statistic("nvlink_sent_bytes_per_sec", "NVLink out", "B/s", Origin.MEASUREMENTS,
+              "bytes the GPU sent over all its NVLinks, a second, since the sample before", _GPU),
+    Statistic("nvlink_received_bytes_per_sec", "NVLink in", "B/s", Origin.MEASUREMENTS,
+              "bytes the GPU received over all its NVLinks, a second, since the sample before", _GPU),
+    Statistic("gpu_memory_bytes", "GPU memory", "B", Origin.MEASURED, "memory of that GPU that the process has",
+              _PROCESS),
+    Statistic("gpu_utilization_percent", "GPU %", "%", Origin.MEASURED,
+              "share of the time in which the process ran on that GPU's SMs, since the sample before", _PROCESS),
+    Statistic("cpu_percent", "CPU %", "%", Origin.MEASUREMENTS,
+              "processor time since the sample before; 100 is one whole processor", _PROCESS),
+    Statistic("waiting_percent", "wait %", "%", Origin.MEASUREMENTS,
+              "share of the time in which its busiest thread could run and had no processor", _PROCESS),
+    Statistic("resident_bytes", "resident", "B", Origin.MEASURED, "memory of the host that the process has",
+              _PROCESS),
+)
+# fmt: on
+
+_BY_KEY = {(of, statistic.key): statistic for statistic in STATISTICS for of in statistic.of}
+
+
+def statistic(key: str, of: Of = Of.BRICK) -> Statistic:
+    """Return the row of the table. Raises KeyError if there is none."""
+    return _BY_KEY[of, key]
+
+
+def statistics_of(of: Of) -> tuple[Statistic, ...]:
+    """Return all statistics of one kind of row, in the table's order."""
+    return tuple(row for row in STATISTICS if of in row.of)
+
+
+def why_unknown(found: WhyView) -> str:
+    """Format `power W, MHz of 0:0, 0:1: Not Supported`."""
+    titles = [next((row.title for row in STATISTICS if row.key == key), key) for key in found.figures]
+    of = f" of {source_text.labels(found.devices)}" if found.devices else ""
+    return f"{', '.join(titles)}{of}: {found.why}"
+
+
+def keys_of(origin: Origin) -> list[str]:
+    """Return the keys of that origin, in the table's order, each once."""
+    return list(dict.fromkeys(row.key for row in STATISTICS if row.origin is origin))
+
+
+# --- where they are shown, in the order a reader sees them --------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ScreenColumn:
+    """A column on the screen: its minimum width, and its priority (the lowest is dropped last)."""
+
+    statistic: Statistic
+    width: int
+    priority: int
+    limit: Statistic | None = None  # shown after it: 412/700
+    instead: Statistic | None = None  # shown if it is n/a
+
+    def bare(self, row: object) -> str:
+        """Return its value, with its limit if known."""
+        shown = self.statistic
+        if self.instead is not None and shown.value(row) is None:
+            shown = self.instead
+        text = shown.bare(row)
+        if self.limit is None or units.NOT_MEASURED in (text, self.limit.bare(row)):
+            return text
+        return f"{text}/{self.limit.bare(row)}"
+
+
+def _places(of: Of, *columns: tuple[str, int, int]) -> tuple[ScreenColumn, ...]:
+    return tuple(ScreenColumn(statistic(key, of), width, priority) for key, width, priority in columns)
+
+
+def _rows(*keys: str, of: Of = Of.BRICK) -> tuple[Statistic, ...]:
+    return tuple(statistic(key, of) for key in keys)
+
+
+BRICK_COLUMNS = _places(
+    Of.BRICK,
+    ("percent", 7, 1),
+    ("us_per_token", 8, 2),
+    ("avg_inclusive_us", 12, 11),
+    ("p50_us", 8, 4),
+    ("p95_us", 8, 12),
+    ("p99_us", 8, 5),
+    ("max_us", 8, 6),
+    ("min_us", 8, 15),
+    ("count", 9, 14),
+    ("gb_per_sec", 6, 9),
+    ("gflops", 8, 13),
+)
+HOST_COLUMNS = _places(Of.BRICK, ("host_us", 8, 3), ("launches", 8, 7))  # if the host was timed beside a GPU
+BUDGET_COLUMNS = _places(Of.BRICK, ("budget_used_percent", 7, 6))  # if a brick has a budget
+CHECK_COLUMNS = _places(Of.BRICK, ("checks_failed", 7, 6))  # if a brick was checked
+POINT_COLUMNS = _places(
+    Of.BRICK,
+    ("intensity", 7, 4),
+    ("gflops", 8, 6),
+    ("gb_per_sec", 6, 3),
+    ("percent_of_roof", 8, 1),
+    ("bound", 19, 2),
+    ("percent", 7, 5),
+)
+CATEGORY_COLUMNS = _places(
+    Of.CATEGORY, ("percent", 7, 1), ("exclusive_us_per_token", 11, 2), ("avg_exclusive_us", 11, 4), ("count", 10, 5)
+)
+NODE_COLUMNS = _places(Of.NODE, ("avg_inclusive_us", 11, 1), ("p50_us", 8, 4), ("p99_us", 8, 3), ("count", 8, 6))
+NODE_SHARE_COLUMNS = _places(Of.NODE, ("percent", 8, 2))  # next to the bar
+PATH_COLUMNS = _places(Of.NODE, ("slack_us", 8, 2))  # if anything is off the critical path
+# Figures of a device, with their maxima.
+DEVICE_COLUMNS = (
+    ScreenColumn(statistic("utilization_percent", Of.GPU), 6, 1),
+    ScreenColumn(statistic("memory_used_bytes", Of.GPU), 15, 2, limit=statistic("memory_total_bytes", Of.GPU)),
+    ScreenColumn(
+        statistic("power_watts", Of.GPU), 7, 3,
+        limit=statistic("power_limit_watts", Of.GPU), instead=statistic("power_reading_watts", Of.GPU),
+    ),
+    ScreenColumn(statistic("clock_mhz", Of.GPU), 11, 4, limit=statistic("clock_max_mhz", Of.GPU)),
+    ScreenColumn(statistic("temperature_celsius", Of.GPU), 3, 5),
+    ScreenColumn(statistic("slowed_by", Of.GPU), 16, 6),
+    ScreenColumn(statistic("pcie_received_bytes_per_sec", Of.GPU), 9, 8),
+    ScreenColumn(statistic("pcie_sent_bytes_per_sec", Of.GPU), 9, 9),
+    ScreenColumn(statistic("nvlink_received_bytes_per_sec", Of.GPU), 9, 10),
+    ScreenColumn(statistic("nvlink_sent_bytes_per_sec", Of.GPU), 10, 11),
+    ScreenColumn(statistic("memory_utilization_percent", Of.GPU), 10, 13),
+    ScreenColumn(statistic("memory_clock_mhz", Of.GPU), 11, 14, limit=statistic("memory_clock_max_mhz", Of.GPU)),
+)  # fmt: skip
+PROCESS_COLUMNS = _places(
+    Of.PROCESS, ("gpu_memory_bytes", 10, 3), ("gpu_utilization_percent", 6, 4), ("cpu_percent", 7, 5),
+    ("waiting_percent", 7, 6), ("resident_bytes", 8, 7),
+)  # fmt: skip
+
+
+def device_text(place: ScreenColumn, device: Device) -> str:
+    """Return a figure of a device and its limit; a dash if this kind of device has none."""
+    return place.bare(device) if has_figure(place.statistic, device) else units.NONE_THERE
+
+
+def has_figure(statistic: Statistic, device: Device) -> bool:
+    """Whether this kind of device has the figure."""
+    return (Of.CPU if device.kind is DeviceKind.CPU else Of.GPU) in statistic.of
+
+
+def process_text(statistic: Statistic, process: ProcessRow) -> str:
+    """Return a figure of a process; a dash for GPU figures of a process on no GPU."""
+    is_on_gpu = statistic.key in ("gpu_memory_bytes", "gpu_utilization_percent")
+    return units.NONE_THERE if is_on_gpu and not process.device else statistic.bare(process)
+
+
+BRICK_PANEL = {
+    "time": _rows(
+        "total_exclusive_us", "total_inclusive_us", "percent", "us_per_token", "count", "failed", "avg_exclusive_us",
+        "avg_inclusive_us", "p50_us", "min_us", "p95_us", "max_us", "p99_us", "host_us", "launches",
+    ),
+    "work": _rows(
+        "flops", "gflops", "bytes", "gb_per_sec", "intensity", "percent_of_roof", "elements", "bound",
+    ),
+    "budget": _rows("budget_us_per_token", "budget_used_percent", "budget_over_us"),
+}  # fmt: skip
+
+# Tables of the text report, each for 80 columns: where the time goes, durations of calls (own, total, spread, by
+# second), work, and the distance from the roof.
+OVERVIEW_REPORT = _rows("percent", "total_exclusive_us", "count", "p50_us", "p99_us")
+HOST_REPORT = _rows("host_us", "launches")
+OWN_REPORT = _rows("count", "total_exclusive_us", "avg_exclusive_us", "percent")
+CALL_REPORT = _rows("count", "total_inclusive_us", "avg_inclusive_us")
+SPREAD_REPORT = _rows("p50_us", "p95_us", "p99_us", "min_us", "max_us")
+TREND_REPORT = _rows("trend_last_us", "trend_least_us", "trend_most_us")
+WORK_REPORT = _rows("us_per_token", "budget_us_per_token", "budget_used_percent", "budget_met",
+                      "gb_per_sec", "gflops", "checks_failed")  # fmt: skip
+ROOF_REPORT = _rows("intensity", "percent_of_roof", "bound")
+POINT_REPORT = _rows("bound", "intensity", "gflops", "gb_per_sec", "percent_of_roof")
+CATEGORY_REPORT = _rows(
+    "count", "total_exclusive_us", "avg_exclusive_us", "percent", "exclusive_us_per_token", of=Of.CATEGORY
+)

@@ -1,0 +1,55 @@
+"""The checks of bricks that a process reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cbtop.protocol.messages import CheckResult
+from cbtop.protocol.vocabulary import LOGITS_CHECK, PRECONDITION
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRow:
+    brick: str
+    assertion: str
+    passed: bool
+    max_error: float | None
+    tolerance: float | None
+    not_finite: str = ""
+    skipped: str = ""  # why it was not evaluated
+    note: str = ""  # place in the model, and number of times
+
+    @property
+    def is_of_input(self) -> bool:
+        """Whether it checks the input of its brick, so that an earlier brick is the cause of a failure."""
+        return self.assertion.startswith(PRECONDITION)
+
+    @property
+    def is_of_step(self) -> bool:
+        """Whether any brick of a step may be the cause of a failure."""
+        return self.assertion == LOGITS_CHECK
+
+    @property
+    def about(self) -> str:
+        """The cause of a failure, in words."""
+        if self.is_of_step:
+            return "a step"
+        return f"the input of {self.brick}" if self.is_of_input else self.brick
+
+
+def check_rows(checks: Iterable[CheckResult]) -> tuple[CheckRow, ...]:
+    """Return the row of each check. A skipped check counts as passed."""
+    return tuple(
+        CheckRow(
+            check.brick,
+            check.assertion,
+            check.passed or bool(check.skipped),
+            check.max_error,
+            check.tolerance,
+            check.not_finite,
+            check.skipped,
+            check.note,
+        )
+        for check in checks
+    )

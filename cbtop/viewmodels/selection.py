@@ -1,0 +1,136 @@
+"""The selection of a source: its state, the phase shown of it, and its recent window or chosen range."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cbtop.client.source_record import SourceRecord
+from cbtop.client.window import TimeRange
+from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.profiler.analysis.stats import NodeStats
+from cbtop.protocol.messages import Node
+from cbtop.protocol.vocabulary import NodeKind, SourceStatus, is_warm_up
+from cbtop.viewmodels.steps import StepsView, steps_views
+from cbtop.viewmodels.time_range import TimeRangeView, time_range_of, time_range_view
+
+_DECODES = re.compile(r"(.* )?decode(, .*)?|verify", re.DOTALL)  # also with a draft model; `decode, a sample`
+
+
+@dataclass(frozen=True, slots=True)
+class WindowView:
+    """The recent window, or a chosen range. For an ended process, the window ends with it."""
+
+    asked_s: float
+    covers_s: float  # actual time range: shorter if it was watched for less
+    lost: int = 0  # records lost of those seen; 0 in a merge
+    seen: int = 0
+    range_s: tuple[float, float] | None = None  # Unix time of the begin and end of a chosen range
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it is shorter than requested by more than one second, the interval of figures."""
+        return self.range_s is None and self.covers_s < self.asked_s - 1
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSelection:
+    """What is shown of a source: statistics, their time range, and the steps in it."""
+
+    stats: NodeStats
+    time_range: TimeRange | None  # None: no step has been seen
+    window: TimeRange | None  # None: since the start
+    phases: tuple[StepsView, ...]
+    time_range_view: TimeRangeView | None
+
+
+def shown(record: SourceRecord, *, window: bool) -> PhaseSelection:
+    """Return all data of `record`, or its window.
+
+    A source watched for less than a second, or found already ended, has no window, so all data is returned.
+    """
+    is_all = not (window and record.window.has_watched)
+    stats, seconds = (record.stats, None) if is_all else record.window.statistics(record.stats)
+    time_range = time_range_of(record, seconds)
+    view = None if time_range is None else time_range_view(record, stats, time_range)
+    phases = steps_views(record, stats, time_range)
+    if view and any(steps.is_sample for steps in phases):
+        # Steps that left no record ran in what would appear as time between steps.
+        view = replace(view, in_steps_us=None, between_us=None)
+    return PhaseSelection(stats, time_range, seconds and (time_range or seconds), phases, view)
+
+
+def shown_phase(record: SourceRecord, phase: str | None) -> str | None:
+    """Return `phase`, or the most relevant phase if it has no such steps; None without steps.
+
+    Preferred, in this order: not a warm-up; phases of a model that ran at least a tenth as long as any other;
+    decoding; phases of the named model, if it decodes or ran at least half as long as any other; decode itself; the
+    most time.
+    """
+    steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
+    named = record.manifest.steps_of if record.manifest else ""
+    total_ns = record.stats.column("total_ns")
+
+    def steady_ns(step: Node) -> int:
+        return int(total_ns[step.id]) if step.id < len(total_ns) and not is_warm_up(step.name) else 0
+
+    of_models: Counter[str] = Counter()
+    for step in steps:
+        of_models[step.label] += steady_ns(step)
+    longest_ns = max(of_models.values(), default=0)
+
+    def liking(step: Node) -> tuple[bool, bool, bool, bool, bool, int]:
+        taken_ns = steady_ns(step)
+        ran_ns, decodes = of_models[step.label], bool(_DECODES.fullmatch(step.name))
+        is_named = step.label == named and (decodes or 2 * ran_ns >= longest_ns)
+        return bool(taken_ns), 10 * ran_ns >= longest_ns, decodes, is_named, step.name == "decode", taken_ns
+
+    if any(display_name(step) == phase for step in steps):
+        return phase
+    return display_name(max(steps, key=liking)) if steps else None
+
+
+def window_view(record: SourceRecord, window: TimeRange) -> WindowView:
+    """Return the length of its `window`, and the records lost in it."""
+    losses, range_s = record.window.losses, None
+    if record.window.is_range and (hello := record.hello) is not None:
+        begin_s, end_s = (
+            (hello.realtime_ns + at_ns - hello.monotonic_ns) / 1e9 for at_ns in (window.begin_ns, window.end_ns)
+        )
+        range_s = begin_s, end_s
+    return WindowView(record.window.length_s, window.covers_s, losses.lost, losses.seen, range_s)
+
+
+def state_of(record: SourceRecord) -> SourceStatus:
+    """Return its last known state."""
+    return record.state.state if record.state else SourceStatus.LIVE
+
+
+def is_live(record: SourceRecord) -> bool:
+    """Whether the process still runs, if that is known."""
+    return state_of(record) is SourceStatus.LIVE
+
+
+def is_selected(record: SourceRecord, wanted: Sequence[str]) -> bool:
+    """Whether `wanted` names `record` by key, pid or `rank=N`."""
+    names = [record.key]
+    if record.hello is not None:
+        names += [str(record.hello.pid), f"rank={record.hello.rank}"]
+    return any(name in wanted for name in names)
+
+
+def has_data(record: SourceRecord, phase: str | None = None) -> bool:
+    """Whether the view for exactly this `phase` would have data, without making it."""
+    shown, count = shown_phase(record, phase), record.stats.column("count")
+    if phase is not None and shown != phase:
+        return False
+    if shown is None:
+        return bool(
+            count[: len(record.nodes) + 1][record.nodes.column("kind_of")[: len(count)] == NodeKind.BRICK].any()
+        )
+    steps = [
+        node for node in record.nodes.children[None] if node.kind is NodeKind.STEP and display_name(node) == shown
+    ]
+    return any(step.id < len(count) and count[step.id] for step in steps)

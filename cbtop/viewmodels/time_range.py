@@ -1,0 +1,207 @@
+"""The wall-clock time range of figures: its begin, its length, and how much of it steps ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from cbtop.client.source_record import SourceRecord
+from cbtop.client.window import TimeRange
+from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.profiler.analysis.node_columns import ANY_STEP
+from cbtop.profiler.analysis.stats import NodeStats
+from cbtop.protocol.messages import Compilation, Node
+from cbtop.protocol.vocabulary import NodeKind, is_warm_up
+
+# A process says hello when it writes its first record, and no record ends in the future. If records are outside this
+# range by more than this, they use a different clock than the host's, and their time is unknown.
+OF_HOST_WITHIN_NS = 10_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTime:
+    name: str
+    us: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRangeView:
+    """The wall-clock time of the figures: wall = in steps + between steps + since the last one ended; derived.
+
+    It begins with the first step seen or with the window. It ends now, or with the last step of an ended process. A
+    step that began earlier counts only partly. Whether a step has been running since the last one ended is unknown.
+    None: it is unknown when steps ran, or when the last one ended.
+    """
+
+    wall_us: float
+    in_steps_us: float | None
+    by_phase: tuple[NamedTime, ...]  # time with running steps, per phase; phases may overlap
+    between_us: float | None
+    since_last_us: float | None
+    counts_whole: bool = False  # earlier steps count in full: when steps ran is not reported
+
+    @property
+    def between_percent(self) -> float | None:
+        return 100 * self.between_us / self.wall_us if self.between_us is not None and self.wall_us else None
+
+
+@dataclass(frozen=True, slots=True)
+class CompilingView:
+    """Compilations in the time shown, as Dynamo reports them, and the time they took.
+
+    `again` counts recompilations: code existed but did not fit its inputs. Overlapping compilations count as one.
+    """
+
+    count: int
+    us: float
+    again: int
+    again_us: float
+    wall_us: float  # the time shown
+
+
+def time_range_of(record: SourceRecord, window: TimeRange | None) -> TimeRange | None:
+    """Return the time range of the `window`, or of all data; None if no step has been seen.
+
+    It begins with the first step after the warm-up, unless the window begins later. It ends now, or with the last
+    step of an ended process. So time before the first step does not count as between steps. A chosen range is
+    returned unchanged.
+    """
+    steps = _steps(record)
+    if not steps:
+        return None
+    steady = _steady(steps)
+    first_ns, last_ns = _first_ns(record, steady), _last_ns(record, steps)
+    if window is not None:
+        is_late = window.begin_ns < first_ns <= window.end_ns and _is_of_host(record, first_ns)
+        if is_late and not record.window.is_range:
+            window = TimeRange(first_ns, window.end_ns, {})
+        if not (record.has_ended and _is_of_host(record, last_ns)):
+            return window
+        return replace(window, end_ns=min(max(last_ns, window.begin_ns), window.end_ns))
+    is_ended = record.has_ended or not _is_of_host(record, last_ns)
+    before_ns = _warm_up_before(record, steps, first_ns) if len(steady) < len(steps) else {}
+    return TimeRange(first_ns, last_ns if is_ended else max(last_ns, record.window.now_ns), before_ns)
+
+
+def of_model(record: SourceRecord, time_range: TimeRange, model: str) -> TimeRange:
+    """Return the part of `time_range` for the rates of a model; `model` is the label of its steps.
+
+    If several models run one after another, the time before a model's first step is not its own, nor the time after
+    its last step if another model has begun since.
+    """
+    steps = _steps(record)
+    own = [step for step in steps if step.label == model]
+    others = [step for step in steps if step.label != model]
+    if not own or not others:
+        return time_range
+    first_ns, last_ns = _first_ns(record, _steady(own)), _last_ns(record, own)
+    begin_ns = first_ns if time_range.begin_ns < first_ns <= time_range.end_ns else time_range.begin_ns
+    has_gone_on = any(record.stats.rare("first_ns", (other.id,)) >= last_ns for other in others)
+    end_ns = last_ns if has_gone_on and begin_ns < last_ns < time_range.end_ns else time_range.end_ns
+    return replace(time_range, begin_ns=begin_ns, end_ns=end_ns)
+
+
+def heard_ns(record: SourceRecord) -> int:
+    """Return when it was last heard of, on its daemon's clock; for an ended process, the end of its last step."""
+    steps = _steps(record)
+    if record.has_ended and steps and _is_of_host(record, last_ns := _last_ns(record, steps)):
+        return last_ns
+    return record.window.now_ns
+
+
+def compiling_view(compilations: Iterable[Compilation], time_range: TimeRange | None) -> CompilingView | None:
+    """Return the compile time within `time_range`, or None without compilations or steps."""
+    if time_range is None:
+        return None
+    found = [
+        (one.is_again, taken_ns / 1000)
+        for one in compilations
+        if (taken_ns := min(one.ended_ns, time_range.end_ns) - max(one.begun_ns, time_range.begin_ns)) > 0
+    ]
+    if not found:
+        return None
+    again = [us for is_again, us in found if is_again]
+    wall_us = (time_range.end_ns - time_range.begin_ns) / 1000
+    took_us, again_us = (min(sum(each), wall_us) for each in ([us for _, us in found], again))  # as if sequential
+    return CompilingView(len(found), took_us, len(again), again_us, wall_us)
+
+
+def time_range_view(record: SourceRecord, stats: NodeStats, time_range: TimeRange) -> TimeRangeView:
+    """Return what ran in `time_range`; `stats` are its statistics."""
+    steps = _steps(record)
+    wall_ns, last_ns = time_range.end_ns - time_range.begin_ns, _last_ns(record, steps)
+    is_of_host = _is_of_host(record, last_ns)
+    since_last_ns = min(max(time_range.end_ns - last_ns, 0), wall_ns) if is_of_host else None
+    # If clocks differ, a window's end cannot be compared with the last step's end, so the time between is unknown.
+    is_known = is_of_host or time_range.end_ns == last_ns
+    before_ns = (time_range.before_ns if is_of_host else None) or {}
+    room_ns = wall_ns - (since_last_ns or 0)
+
+    def ran_ns(step: int) -> int:
+        return min(stats.rare("union_ns", (step,)) - before_ns.get(step, 0), room_ns)
+
+    any_step = _any_step(record, steps)
+    in_steps_us = None if any_step is None else ran_ns(any_step) / 1e3
+    ran = [(display_name(step), ran_ns(step.id)) for step in steps]
+    return TimeRangeView(
+        wall_us=wall_ns / 1e3,
+        in_steps_us=in_steps_us,
+        by_phase=tuple(NamedTime(phase, ns / 1e3) for phase, ns in ran if ns),
+        between_us=None if in_steps_us is None or not is_known else room_ns / 1e3 - in_steps_us,
+        since_last_us=None if since_last_ns is None else since_last_ns / 1e3,
+        counts_whole=time_range.before_ns is None and bool(in_steps_us),
+    )
+
+
+def since_s(record: SourceRecord) -> float | None:
+    """Return the Unix time at which its data begins: its first step, or its first record if it marks none."""
+    steps, hello = _steps(record), record.hello
+    first_ns = record.stats.sparse["first_ns"].get(ANY_STEP)
+    if steps:
+        first_ns = _first_ns(record, _steady(steps))
+    if first_ns is None or hello is None or not _is_of_host(record, first_ns):
+        return None
+    return (hello.realtime_ns + first_ns - hello.monotonic_ns) / 1e9
+
+
+def _steps(record: SourceRecord) -> list[Node]:
+    """Return the phases with an ended step."""
+    known = record.stats.sparse["first_ns"].keys()
+    return [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP and node.id in known]
+
+
+def _steady(steps: list[Node]) -> list[Node]:
+    """The phases without the warm-ups, or all if there is nothing else."""
+    return [step for step in steps if not is_warm_up(step.name)] or steps
+
+
+def _warm_up_before(record: SourceRecord, steps: list[Node], first_ns: int) -> dict[int, int]:
+    """Return the time of warm-ups that had ended by then, per step node and in total."""
+    warm = [step.id for step in steps if is_warm_up(step.name)]
+    before = [step for step in warm if record.stats.rare("last_ns", (step,)) <= first_ns]
+    times_ns = {step: record.stats.rare("union_ns", (step,)) for step in before}
+    return times_ns | {ANY_STEP: sum(times_ns.values())}
+
+
+def _first_ns(record: SourceRecord, steps: Sequence[Node]) -> int:
+    return min(record.stats.rare("first_ns", (step.id,)) for step in steps)
+
+
+def _last_ns(record: SourceRecord, steps: Sequence[Node]) -> int:
+    return max(record.stats.rare("last_ns", (step.id,)) for step in steps)
+
+
+def _is_of_host(record: SourceRecord, moment_ns: int) -> bool:
+    """Whether a moment in a record is on its host's clock."""
+    hello, now_ns = record.hello, record.window.now_ns
+    if hello is None or moment_ns + OF_HOST_WITHIN_NS < hello.monotonic_ns:
+        return False
+    return moment_ns <= now_ns + OF_HOST_WITHIN_NS
+
+
+def _any_step(record: SourceRecord, steps: Sequence[Node]) -> int | None:
+    """Return the node that holds the total time with a running step, or None if unknown."""
+    if record.stats.sparse["union_ns"].get(ANY_STEP) is not None:
+        return ANY_STEP
+    # Older daemons do not report it; whether several phases overlapped is unknown.
+    return steps[0].id if len(steps) == 1 else None

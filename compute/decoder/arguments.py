@@ -1,0 +1,73 @@
+"""The arguments of a pass's kernels, made from weights and the buffers of the pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.compute import brick_specs
+from cbtop.compute.brick import ComputeBrick
+from cbtop.compute.decoder.base import LayerWeights, Norm, Projection
+from cbtop.compute.decoder.workspace import Workspace
+from cbtop.compute.kernels.base import Arguments
+from cbtop.compute.kernels.linear_int8 import Int8Scratch
+from cbtop.compute.quantization.interleaved import Matrix
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelArguments:
+    """Makes calls with the scratch of float products or of int8 products. `epsilon` is that of all norms."""
+
+    epsilon: float
+    scratch: Any
+    int8_scratch: Any
+
+    def qkv(
+        self, brick: ComputeBrick, weights: LayerWeights, space: Workspace, codes: Int8Scratch | None
+    ) -> tuple[Arguments, ...]:
+        """Return the calls of a layer's queries, keys and values: one if the brick is fused, otherwise three."""
+        q, k, v, x = weights.q, weights.k, weights.v, space.normed
+        outs = space.q_product, space.k_product, space.v
+        if len(brick.kernels) > 1:
+            return tuple(self.product(one, x, out, codes) for one, out in zip((q, k, v), outs, strict=True))
+        return ((*_of(q), *_of(k), *_of(v), x, *outs, self.scratch_of(q.weight, codes)),)
+
+    def norm_of_stream(
+        self, brick: ComputeBrick, norm: Norm, space: Workspace, codes: Int8Scratch | None
+    ) -> Arguments:
+        """Return the call that sets space.normed to the norm of space.x; the brick may first add space.delta."""
+        x, *others = self.norm(space.x, norm, space.normed, codes)
+        return (x, space.delta, *others) if brick.spec is brick_specs.ADD_RMS_NORM else (x, *others)
+
+    def norm(self, x: Floats, norm: Norm | None, out: Floats, codes: Int8Scratch | None = None) -> Arguments:
+        """Return the call of a norm. `codes` receives the int8 codes of the output; None if the norm makes none."""
+        assert norm is not None  # otherwise its brick would not exist
+        of_both = (norm.weight,) if norm.bias is None else (norm.weight, norm.bias)
+        in_int8 = () if codes is None else (out, codes.codes, codes.factors)
+        return x, *of_both, self.epsilon, out, *in_int8
+
+    def gated(
+        self, gate: Projection, up: Projection, x: Floats, *outs: Floats, codes: Int8Scratch | None = None
+    ) -> Arguments:
+        """Return the call of gate, up and SwiGLU of both, which write into `outs`. `codes`: as in `product`."""
+        return (*_of(gate), *_of(up), x, *outs, self.scratch_of(gate.weight, codes))
+
+    def product(self, projection: Projection, x: Floats, out: Floats, codes: Int8Scratch | None = None) -> Arguments:
+        """Return the call of a product. `codes`: the int8 codes of `x`, if they were made with it."""
+        return (*_of(projection), x, out, self.scratch_of(projection.weight, codes))
+
+    def scratch_of(self, weight: Matrix, codes: Int8Scratch | None = None) -> Any:
+        """Return the scratch of a product with these weights."""
+        if not weight.takes_int8:
+            return self.scratch
+        return self.int8_scratch if codes is None else codes
+
+
+def _of(projection: Projection) -> Arguments:
+    weight = projection.weight
+    return weight.format.code, weight.data, projection.bias

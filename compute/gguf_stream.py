@@ -1,0 +1,78 @@
+"""The bytes of an open GGUF file, and whether it was written to since it was opened."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from cbtop.compute.errors import ModelError
+from cbtop.compute.gguf_header import GgufHeader, read_header
+from cbtop.protocol.limits import reason
+
+READ_BYTES = 64 << 20  # at a time: Ctrl-C works in between
+
+
+@dataclass(frozen=True, slots=True)
+class GgufStream:
+    """An open file. Raises ModelError if it cannot be read."""
+
+    path: Path
+    _stream: BinaryIO
+    _opened: os.stat_result
+
+    @classmethod
+    def open(cls, path: Path) -> tuple[GgufStream, GgufHeader]:
+        """Open the file at `path` and check its header."""
+        try:
+            if path.is_dir():
+                raise ModelError(f"{path} is a directory; give the path of a .gguf model in it")
+            # Opening a pipe would wait for its writer.
+            if path.exists() and not path.is_file():
+                raise ModelError(f"{path} is not a regular file; give the path of a .gguf model")
+            stream = path.open("rb")
+        except FileNotFoundError as error:
+            raise ModelError(f"{path} does not exist; give the path of a .gguf model") from error
+        except (OSError, ValueError) as error:  # ValueError: no path at all
+            raise _unreadable(path, error) from error
+        try:
+            opened = os.fstat(stream.fileno())
+            header = read_header(stream, path)
+        except OSError as error:
+            stream.close()
+            raise _unreadable(path, error) from error
+        except BaseException:
+            stream.close()
+            raise
+        return cls(path, stream, opened), header
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def read(self, into: memoryview, offset: int) -> None:
+        """Fill `into` with the file's bytes from `offset` on."""
+        done = 0
+        while done < len(into):
+            try:
+                got = os.preadv(self._stream.fileno(), [into[done : done + READ_BYTES]], offset + done)
+            except OSError as error:
+                raise _unreadable(self.path, error) from error
+            if not got:
+                raise ModelError(f"{self.path} was cut short while it was read; run it again once it is whole")
+            done += got
+
+    def check_unchanged(self) -> None:
+        """Raise ModelError if the file was written to since it was opened."""
+        now = os.fstat(self._stream.fileno())
+        if (now.st_size, now.st_mtime_ns) != (self._opened.st_size, self._opened.st_mtime_ns):
+            raise self.written_to()
+
+    def written_to(self) -> ModelError:
+        """Return the error for a file whose bytes have changed."""
+        return ModelError(f"{self.path} was written to while it was read; run it again once it is whole")
+
+
+def _unreadable(path: Path, error: OSError | ValueError) -> ModelError:
+    why = reason(error) if isinstance(error, OSError) else error
+    return ModelError(f"{path} cannot be read ({why}); give a readable .gguf model")

@@ -1,0 +1,501 @@
+"""The compiled rows of products in int8, for each format: sixteen rows at a time, from interleaved weights.
+
+A format is unpacked 32 columns at a time, block by block, or with factors for each 16 columns. One token reads
+weights as they are. Four tokens share weights that are spread to bytes once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.jit.bytes64 import LESS_128, add_products_apart, store_64, sums_of_loaded, sums_of_products
+from cbtop.compute.jit.compile import copy_of, jit, jit_inlined
+from cbtop.compute.jit.cpu import TIER
+from cbtop.compute.jit.vectors import (
+    add,
+    load_floats,
+    multiply,
+    multiply_add,
+    no_ints,
+    splat,
+    store_floats,
+    to_floats,
+)
+from cbtop.compute.kernels.one_token_avx2 import ONE_TOKEN
+from cbtop.compute.kernels.products import CompiledRows
+from cbtop.compute.kernels.quantize_rows import BLOCK, FACTORS
+from cbtop.compute.kernels.unpacking import (
+    Q2_K_COLUMNS,
+    Q3_K_COLUMNS,
+    Q5_K_COLUMNS,
+    Q6_K_COLUMNS,
+    ask_ahead,
+    ask_out_of_order,
+    factor_q6_k,
+    factors_of_16_q2_k,
+    factors_of_16_q3_k,
+    factors_q2_k,
+    factors_q3_k,
+    factors_q5_k,
+    factors_q6_k,
+    four_columns_q2_k,
+    four_columns_q3_k,
+    four_columns_q5_k,
+    four_columns_q6_k,
+    four_q2_k,
+    four_q3_k,
+    unpack_iq4_nl,
+    unpack_iq4_xs,
+    unpack_q4_0,
+    unpack_q4_1,
+    unpack_q4_k,
+    unpack_q5_0,
+    unpack_q5_1,
+    unpack_q8_0,
+)
+from cbtop.compute.quantization.base import BlockFormat
+from cbtop.compute.quantization.interleaved import ROWS
+from cbtop.compute.quantization.iq4_nl import IQ4_NL
+from cbtop.compute.quantization.iq4_xs import IQ4_XS
+from cbtop.compute.quantization.q2_k import Q2_K
+from cbtop.compute.quantization.q3_k import Q3_K
+from cbtop.compute.quantization.q4_0 import Q4_0
+from cbtop.compute.quantization.q4_1 import Q4_1
+from cbtop.compute.quantization.q4_k import Q4_K
+from cbtop.compute.quantization.q5_0 import Q5_0
+from cbtop.compute.quantization.q5_1 import Q5_1
+from cbtop.compute.quantization.q5_k import Q5_K
+from cbtop.compute.quantization.q6_k import Q6_K
+from cbtop.compute.quantization.q8_0 import Q8_0
+
+U = np.uint64
+LINE = 64  # bytes
+SCALES = 8 * LINE  # the offset of the factors, after the weights of 32 columns of sixteen rows, a byte each
+SPREAD = SCALES + 2 * LINE
+STRETCH = 32  # times 32 columns that are spread at once: 20 KiB, which stay in L1
+
+
+@jit_inlined
+def _with_minimum(products: Any, factors: Any, token: Any, block: Any, scale: Any, minimum: Any, total: Any) -> Any:
+    place = block * U(FACTORS)
+    total = multiply_add(multiply(to_floats(products), splat(factors[token, place])), scale, total)
+    return multiply_add(splat(factors[token, place + U(1)]), minimum, total)
+
+
+@jit_inlined
+def _without_minimum(
+    products: Any, factors: Any, token: Any, block: Any, scale: Any, minimum: Any, total: Any
+) -> Any:
+    """As `_with_minimum`, for products of LESS_128, which include the minimum."""
+    return multiply_add(multiply(to_floats(products), splat(factors[token, block * U(FACTORS)])), scale, total)
+
+
+@jit_inlined
+def _half_with_minimum(
+    products: Any, factors: Any, token: Any, block: Any, half: Any, scale: Any, minimum: Any, total: Any
+) -> Any:
+    place = block * U(FACTORS)
+    total = multiply_add(multiply(to_floats(products), splat(factors[token, place])), scale, total)
+    return multiply_add(splat(factors[token, place + U(2) + half]), minimum, total)
+
+
+@jit_inlined
+def _with_minima(low: Any, high: Any, factors: Any, token: Any, block: Any, own: Any, total: Any) -> Any:
+    first, last, minimum, other_minimum = own
+    total = _half_with_minimum(low, factors, token, block, U(0), first, minimum, total)
+    return _half_with_minimum(high, factors, token, block, U(1), last, other_minimum, total)
+
+
+@jit_inlined
+def _half_less_32(products: Any, factors: Any, token: Any, block: Any, half: Any, scale: Any, total: Any) -> Any:
+    place = block * U(FACTORS)
+    offset = multiply(splat(np.float32(32)), splat(factors[token, place + U(2) + half]))
+    return multiply_add(multiply_add(to_floats(products), splat(factors[token, place]), offset), scale, total)
+
+
+@jit_inlined
+def _less_32(low: Any, high: Any, factors: Any, token: Any, block: Any, first: Any, last: Any, total: Any) -> Any:
+    total = _half_less_32(low, factors, token, block, U(0), first, total)
+    return _half_less_32(high, factors, token, block, U(1), last, total)
+
+
+_LARGEST = 15  # the largest weight from `_unpack`; each format has its own
+
+
+def _add_with_minimum(found: Any, codes: Any, factors: Any, t: Any, block: Any, total: Any) -> Any:  # compiled
+    """total + scale * (weights . x) - minimum * (sum of x): one scale and one minimum for 32 columns."""
+    q, r, s, u, a, b, c, d, scale, minimum = found
+    (sums,) = sums_of_products((q, r, s, u, a, b, c, d), codes, t, block * U(BLOCK), 1, _LARGEST)
+    return _with_minimum(sums, factors, t, block, scale, minimum, total)
+
+
+def _add_four_with_minimum(panel: Any, at: Any, codes: Any, factors: Any, t: Any, block: Any, totals: Any) -> Any:
+    """As `_add_with_minimum`, of four tokens, and of weights that `_spread` left there."""  # compiled
+    scale = load_floats(panel, U(0), at + U(SCALES))
+    minimum = load_floats(panel, U(0), at + U(SCALES + LINE))
+    sums = sums_of_loaded(8, panel, at, codes, t, block * U(BLOCK), 4, _LARGEST)
+    return (
+        _with_minimum(sums[0], factors, t, block, scale, minimum, totals[0]),
+        _with_minimum(sums[1], factors, t + U(1), block, scale, minimum, totals[1]),
+        _with_minimum(sums[2], factors, t + U(2), block, scale, minimum, totals[2]),
+        _with_minimum(sums[3], factors, t + U(3), block, scale, minimum, totals[3]),
+    )
+
+
+def _add_four_less_32(panel: Any, at: Any, codes: Any, factors: Any, t: Any, block: Any, totals: Any) -> Any:
+    """As `_add_four_with_minimum`, of (weights - 32) . x: a scale for 16 columns each, no minimum."""  # compiled
+    column = block * U(BLOCK)
+    first, last = load_floats(panel, U(0), at + U(SCALES)), load_floats(panel, U(0), at + U(SCALES + LINE))
+    low = sums_of_loaded(4, panel, at, codes, t, column, 4, _LARGEST)
+    high = sums_of_loaded(4, panel, at + U(4 * LINE), codes, t, column + U(16), 4, _LARGEST)
+    return (
+        _less_32(low[0], high[0], factors, t, block, first, last, totals[0]),
+        _less_32(low[1], high[1], factors, t + U(1), block, first, last, totals[1]),
+        _less_32(low[2], high[2], factors, t + U(2), block, first, last, totals[2]),
+        _less_32(low[3], high[3], factors, t + U(3), block, first, last, totals[3]),
+    )
+
+
+def _add_four_with_minima(panel: Any, at: Any, codes: Any, factors: Any, t: Any, block: Any, totals: Any) -> Any:
+    """As `_add_four_with_minimum`, a scale and a minimum for 16 columns each."""  # compiled
+    column = block * U(BLOCK)
+    first, last = load_floats(panel, U(0), at + U(SCALES)), load_floats(panel, U(0), at + U(SCALES + LINE))
+    minimum = load_floats(panel, U(0), at + U(SCALES + 2 * LINE))
+    own = first, last, minimum, load_floats(panel, U(0), at + U(SCALES + 3 * LINE))
+    low = sums_of_loaded(4, panel, at, codes, t, column, 4, _LARGEST)
+    high = sums_of_loaded(4, panel, at + U(4 * LINE), codes, t, column + U(16), 4, _LARGEST)
+    return (
+        _with_minima(low[0], high[0], factors, t, block, own, totals[0]),
+        _with_minima(low[1], high[1], factors, t + U(1), block, own, totals[1]),
+        _with_minima(low[2], high[2], factors, t + U(2), block, own, totals[2]),
+        _with_minima(low[3], high[3], factors, t + U(3), block, own, totals[3]),
+    )
+
+
+@jit_inlined
+def _store_factors(panel: Any, at: Any, first: Any, second: Any) -> None:
+    store_floats(panel, U(0), at + U(SCALES), first)
+    store_floats(panel, U(0), at + U(SCALES + LINE), second)
+
+
+@jit_inlined
+def _store_four_factors(panel: Any, at: Any, first: Any, last: Any, minimum: Any, other_minimum: Any) -> None:
+    _store_factors(panel, at, first, last)
+    _store_factors(panel, at + U(2 * LINE), minimum, other_minimum)
+
+
+@jit_inlined
+def _spread(found: Any, panel: Any, at: Any) -> None:
+    """panel[0, at:] = the weights of 32 columns of sixteen rows, a byte each, and two factors of each row."""
+    q, r, s, u, a, b, c, d, first, second = found
+    store_64(panel, U(0), at, q)
+    store_64(panel, U(0), at + U(LINE), r)
+    store_64(panel, U(0), at + U(2 * LINE), s)
+    store_64(panel, U(0), at + U(3 * LINE), u)
+    store_64(panel, U(0), at + U(4 * LINE), a)
+    store_64(panel, U(0), at + U(5 * LINE), b)
+    store_64(panel, U(0), at + U(6 * LINE), c)
+    store_64(panel, U(0), at + U(7 * LINE), d)
+    _store_factors(panel, at, first, second)
+
+
+# A format's functions: each format has a copy of the code below with its own.
+_unpack, _add, _add_four = unpack_q4_k, _add_with_minimum, _add_four_with_minimum
+
+
+def _spread_32(w: Any, row: Any, step: Any, panel: Any, at: Any) -> None:  # compiled
+    _spread(_unpack(w, row, step, U(0)), panel, at)
+
+
+def _spread_128(w: Any, row: Any, step: Any, panel: Any, at: Any) -> None:  # compiled
+    # Written out, because every part has its own shifts and places, which are constants here.
+    _spread(_unpack(w, row, step, U(0)), panel, at)
+    _spread(_unpack(w, row, step, U(1)), panel, at + U(SPREAD))
+    _spread(_unpack(w, row, step, U(2)), panel, at + U(2 * SPREAD))
+    _spread(_unpack(w, row, step, U(3)), panel, at + U(3 * SPREAD))
+
+
+def _one_token_32(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: Any) -> Any:  # compiled
+    return _add(_unpack(w, row, step, U(0)), codes, factors, t, step, total)
+
+
+def _one_token_128(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: Any) -> Any:  # compiled
+    block = step * U(4)
+    total = _add(_unpack(w, row, step, U(0)), codes, factors, t, block, total)
+    total = _add(_unpack(w, row, step, U(1)), codes, factors, t, block + U(1), total)
+    total = _add(_unpack(w, row, step, U(2)), codes, factors, t, block + U(2), total)
+    return _add(_unpack(w, row, step, U(3)), codes, factors, t, block + U(3), total)
+
+
+# A step of Q5_K and Q6_K is a block, which is read once, in its order in memory, and in a loop. A Zen 4 reads memory
+# at 30 GB/s with two to five loads in a loop, and at 15 to 22 with sixteen to 48, because it treats the reads of each
+# load as a separate stream with lines that are a turn of the loop apart.
+_four_columns, _factors, _COLUMNS_BYTES, _BLOCK_BYTES = (
+    four_columns_q5_k,
+    factors_q5_k,
+    Q5_K_COLUMNS,
+    Q5_K.block_bytes,
+)
+
+
+def _spread_256(w: Any, row: Any, step: Any, panel: Any, at: Any) -> None:  # compiled
+    base = step * U(ROWS * _BLOCK_BYTES)
+    for i in range(U(8)):
+        ask_out_of_order(w, row, base + i * U(2 * _BLOCK_BYTES), _BLOCK_BYTES // 32 + 1)
+        a, b, c, d, e, f, g, h = _four_columns(w, row, base + i * U(_COLUMNS_BYTES))
+        place = at + i * U(LINE)
+        store_64(panel, U(0), place, a)
+        store_64(panel, U(0), place + U(SPREAD), b)
+        store_64(panel, U(0), place + U(2 * SPREAD), c)
+        store_64(panel, U(0), place + U(3 * SPREAD), d)
+        store_64(panel, U(0), place + U(4 * SPREAD), e)
+        store_64(panel, U(0), place + U(5 * SPREAD), f)
+        store_64(panel, U(0), place + U(6 * SPREAD), g)
+        store_64(panel, U(0), place + U(7 * SPREAD), h)
+    _store_factors(panel, at, *_factors(w, row, base, U(0)))
+    _store_factors(panel, at + U(SPREAD), *_factors(w, row, base, U(1)))
+    _store_factors(panel, at + U(2 * SPREAD), *_factors(w, row, base, U(2)))
+    _store_factors(panel, at + U(3 * SPREAD), *_factors(w, row, base, U(3)))
+    _store_factors(panel, at + U(4 * SPREAD), *_factors(w, row, base, U(4)))
+    _store_factors(panel, at + U(5 * SPREAD), *_factors(w, row, base, U(5)))
+    _store_factors(panel, at + U(6 * SPREAD), *_factors(w, row, base, U(6)))
+    _store_factors(panel, at + U(7 * SPREAD), *_factors(w, row, base, U(7)))
+
+
+@jit_inlined
+def _of_part_q5_k(
+    products: Any, w: Any, row: Any, base: Any, part: Any, factors: Any, t: Any, block: Any, total: Any
+) -> Any:
+    scale, minimum = factors_q5_k(w, row, base, part)
+    return _with_minimum(products, factors, t, block + part, scale, minimum, total)
+
+
+def _one_token_q5_k(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: Any) -> Any:  # compiled
+    base, block, zero = step * U(176 * ROWS), step * U(8), no_ints()
+    sums = zero, zero, zero, zero, zero, zero, zero, zero
+    for i in range(U(8)):
+        ask_ahead(w, row, base + i * U(Q5_K_COLUMNS), Q5_K_COLUMNS // LINE)
+        found = four_columns_q5_k(w, row, base + i * U(Q5_K_COLUMNS))
+        sums = add_products_apart(sums, found, codes, t, block * U(BLOCK) + i * U(4), BLOCK, 31)
+    a, b, c, d, e, f, g, h = sums
+    total = _of_part_q5_k(a, w, row, base, U(0), factors, t, block, total)
+    total = _of_part_q5_k(b, w, row, base, U(1), factors, t, block, total)
+    total = _of_part_q5_k(c, w, row, base, U(2), factors, t, block, total)
+    total = _of_part_q5_k(d, w, row, base, U(3), factors, t, block, total)
+    total = _of_part_q5_k(e, w, row, base, U(4), factors, t, block, total)
+    total = _of_part_q5_k(f, w, row, base, U(5), factors, t, block, total)
+    total = _of_part_q5_k(g, w, row, base, U(6), factors, t, block, total)
+    return _of_part_q5_k(h, w, row, base, U(7), factors, t, block, total)
+
+
+@jit_inlined
+def _of_part_q6_k(
+    products: Any, w: Any, row: Any, base: Any, part: Any, half: Any, factors: Any, place: Any, total: Any
+) -> Any:
+    t, block = place
+    scale = factor_q6_k(w, row, base, part * U(2) + half)
+    return _half_less_32(products, factors, t, block + part, half, scale, total)
+
+
+def _one_token_q6_k(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: Any) -> Any:  # compiled
+    base, block, zero = step * U(210 * ROWS), step * U(8), no_ints()
+    for half in range(U(2)):  # of 32 columns
+        sums = zero, zero, zero, zero, zero, zero, zero, zero
+        for i in range(half * U(4), half * U(4) + U(4)):
+            ask_ahead(w, row, base + i * U(Q6_K_COLUMNS), Q6_K_COLUMNS // LINE)
+            found = four_columns_q6_k(w, row, base + i * U(Q6_K_COLUMNS))
+            sums = add_products_apart(sums, found, codes, t, block * U(BLOCK) + i * U(4), BLOCK, 63)
+        a, b, c, d, e, f, g, h = sums
+        total = _of_part_q6_k(a, w, row, base, U(0), half, factors, (t, block), total)
+        total = _of_part_q6_k(b, w, row, base, U(1), half, factors, (t, block), total)
+        total = _of_part_q6_k(c, w, row, base, U(2), half, factors, (t, block), total)
+        total = _of_part_q6_k(d, w, row, base, U(3), half, factors, (t, block), total)
+        total = _of_part_q6_k(e, w, row, base, U(4), half, factors, (t, block), total)
+        total = _of_part_q6_k(f, w, row, base, U(5), half, factors, (t, block), total)
+        total = _of_part_q6_k(g, w, row, base, U(6), half, factors, (t, block), total)
+        total = _of_part_q6_k(h, w, row, base, U(7), half, factors, (t, block), total)
+    return total
+
+
+# A format's functions: each format has a copy of the code below with its own.
+_four, _factors_of_16 = four_q2_k, factors_of_16_q2_k
+
+
+def _add_sixteen(
+    w: Any, row: Any, base: Any, at: Any, columns: Any, codes: Any, factors: Any, place: Any, total: Any
+) -> Any:  # compiled
+    """As `_add_with_minimum`, for 16 columns, 128 * half + 32 * part after those at `at`: the first or, with
+    `second`, the last of 32."""
+    (half, part, second), (t, first) = columns, place
+    found = (
+        _four(w, row, at, half, part),
+        _four(w, row, at + U(_COLUMNS_BYTES), half, part),
+        _four(w, row, at + U(2 * _COLUMNS_BYTES), half, part),
+        _four(w, row, at + U(3 * _COLUMNS_BYTES), half, part),
+    )
+    part_of_8 = half * U(4) + U(part)
+    block = first + part_of_8
+    (sums,) = sums_of_products(found, codes, t, block * U(BLOCK) + second * U(16), 1, _LARGEST)
+    scale, minimum = _factors_of_16(w, row, base, part_of_8 * U(2) + second)
+    return _half_with_minimum(sums, factors, t, block, second, scale, minimum, total)
+
+
+def _one_token_by_16(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: Any) -> Any:  # compiled
+    base, block = step * U(_BLOCK_BYTES * ROWS), step * U(8)
+    for turn in range(U(4)):
+        second, half = turn >> U(1), turn & U(1)
+        at = base + second * U(4 * _COLUMNS_BYTES)
+        ask_ahead(w, row, base + turn * U(4 * _BLOCK_BYTES), _BLOCK_BYTES // 16 + 1)
+        total = _add_sixteen(w, row, base, at, (half, 0, second), codes, factors, (t, block), total)
+        total = _add_sixteen(w, row, base, at, (half, 1, second), codes, factors, (t, block), total)
+        total = _add_sixteen(w, row, base, at, (half, 2, second), codes, factors, (t, block), total)
+        total = _add_sixteen(w, row, base, at, (half, 3, second), codes, factors, (t, block), total)
+    return total
+
+
+_spread_step, _one_token = _spread_128, _one_token_128
+_STEP_BYTES, _PARTS = Q4_K.block_bytes // 2, 4  # of a row in a step, and their number of 32 columns
+
+
+@jit_inlined
+def _store(out: Any, token: Any, row: Any, total: Any, is_first: Any) -> None:
+    """out = total, plus out unless these are the first columns."""
+    store_floats(out, token, row, total if is_first else add(total, load_floats(out, token, row)))
+
+
+def _four_by_four(w: Any, row: Any, codes: Any, factors: Any, out: Any, panel: Any, begin: Any) -> Any:  # compiled
+    """Multiply the first tokens, in fours, by a group of rows. Returns the number of these tokens."""
+    tokens, steps, most = U(out.shape[0]) // U(4) * U(4), U(w.shape[1] // _STEP_BYTES), U(STRETCH // _PARTS)
+    for first in range(U(0), steps, most):
+        count = min(steps - first, most)
+        for step in range(count):
+            _spread_step(w, row, first + step, panel, begin + step * U(_PARTS * SPREAD))
+        for t in range(U(0), tokens, U(4)):
+            zero = splat(np.float32(0))
+            totals = (zero, zero, zero, zero)
+            for block in range(count * U(_PARTS)):
+                at = begin + block * U(SPREAD)
+                totals = _add_four(panel, at, codes, factors, t, first * U(_PARTS) + block, totals)
+            a, b, c, d = totals
+            is_first = first == U(0)
+            _store(out, t, row, a, is_first)
+            _store(out, t + U(1), row, b, is_first)
+            _store(out, t + U(2), row, c, is_first)
+            _store(out, t + U(3), row, d, is_first)
+    return tokens
+
+
+def _groups(w: Any, bias: Any, codes: Any, factors: Any, out: Any, chunk: Any, chunks: Any) -> None:  # compiled
+    """Do the whole groups of rows of one chunk of `chunks`, for all tokens: four at a time, then one by one."""
+    tokens, groups, steps = U(out.shape[0]), w.shape[0] // ROWS, w.shape[1] // _STEP_BYTES
+    panel = np.empty((1, LINE + STRETCH * SPREAD if tokens > U(3) else 0), np.uint8)
+    begin = U(-panel.ctypes.data % LINE)
+    for group in range(U(chunk * groups // chunks), U((chunk + 1) * groups // chunks)):
+        row: Any = group * U(ROWS)
+        t: Any = U(0)
+        if tokens > U(3):
+            t = _four_by_four(w, row, codes, factors, out, panel, begin)
+        while t < tokens:
+            total = splat(np.float32(0))
+            for step in range(U(steps)):
+                total = _one_token(w, row, step, codes, factors, t, total)
+            store_floats(out, t, row, total)
+            t += U(1)
+        if bias.shape[0]:
+            for t in range(tokens):
+                for i in range(U(ROWS)):
+                    out[t, row + i] += bias[row + i]
+
+
+def _compiled(
+    block_format: BlockFormat, parts: int, spread: Any, one_token: Any, add_four: Any, largest: int, **more: Any
+) -> CompiledRows:
+    """Return `_groups` of one format, with `parts` times 32 columns in a step. It compiles when it is first
+    called."""
+    name = block_format.name
+    own: dict[str, Any] = {
+        **more,
+        "_PARTS": parts,
+        "_STEP_BYTES": block_format.block_bytes * parts * BLOCK // block_format.block_elements,
+        "_spread_step": jit_inlined(spread),
+        "_one_token": jit_inlined(one_token),
+        "_add_four": jit_inlined(copy_of(add_four, f"{add_four.__name__}_{name}", **_sums_of(largest))),
+    }
+    own["_four_by_four"] = jit_inlined(copy_of(_four_by_four, f"_four_by_four_{name}", **own))
+    if TIER == "AVX2" and block_format.code in ONE_TOKEN:
+        one_token = ONE_TOKEN[block_format.code]
+        own |= {"_one_token": jit_inlined(one_token), "_STEP_BYTES": block_format.block_bytes}
+    return CompiledRows(jit(copy_of(_groups, f"_groups_{name}", **own)), ROWS)
+
+
+def _sums_of(largest: int) -> dict[str, Any]:
+    """Return the functions for sums of weights up to `largest`."""
+    return {"_LARGEST": largest, "_with_minimum": _without_minimum if largest > 127 and LESS_128 else _with_minimum}
+
+
+def _of_32_columns(block_format: BlockFormat, unpack: Any, largest: int) -> CompiledRows:
+    """Return the rows of a format that is unpacked 32 columns at a time."""
+    name, is_small = block_format.name, block_format.block_elements == BLOCK
+    spread, one = (_spread_32, _one_token_32) if is_small else (_spread_128, _one_token_128)
+    add = jit_inlined(copy_of(_add_with_minimum, f"_add_with_minimum_{name}", **_sums_of(largest)))
+    return _compiled(
+        block_format,
+        1 if is_small else 4,
+        copy_of(spread, f"_spread_{name}", _unpack=unpack),
+        copy_of(one, f"_one_token_{name}", _unpack=unpack, _add=add),
+        _add_four_with_minimum,
+        largest,
+    )
+
+
+def _of_blocks(block_format: BlockFormat, one_token: Any, add_four: Any, largest: int, **pieces: Any) -> CompiledRows:
+    """Return the rows of a format that is unpacked block by block; `pieces` are names of `_spread_256`."""
+    spread = copy_of(_spread_256, f"_spread_{block_format.name}", _BLOCK_BYTES=block_format.block_bytes, **pieces)
+    return _compiled(block_format, 8, spread, one_token, add_four, largest)
+
+
+def _of_16_columns(block_format: BlockFormat, largest: int, **pieces: Any) -> CompiledRows:
+    """Return the rows of a format with a scale and a minimum for each 16 columns; `pieces` are names of `_spread_256`
+    and `_add_sixteen`."""
+    name, spread = block_format.name, SPREAD + 2 * LINE  # with the minima
+    pieces |= {"_BLOCK_BYTES": block_format.block_bytes, "_store_factors": _store_four_factors, "SPREAD": spread}
+    add = jit_inlined(copy_of(_add_sixteen, f"_add_sixteen_{name}", _LARGEST=largest, **pieces))
+    return _compiled(
+        block_format,
+        8,
+        copy_of(_spread_256, f"_spread_{name}", **pieces),
+        copy_of(_one_token_by_16, f"_one_token_{name}", _add_sixteen=add, **pieces),
+        _add_four_with_minima,
+        largest,
+        SPREAD=spread,
+    )
+
+
+ROWS_OF: dict[int, CompiledRows] = {
+    Q8_0.code: _of_32_columns(Q8_0, unpack_q8_0, 255),
+    Q5_0.code: _of_32_columns(Q5_0, unpack_q5_0, 31),
+    Q5_1.code: _of_32_columns(Q5_1, unpack_q5_1, 31),
+    Q4_0.code: _of_32_columns(Q4_0, unpack_q4_0, 15),
+    Q4_1.code: _of_32_columns(Q4_1, unpack_q4_1, 15),
+    Q4_K.code: _of_32_columns(Q4_K, unpack_q4_k, 15),
+    Q5_K.code: _of_blocks(
+        Q5_K, _one_token_q5_k, _add_four_with_minimum, 31,
+        _four_columns=four_columns_q5_k, _factors=factors_q5_k, _COLUMNS_BYTES=Q5_K_COLUMNS,
+    ),
+    Q6_K.code: _of_blocks(
+        Q6_K, _one_token_q6_k, _add_four_less_32, 63,
+        _four_columns=four_columns_q6_k, _factors=factors_q6_k, _COLUMNS_BYTES=Q6_K_COLUMNS,
+    ),
+    Q3_K.code: _of_16_columns(
+        Q3_K, 7, _four=four_q3_k, _factors_of_16=factors_of_16_q3_k,
+        _four_columns=four_columns_q3_k, _factors=factors_q3_k, _COLUMNS_BYTES=Q3_K_COLUMNS,
+    ),
+    Q2_K.code: _of_16_columns(
+        Q2_K, 3, _four=four_q2_k, _factors_of_16=factors_of_16_q2_k,
+        _four_columns=four_columns_q2_k, _factors=factors_q2_k, _COLUMNS_BYTES=Q2_K_COLUMNS,
+    ),
+    IQ4_NL.code: _of_32_columns(IQ4_NL, unpack_iq4_nl, 241),
+    IQ4_XS.code: _of_32_columns(IQ4_XS, unpack_iq4_xs, 241),
+}  # fmt: skip

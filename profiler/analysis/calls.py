@@ -1,0 +1,97 @@
+"""The statistics of a number of calls, and their percentiles from histograms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.profiler.analysis.histograms import BUCKETS, Column, bucket_middle_ns
+
+PERCENTILES = (0.50, 0.95, 0.99, 0.999)  # nearest rank: the duration that this share of the calls does not exceed
+SPARSE = 8  # this many empty cells can be skipped in the time it takes to sort one
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The statistics of a number of calls. Percentiles and `cv` come from the histogram: within one percent.
+
+    They are None if the histograms hold more or fewer calls than these: for a node beyond MAX_HISTOGRAM_NODES, or if
+    there was no room. A result of NodeStats.since has no minimum and maximum for these nodes either.
+    """
+
+    count: int
+    failed: int
+    total_ns: int
+    min_ns: int | None
+    max_ns: int | None
+    elements: int
+    cv: float | None  # standard deviation / mean
+    p50_ns: float | None
+    p95_ns: float | None
+    p99_ns: float | None
+    p999_ns: float | None
+
+    @property
+    def mean_ns(self) -> float:
+        return self.total_ns / self.count
+
+
+def spread(
+    cells: tuple[Column, Column, Column],
+    group: Column,
+    count: Column,
+    low: Column,
+    high: Column,
+    fractions: Sequence[float] = PERCENTILES,
+    *,
+    with_cv: bool = True,
+) -> list[NDArray[np.float64]]:
+    """Return the cv (if `with_cv`) and the percentiles of each group, whose nodes have these `cells`.
+
+    NaN if the histogram includes other calls.
+    """
+    groups = len(low)
+    place, bucket, counts = cells
+    # Each cell by its group, then by its bucket: the running count of a group begins where the previous group's ends.
+    least = int(bucket.min(initial=BUCKETS))
+    buckets = int(bucket.max(initial=least)) - least + 1
+    key = group[place] * buckets + (bucket - least)
+    # Nodes of a group have the same buckets: adding these up is worth an empty cell or two, and needs no sorting.
+    if groups * buckets <= SPARSE * len(key):
+        together = np.bincount(key, counts)  # exact: below 2 ** 53
+        key = (together != 0).nonzero()[0]
+        counts = together[key]
+    elif np.any(key[1:] < key[:-1]):
+        order = np.argsort(key, kind="stable")
+        key, counts = key[order], counts[order]
+    owner, middle = key // buckets, bucket_middle_ns(key % buckets + least)
+    calls = np.bincount(owner, counts, minlength=groups)
+    known = np.flatnonzero(calls)
+    running, before = np.cumsum(counts, dtype=np.float64), np.cumsum(calls) - calls
+
+    columns: list[NDArray[np.float64]] = []
+    if with_cv:
+        mean = _ratio(np.bincount(owner, counts * middle, minlength=groups), calls)
+        variance = _ratio(np.bincount(owner, counts * (middle - mean[owner]) ** 2, minlength=groups), calls)
+        columns.append(_ratio(np.sqrt(variance), mean))
+    rank = before[known] + np.maximum(1, np.ceil(np.reshape(fractions, (-1, 1)) * calls[known]))
+    percentiles = np.full((len(fractions), groups), np.nan)
+    at = np.searchsorted(running, rank, side="left")
+    percentiles[:, known] = np.clip(middle[at], low[known], high[known])
+    columns += list(percentiles)
+    others = calls != count  # percentiles of a part of the calls, or of more, would look like those of all calls
+    if others.any():
+        for column in columns:
+            column[others] = np.nan
+    return columns
+
+
+def _ratio(over: NDArray[Any], under: NDArray[Any]) -> NDArray[np.float64]:
+    """Return over / under, NaN if `under` is zero."""
+    found = np.full(len(over), np.nan)
+    np.divide(over, under, out=found, where=under != 0)
+    return found

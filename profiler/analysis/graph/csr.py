@@ -1,0 +1,48 @@
+"""The graph as compressed sparse rows: its edges in arrays, ready for numeric work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
+from cbtop.profiler.analysis.graph.nodes import EdgeKind
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+EDGE_CODES = {kind: code for code, kind in enumerate(EdgeKind)}
+
+
+@dataclass(frozen=True, slots=True)
+class Csr:
+    """The edges that leave node n are at row_offsets[n] up to row_offsets[n + 1] of the other arrays.
+
+    row_offsets (nodes + 1,) i64 · columns (edges,) i64, the destinations · kinds (edges,) u8, see EDGE_CODES ·
+    weights (edges,) f64. `dropped` counts nodes and edges for which the graph had no room.
+    """
+
+    row_offsets: NDArray[np.int64]
+    columns: NDArray[np.int64]
+    kinds: NDArray[np.uint8]
+    weights: NDArray[np.float64]
+    dropped: int
+
+
+def to_csr(graph: ExecutionGraph) -> Csr:
+    """Return the graph's edges by source; edges with the same source in the order of `graph.edges()`."""
+    import numpy as np  # takes 0.1 s, which a profiled process need not spend
+
+    edges = list(graph.edges())
+    sources = np.fromiter((edge.source for edge in edges), np.int64, len(edges))
+    order = np.argsort(sources, kind="stable")
+    row_offsets = np.zeros(len(graph.nodes) + 1, np.int64)
+    np.cumsum(np.bincount(sources, minlength=len(graph.nodes)), out=row_offsets[1:])
+    return Csr(
+        row_offsets=row_offsets,
+        columns=np.fromiter((edge.destination for edge in edges), np.int64, len(edges))[order],
+        kinds=np.fromiter((EDGE_CODES[edge.kind] for edge in edges), np.uint8, len(edges))[order],
+        weights=np.fromiter((edge.weight for edge in edges), np.float64, len(edges))[order],
+        dropped=graph.dropped,
+    )

@@ -1,0 +1,58 @@
+"""The graph as a Graphviz document, in the predecessor's colours."""
+
+from __future__ import annotations
+
+from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
+from cbtop.profiler.analysis.graph.nodes import (
+    AsyncTask,
+    Brick,
+    EdgeKind,
+    Function,
+    GraphNode,
+    KernelLaunch,
+    Layer,
+    Step,
+    Transfer,
+)
+from cbtop.profiler.analysis.graph.tree import dropped_text, label
+
+FILL_COLORS: dict[type[GraphNode], str] = {
+    Step: "white",  # the predecessor had no steps
+    Layer: "lightblue",
+    Brick: "lightgreen",
+    KernelLaunch: "lightyellow",
+    Function: "lightgray",
+    Transfer: "lightsalmon",
+    AsyncTask: "lightcyan",
+}
+
+EDGE_STYLES = {
+    EdgeKind.CALLS: "style=solid",
+    EdgeKind.CONTAINS: "style=dashed",
+    EdgeKind.LAUNCHES: "style=bold, color=red",
+    EdgeKind.SEQUENCE: "style=dotted",
+    EdgeKind.DEPENDS_ON: "style=solid, color=blue",
+    EdgeKind.TRANSFER: "style=bold, color=orange",
+}
+
+
+def to_dot(graph: ExecutionGraph) -> str:
+    """Return the graph as text for `dot -Tsvg`. Node n of the graph is called n{n}."""
+    lines = ["digraph ExecutionGraph {", "  rankdir=TB;", "  node [shape=box];"]
+    if graph.dropped:
+        lines.append(f"  label={_quoted(dropped_text(graph))};")
+    for number, node in enumerate(graph.nodes):
+        fill = FILL_COLORS[type(node)]
+        lines.append(f"  n{number} [label={_quoted(label(node))}, style=filled, fillcolor={fill}];")
+    lines += [f"  n{edge.source} -> n{edge.destination} [{EDGE_STYLES[edge.kind]}];" for edge in graph.edges()]
+    lines.append("}\n")
+    return "\n".join(lines)
+
+
+def _quoted(text: str) -> str:
+    """Return a quoted DOT string that shows exactly `text`, which is one printable line.
+
+    Graphviz interprets `\\N` and similar escapes in a label, and HTML entities, so backslash and & must be escaped.
+    """
+    escaped = text.replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

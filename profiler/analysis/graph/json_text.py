@@ -1,0 +1,22 @@
+"""The graph as a JSON document."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
+
+
+def to_json(graph: ExecutionGraph) -> str:
+    """Return `{"nodes": […], "edges": […], "dropped": 0}`, in ASCII.
+
+    A node has its id, its parent's id, its kind and the fields of its class; times in ns, sizes in bytes, unknown
+    values null. Raises ValueError for a time that is not finite, because JSON has no such number.
+    """
+    nodes = [
+        {"id": number, "parent": parent, "kind": type(node).__name__} | asdict(node)
+        for number, (node, parent) in enumerate(zip(graph.nodes, graph.parents, strict=True))
+    ]
+    document = {"nodes": nodes, "edges": [asdict(edge) for edge in graph.edges()], "dropped": graph.dropped}
+    return json.dumps(document, allow_nan=False)

@@ -1,0 +1,16 @@
+"""The renderers that give text, by the name a user asks for. `to_csr` gives arrays, `to_rich_tree` a Rich tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cbtop.profiler.analysis.graph.dot import to_dot
+from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
+from cbtop.profiler.analysis.graph.json_text import to_json
+from cbtop.profiler.analysis.graph.tree import to_ascii_tree
+
+RENDERERS: dict[str, Callable[[ExecutionGraph], str]] = {
+    "ascii": to_ascii_tree,
+    "dot": to_dot,
+    "json": to_json,
+}

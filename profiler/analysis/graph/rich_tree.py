@@ -1,0 +1,27 @@
+"""The graph as a Rich tree, to print in a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
+from cbtop.profiler.analysis.graph.tree import dropped_text, to_tree_node
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
+
+
+def to_rich_tree(graph: ExecutionGraph) -> Tree:
+    """Return a tree with the labels of the ASCII tree; dropped nodes are reported in a last branch of the root."""
+    from rich.text import Text  # Rich loads in 50 ms, which a profiled process need not spend
+    from rich.tree import Tree
+
+    root = to_tree_node(graph)
+    tree = Tree(Text(root.label))  # a Text, so that a name's [brackets] stay brackets
+    waiting = [(root, tree)]
+    while waiting:
+        here, branch = waiting.pop()
+        waiting += [(child, branch.add(Text(child.label))) for child in here.children]
+    if graph.dropped:
+        tree.add(Text(dropped_text(graph)))
+    return tree

@@ -1,0 +1,120 @@
+"""The graph as a tree of labels, and as text: the predecessor's format, to the character.
+
+Connectors `├── ` and `└── `, continuation `│   ` or four spaces, two spaces between a name and its values, µ is
+U+00B5, one decimal. A single root has no header; several are below `Execution Graph`; none is `(empty graph)`. A
+graph that dropped nodes reports it below its last line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
+from cbtop.profiler.analysis.graph.nodes import (
+    AsyncTask,
+    Brick,
+    Function,
+    GraphNode,
+    KernelLaunch,
+    Layer,
+    Step,
+    Transfer,
+    name_of,
+    printable,
+)
+
+EMPTY_TREE = "Empty Graph"
+EMPTY_TEXT = "(empty graph)"
+MANY_ROOTS = "Execution Graph"
+
+
+@dataclass(frozen=True, slots=True)
+class TreeNode:
+    """A label and the nodes below it; `node` is the id in the graph, None for an added root."""
+
+    label: str
+    children: tuple[TreeNode, ...] = ()
+    node: int | None = None
+
+
+def label(node: GraphNode) -> str:
+    """Return the text of one node on its line, without connectors."""
+    return printable(name_of(node) + _values(node))
+
+
+def dropped_text(graph: ExecutionGraph) -> str:
+    """Return the note on nodes that a drawing does not show; "" if it shows everything."""
+    return f"({graph.dropped} dropped)" if graph.dropped else ""
+
+
+def to_tree_node(graph: ExecutionGraph) -> TreeNode:
+    """Return the graph under one root; several roots get an added one, an empty graph is a single label."""
+    below: dict[int | None, list[TreeNode]] = {}
+    # From the last node to the first: nodes inside a node were added after it, and are complete before it.
+    for node in range(len(graph.nodes) - 1, -1, -1):
+        children = tuple(reversed(below.pop(node, [])))
+        below.setdefault(graph.parents[node], []).append(TreeNode(label(graph.nodes[node]), children, node))
+    roots = tuple(reversed(below.get(None, [])))
+    if not roots:
+        return TreeNode(EMPTY_TREE)
+    return roots[0] if len(roots) == 1 else TreeNode(MANY_ROOTS, roots)
+
+
+def to_ascii_tree(graph: ExecutionGraph) -> str:
+    """Return the graph as text, lines joined by newlines and none at the end."""
+    lines = tree_lines(to_tree_node(graph)) if graph.nodes else [EMPTY_TEXT]
+    if graph.dropped:
+        lines.append(dropped_text(graph))
+    return "\n".join(lines)
+
+
+def tree_lines(root: TreeNode) -> list[str]:
+    """Return a tree of labels as lines of text, one per node."""
+    lines: list[str] = []
+    waiting = [(root, "", "")]  # a node, the text before its label, the text before its children
+    while waiting:
+        here, before, prefix = waiting.pop()
+        lines.append(before + here.label)
+        last = len(here.children) - 1
+        for place in range(last, -1, -1):
+            connector, continuation = ("└── ", "    ") if place == last else ("├── ", "│   ")
+            waiting.append((here.children[place], prefix + connector, prefix + continuation))
+    return lines
+
+
+def _values(node: GraphNode) -> str:
+    match node:
+        case Layer() | Step():
+            return ""
+        case Brick():
+            return _time(node.duration_ns, "  ") + _elements(node.elements)
+        case KernelLaunch():
+            return f"  {_launch(node)}"
+        case Transfer():
+            duration = _time(node.duration_ns, " ") if node.duration_ns is not None else ""
+            return f"  {node.size_bytes}B{duration}"
+        case Function():
+            return "" if node.file is None else f" ({node.file}:{node.line})"
+        case AsyncTask():
+            efficiency = 100 / node.polls if node.polls else 0.0
+            times = f"{node.total_poll_ns / 1e3:.1f}µs ({efficiency:.0f}% eff)"
+            return f"  polls:{node.polls} yields:{node.yields} {times}"
+        case _:
+            assert_never(node)
+
+
+def _time(duration_ns: float | None, before: str) -> str:
+    return f"{before}n/a" if duration_ns is None else f"{before}{duration_ns / 1e3:.1f}µs"
+
+
+def _elements(elements: int | None) -> str:
+    return "" if elements is None else f" ({elements} elem)"
+
+
+def _launch(kernel: KernelLaunch) -> str:
+    if kernel.grid is None or kernel.block is None:
+        return kernel.backend
+    # The third number is block.y, as the predecessor printed it; it is not CUDA's own launch syntax.
+    shape = f"<<<{kernel.grid[0]},{kernel.block[0]},{kernel.block[1]}>>>"
+    return f"{shape} smem={kernel.shared_memory_bytes or 0}B"

@@ -1,0 +1,89 @@
+"""The calls counted between two moments."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.profiler.analysis.histograms import Column
+from cbtop.profiler.analysis.node_columns import SUMS
+from cbtop.profiler.analysis.sparse_columns import SPARSE_BYTES
+
+NONE = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """The calls counted between two moments: the increase of sums, histogram cells and rare columns."""
+
+    node: NDArray[np.int32]  # each once
+    sums: NDArray[np.int64]  # (SUMS, nodes)
+    cell: NDArray[np.int32]  # each once
+    count: NDArray[np.uint32] | Column
+    rare: dict[tuple[int, int], int]  # by the number of the column in SPARSE_COLUMNS and the node; without moments
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was counted."""
+        return not (len(self.node) or len(self.cell) or self.rare)
+
+    @property
+    def size_bytes(self) -> int:
+        arrays = self.node.nbytes + self.sums.nbytes + self.cell.nbytes + self.count.nbytes
+        return arrays + SPARSE_BYTES * len(self.rare)
+
+    def column(self, name: str) -> Column:
+        """Return one of SUMS, one entry per node."""
+        found: Column = self.sums[SUMS.index(name)]
+        return found
+
+    @classmethod
+    def made(
+        cls, node: Column, sums: Column, cell: Column, count: Column, rare: dict[tuple[int, int], int]
+    ) -> Growth:
+        """Return these increases without zeros (`sums`: a row for each of SUMS), in as few bytes as they need."""
+        grew = (sums > 0).any(axis=0)
+        counted = count > 0
+        count = count[counted]
+        return cls(
+            node[grew].astype(np.int32),
+            sums[:, grew],
+            cell[counted].astype(np.int32),
+            _narrow(count),
+            {key: value for key, value in rare.items() if value > 0},
+        )
+
+    @classmethod
+    def of(cls, parts: Sequence[Growth]) -> Growth:
+        """Return the sum of all `parts`."""
+        node, add_up = _each_once([part.node for part in parts])
+        sums = add_up([np.zeros((len(SUMS), 0), np.int64), *(part.sums for part in parts)])
+        cell, add_up = _each_once([part.cell for part in parts])
+        count = add_up([NONE, *(part.count for part in parts)])
+        rare: Counter[tuple[int, int]] = Counter()
+        for part in parts:
+            rare.update(part.rare)
+        return cls(node.astype(np.int32), sums, cell.astype(np.int32), _narrow(count), dict(rare))
+
+
+def _each_once(parts: Sequence[NDArray[Any]]) -> tuple[Column, Callable[[Sequence[NDArray[Any]]], Column]]:
+    """Return the distinct values, ascending, and a function that adds up the amounts (on the last axis) of each."""
+    values = np.concatenate([NONE, *parts])
+    order = np.argsort(values, kind="stable")  # each part is in order: they are merged
+    values = values[order]
+    begins = np.flatnonzero(np.diff(values, prepend=-1))
+
+    def add_up(amounts: Sequence[NDArray[Any]]) -> Column:
+        found: Column = np.add.reduceat(np.concatenate(amounts, axis=-1)[..., order], begins, axis=-1)
+        return found
+
+    return values[begins], add_up
+
+
+def _narrow(count: Column) -> NDArray[np.uint32] | Column:
+    return count.astype(np.uint32) if int(count.max(initial=0)) >> 32 == 0 else count

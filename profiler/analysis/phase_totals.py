@@ -1,0 +1,173 @@
+"""The nodes and totals of one phase: the plain numbers that statistics, books and graphs are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.profiler.analysis.graph.node_table import Inside, NodeTable
+from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.profiler.analysis.histograms import Column
+from cbtop.profiler.analysis.stats import NodeStats
+from cbtop.protocol.messages import Node
+from cbtop.protocol.vocabulary import NodeKind
+
+
+@dataclass(frozen=True)
+class PhaseTotals:
+    """The nodes below one step node (or all nodes, for a process without steps), and their totals.
+
+    Its steps are the recorded ones. Plain steps are not included, because nothing inside them is known.
+
+    `closed_ns` is the part of `total_ns` in steps that have ended. Exclusive time is a node's time less that of nodes
+    inside it that are shown separately. Inside a brick these are other bricks and steps (its kernels, and layers in
+    it, are its own work); inside other nodes, everything. Adopted work ran in parallel and is not subtracted.
+    """
+
+    step: Node | None
+    inside: Inside  # without the step itself
+    table: NodeTable
+    stats: NodeStats
+    # By node id, for the nodes of the phase:
+    columns: dict[str, Column]  # count, elements, total_ns, closed_ns, loose_ns, overlap_ns
+    held: NDArray[np.bool_]  # bricks with time of their own, and the nodes inside one, which belong to the brick
+    adopted: NDArray[np.bool_]  # work done elsewhere, outside the time of the node it is in
+
+    @classmethod
+    def of(cls, table: NodeTable, stats: NodeStats, phase: str | None) -> PhaseTotals:
+        """Return the phase called `phase`, or all nodes if it is None."""
+        roots = table.children[None]
+        step = next((n for n in roots if n.kind is NodeKind.STEP and display_name(n) == phase), None)
+        return cls.below(step, table, stats)
+
+    @classmethod
+    def below(cls, step: Node | None, table: NodeTable, stats: NodeStats) -> PhaseTotals:
+        """Return the totals below a step node, or of all nodes if it is None."""
+        inside = table.inside(step.id if step else None)
+        size = len(table) + 1
+        stats.grow(size)
+        columns = {name: stats.of_recorded(name)[:size] for name in ("count", "elements", "total_ns")}
+        columns["closed_ns"] = stats.column("closed_ns")[:size].copy()
+        columns["loose_ns"] = stats.sparse.dense("loose_ns", len(stats))[:size]
+        columns["overlap_ns"] = stats.sparse.dense("overlap_ns", len(stats))[:size]
+        total_ns, closed_ns = columns["total_ns"], columns["closed_ns"]
+        # A brick without time of its own was never stopped: its inside belongs to the node around it.
+        held, adopted = _held_and_adopted(table, inside, (total_ns > 0) | (closed_ns > 0))
+        return cls(
+            step=step,
+            inside=inside,
+            table=table,
+            stats=stats,
+            columns=columns,
+            held=held,
+            adopted=adopted,
+        )
+
+    @cached_property
+    def exclusive_ns(self) -> Column:
+        """The exclusive part of `total_ns`, by node id."""
+        total_ns = self.columns["total_ns"]
+        nested_ns = total_ns - self.columns["loose_ns"]
+        return exclusive_of(self.table, self.inside, total_ns, nested_ns, self.columns["overlap_ns"])
+
+    @cached_property
+    def closed_exclusive_ns(self) -> Column:
+        """The exclusive part of `closed_ns`, by node id."""
+        closed_ns = self.columns["closed_ns"]
+        return exclusive_of(self.table, self.inside, closed_ns, closed_ns, self.columns["overlap_ns"])
+
+    @cached_property
+    def count(self) -> dict[int, int]:
+        """One of the columns by node, including the step; the next three are the same."""
+        return self._by_node("count")
+
+    @cached_property
+    def elements(self) -> dict[int, int]:
+        return self._by_node("elements")
+
+    @cached_property
+    def total_ns(self) -> dict[int, int]:
+        return self._by_node("total_ns")
+
+    @cached_property
+    def closed_ns(self) -> dict[int, int]:
+        return self._by_node("closed_ns")
+
+    def _by_node(self, name: str) -> dict[int, int]:
+        ids = self.inside.ids if self.step is None else np.append(self.inside.ids, self.step.id)
+        return dict(zip(ids.tolist(), self.columns[name][ids].tolist(), strict=True))
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """A parent before its children, without the step itself."""
+        return self.inside.nodes
+
+    @property
+    def known_elements(self) -> dict[int, int]:
+        """The elements of the nodes whose calls all gave a count."""
+        unknown = self.stats.sparse["uncounted"].keys()
+        return {node: n for node, n in self.elements.items() if node not in unknown} if unknown else self.elements
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens of the phase: the elements of its steps. None without steps, or if a step gave no count."""
+        if self.step is None:
+            return None
+        all_of_them, plain = (self.stats.rare(name, (self.step.id,)) for name in ("uncounted", "plain_uncounted"))
+        if all_of_them > plain:
+            return None
+        return int(self.columns["elements"][self.step.id])
+
+    @property
+    def wall_ns(self) -> int | None:
+        """The wall time of the phase's ended steps. None without steps."""
+        return int(self.columns["total_ns"][self.step.id]) if self.step else None
+
+    def percent(self, closed_ns: int, adopted_ns: int = 0) -> float | None:
+        """Return `closed_ns` as a share of the phase's wall time, in percent.
+
+        Both are time in ended steps. None if all of it was `adopted_ns`.
+        """
+        if adopted_ns and not closed_ns:
+            return None
+        return 100 * closed_ns / self.wall_ns if self.wall_ns else None
+
+    def us_per_token(self, closed_ns: int) -> float | None:
+        """Return the time per token in µs, for time in ended steps."""
+        return closed_ns / self.tokens / 1e3 if self.tokens else None
+
+
+def _held_and_adopted(
+    table: NodeTable, inside: Inside, is_timed: NDArray[np.bool_]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return masks of the nodes at or below timed bricks (`is_timed`), and at or below adopted work."""
+    parent_of, kind_of = table.column("parent_of"), table.column("kind_of")
+    held, adopted = np.zeros_like(is_timed), np.zeros_like(is_timed)
+    for ids in inside.by_depth:
+        parent, kind = parent_of[ids], kind_of[ids]
+        is_adopted = kind == NodeKind.ADOPTED
+        adopted[ids] = is_adopted | adopted[parent]
+        held[ids] = ~is_adopted & (held[parent] | ((kind == NodeKind.BRICK) & is_timed[ids]))
+    return held, adopted
+
+
+def exclusive_of(table: NodeTable, inside: Inside, time_ns: Column, nested_ns: Column, overlap_ns: Column) -> Column:
+    """Return, by id, `time_ns` less the time of nodes inside that are shown separately.
+
+    They take their `nested_ns`; the `overlap_ns` that they share counts once.
+    """
+    parent_of, kind_of = table.column("parent_of"), table.column("kind_of")
+    in_brick, in_other = -overlap_ns, -overlap_ns  # shown separately: in a brick, in other nodes
+    for ids in reversed(inside.by_depth):
+        parent, kind = parent_of[ids], kind_of[ids]
+        is_brick = kind == NodeKind.BRICK
+        is_own = np.where(is_brick, time_ns[ids] != 0, kind == NodeKind.STEP)
+        for inside_ns, is_shown in ((in_brick, is_own), (in_other, is_own | ~is_brick)):
+            outside_ns = np.where(is_shown, nested_ns[ids], inside_ns[ids])
+            outside_ns[kind == NodeKind.ADOPTED] = 0
+            np.add.at(inside_ns, parent, outside_ns)
+    found: Column = time_ns - np.where(kind_of == NodeKind.BRICK, in_brick, in_other)
+    return found

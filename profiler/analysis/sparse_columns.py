@@ -1,0 +1,97 @@
+"""The columns in which few nodes have a value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.profiler.analysis.histograms import Column
+from cbtop.profiler.analysis.node_columns import EXTREMES, MOMENTS, SPARSE_COLUMNS
+
+SPARSE_BYTES = 200  # about: an entry of a dict, its key and its number
+
+
+class SparseColumns:
+    """For each of SPARSE_COLUMNS, the values by node."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[int, int]] = {name: {} for name in SPARSE_COLUMNS}
+
+    def __getitem__(self, name: str) -> dict[int, int]:
+        """The values of one column, by node."""
+        return self._values[name]
+
+    def sum(self, name: str, nodes: Iterable[int]) -> int:
+        """Return the sum of a column over `nodes`."""
+        values = self._values[name]
+        return sum(values.get(node, 0) for node in nodes) if values else 0
+
+    def dense(self, name: str, size: int) -> Column:
+        """Return a column as an array: one entry per node id below `size`."""
+        found = np.zeros(size, np.int64)
+        for node, value in self._values[name].items():
+            if node < size:
+                found[node] = value
+        return found
+
+    def nodes(self) -> set[int]:
+        """Return every node that has a value in any column."""
+        return {node for values in self._values.values() for node in values}
+
+    def values_of(self, nodes: Iterable[int]) -> tuple[Column, Column, NDArray[np.float64]]:
+        """Return the values of `nodes`: node, number of the column in SPARSE_COLUMNS, value.
+
+        Values are float64, because FLOP outgrow 64 bits. Times are exact for a hundred days and then to two
+        nanoseconds.
+        """
+        wanted = set(nodes)
+        found = [
+            (node, at, value)
+            for at, values in enumerate(self._values.values())
+            for node, value in values.items()
+            if node in wanted
+        ]
+        keys = np.array([key[:2] for key in found], np.int64).reshape(-1, 2)
+        return keys[:, 0], keys[:, 1], np.array([float(value) for _, _, value in found], np.float64)
+
+    def add(self, name: str, node: Column, value: Column) -> None:
+        """Add each `value` to that of its `node`."""
+        values = self._values[name]
+        for one, number in zip(node.tolist(), value.tolist(), strict=True):
+            values[one] = values.get(one, 0) + number
+
+    def reach(self, name: str, node: int, value: int) -> None:
+        """Update an extreme of `node` by `value`."""
+        known = self._values[name].get(node, value)
+        self._values[name][node] = min(known, value) if name.endswith("_least") else max(known, value)
+
+    def add_all(self, other: SparseColumns, place: Column) -> None:
+        """Add the values of `other`, whose node n is `place[n]` here. Skips moments because clocks differ."""
+        for name, ours in self._values.items():
+            theirs = [(node, value) for node, value in other[name].items() if node < len(place)]
+            for node, value in theirs if name not in MOMENTS else ():
+                here = int(place[node])
+                if name in EXTREMES:
+                    self.reach(name, here, value)
+                else:
+                    ours[here] = ours.get(here, 0) + value
+
+    def count(self, increases: dict[tuple[int, int], int], times: int) -> None:
+        """Add `increases`, by the number of the column and the node, `times` times. A value of 0 is removed."""
+        for (at, node), value in increases.items():
+            values = self._values[SPARSE_COLUMNS[at]]
+            values[node] = values.get(node, 0) + times * value
+            if not values[node]:
+                del values[node]
+
+    def take_recent(self, whole: SparseColumns, counted: SparseColumns) -> None:
+        """Take the values of `counted`, a part of `whole`, which has the moments."""
+        for name in SPARSE_COLUMNS:
+            self._values[name] = dict((whole if name in MOMENTS else counted)[name])
+
+    @property
+    def size_bytes(self) -> int:
+        """The approximate size."""
+        return SPARSE_BYTES * sum(map(len, self._values.values()))

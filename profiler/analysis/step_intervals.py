@@ -1,0 +1,82 @@
+"""The time in which steps ran."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cbtop.profiler.analysis.histograms import Column, distinct
+from cbtop.profiler.analysis.node_columns import ANY_STEP
+from cbtop.profiler.analysis.sparse_columns import SparseColumns
+from cbtop.protocol.ring import Batch
+
+MOST_SQUARED = 1 << 32  # tokens of a step; larger numbers are cut to it, so that sums of squares do not overflow
+MAX_KEPT_INTERVALS = 1 << 12  # per step node: a step that covers time before these counts it twice
+MAX_SAID_INTERVALS = 1 << 10  # in one message
+MAX_PARTS = 64  # per step node, before they are joined
+NONE = np.zeros(0, np.int64)
+
+
+class StepIntervals:
+    """The disjoint intervals in which steps ran, by step node, and by ANY_STEP for all together."""
+
+    def __init__(self) -> None:
+        self._intervals: dict[int, list[tuple[Column, Column]]] = {}  # starts and ends
+
+    def since(self, from_ns: int, most: int) -> tuple[Column, Column, Column]:
+        """Return when steps ran, as node, begin and length.
+
+        These are the disjoint intervals of `union_ns` that end at `from_ns` or later, ascending for each node and up
+        to its last one; at most `most` over all nodes.
+        """
+        found = [(NONE, NONE, NONE)]
+        for step, parts in sorted(self._intervals.items()):
+            columns = zip(*(part for part in parts if part[1][-1] >= from_ns), strict=True)
+            begin, end = [np.concatenate(column) for column in columns] or (NONE, NONE)
+            first = max(int(np.searchsorted(end, from_ns)), len(end) - most)
+            begin, end = begin[first:], end[first:]
+            most -= len(end)
+            found.append((np.full(len(end), step), begin, end - begin))
+        node, begin, length = (np.concatenate(column) for column in zip(*found, strict=True))
+        return node, begin, length
+
+    def cover(self, batch: Batch, step_of: Column, sparse: SparseColumns) -> None:
+        """Update when steps ran, counting time once if several ran, and the sums of their squared tokens."""
+        if len(batch.node):
+            first_ns = int(batch.start_ns.min())
+            sparse["first_ns"][ANY_STEP] = min(sparse["first_ns"].get(ANY_STEP, first_ns), first_ns)
+        outermost = step_of[batch.node] == batch.node
+        for step in distinct(batch.node[outermost]).tolist():
+            here = batch.node == step
+            start, end = batch.start_ns[here], batch.end_ns[here]
+            for name, moment in (("first_ns", int(start.min())), ("last_ns", int(end.max()))):
+                known = sparse[name].get(step, moment)
+                sparse[name][step] = min(known, moment) if name == "first_ns" else max(known, moment)
+            tokens = np.minimum(batch.elements[here], MOST_SQUARED).astype(np.float64)
+            if squared := int(np.dot(tokens, tokens)):
+                sparse["squared_tokens"][step] = sparse["squared_tokens"].get(step, 0) + squared
+            self._cover_step(step, start, end, sparse)
+        if outermost.any():
+            self._cover_step(ANY_STEP, batch.start_ns[outermost], batch.end_ns[outermost], sparse)
+
+    def _cover_step(self, step: int, start: Column, end: Column, sparse: SparseColumns) -> None:
+        parts = self._intervals.setdefault(step, [])
+        begin = int(start.min())
+        overlapping = [part for part in parts if part[1][-1] >= begin]
+        if overlapping:
+            parts[:] = [part for part in parts if part[1][-1] < begin]
+            start = np.concatenate([*(part[0] for part in overlapping), start])
+            end = np.concatenate([*(part[1] for part in overlapping), end])
+        order = np.argsort(start, kind="stable")
+        begins, reached = start[order], np.maximum.accumulate(end[order])
+        apart = begins[1:] > reached[:-1]
+        starts = begins[np.concatenate(([True], apart))]
+        ends = reached[np.concatenate((apart, [True]))]
+        known = sum(int((part[1] - part[0]).sum()) for part in overlapping)
+        more = int((ends - starts).sum()) - known
+        sparse["union_ns"][step] = sparse["union_ns"].get(step, 0) + more
+        if len(parts) >= MAX_PARTS:  # each is earlier than the next
+            older = tuple(np.concatenate(column)[-MAX_KEPT_INTERVALS:] for column in zip(*parts, strict=True))
+            parts[:] = [(older[0], older[1])]
+        parts.append((starts[-MAX_KEPT_INTERVALS:], ends[-MAX_KEPT_INTERVALS:]))
+        while len(parts) > 1 and sum(len(part[0]) for part in parts) > 2 * MAX_KEPT_INTERVALS:
+            parts.pop(0)

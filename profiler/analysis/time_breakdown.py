@@ -1,0 +1,176 @@
+"""The books of a phase: how its steps' wall time was spent, time outside it, and whether the sums can be true."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.graph.nodes import display_name
+from cbtop.profiler.analysis.histograms import Column
+from cbtop.profiler.analysis.phase_totals import PhaseTotals
+from cbtop.profiler.analysis.stats import NodeStats
+from cbtop.protocol.messages import Node
+from cbtop.protocol.vocabulary import NodeKind
+
+INSIDE_LAYERS, BETWEEN_LAYERS, INNER_STEPS = "inside layers", "between layers", "steps inside"
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Time that is not part of any step's wall time: number of calls, sum of times, and by name the longest first.
+
+    Calls that ran at the same time each count in full.
+    """
+
+    calls: int
+    time_ns: int
+    by_name: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBreakdown:
+    """wall = bricks + gaps - overlap + unattributed, over the ended steps of a phase. Other times are separate.
+
+    They close unless the parts of a step took longer than it (`over_ns`, in `over` steps), or the parts of a layer or
+    brick took longer than that (`exceeded`: its name, and by how much). Then no share of the wall time can be
+    trusted.
+    """
+
+    wall_ns: int
+    bricks_ns: int
+    gaps_ns: dict[str, int]
+    overlap_ns: int  # time in which two of these ran at once, counted for each beyond the first
+    open_ns: int  # in a step that has not ended
+    over: int
+    over_ns: int
+    exceeded: tuple[tuple[str, int], ...]
+    unmatched_calls: int  # calls stopped twice, out of order or after their step
+    unmatched_ns: int
+    cancelled: int  # steps cancelled, or renamed inside: their bricks are not counted
+    in_shared_lane: int  # steps that ran with fifteen others: it is not known to which of them a brick belongs
+    adopted: Beside | None  # in other threads or tasks, for these steps
+
+    @property
+    def unattributed_ns(self) -> int:
+        return self.wall_ns - self.bricks_ns - sum(self.gaps_ns.values()) + self.overlap_ns
+
+    @property
+    def close(self) -> bool:
+        """Whether no part is larger than its whole."""
+        return not (self.over or self.exceeded or self.unattributed_ns < 0)
+
+
+def books_of(totals: PhaseTotals, whole: PhaseTotals) -> TimeBreakdown | None:
+    """Return the books of the phase of `totals`, or None for a process without steps.
+
+    Everything is derived from measured records. A brick's time is its own record. The gap `inside layers` is the
+    records of layers less those of the bricks in them; `between layers` is layers that contain layers less these.
+    `steps inside` are steps of a phase of their own that ran in a step of this one. The rest of a step is
+    unattributed. Only gaps that this process can have are included. The time in a running step comes from `whole`,
+    the totals of the whole life.
+    """
+    step = totals.step
+    if step is None:
+        return None
+    closed, stats, table = totals.columns["closed_ns"], totals.stats, totals.table
+    kind_of, parent_of = table.column("kind_of"), table.column("parent_of")
+    bricks, layers, steps_inside = _parts(totals)
+    in_bricks_ns = closed[steps_inside[totals.held[parent_of[steps_inside]]]].sum()
+    ids = totals.inside.ids
+    holds_layers = np.zeros(len(parent_of), np.bool_)
+    holds_layers[parent_of[ids[kind_of[ids] == NodeKind.LAYER]]] = True
+    gaps_ns: dict[str, int] = {}
+    for name, found in (
+        (INSIDE_LAYERS, layers[~holds_layers[layers]]),
+        (BETWEEN_LAYERS, layers[holds_layers[layers]]),
+    ):
+        if len(found):
+            gaps_ns[name] = int(totals.closed_exclusive_ns[found].sum())
+    if len(steps_inside):
+        gaps_ns[INNER_STEPS] = int(closed[steps_inside].sum())
+    below_zero = ids[~totals.adopted[ids] & (totals.closed_exclusive_ns[ids] < 0)].tolist()
+    outdone = [
+        (display_name(table[node]), -int(totals.closed_exclusive_ns[node]))
+        for node in below_zero
+        if table[node].kind in _HOLDERS
+    ]
+    around = ids[~totals.adopted[ids] & ~totals.held[ids]]  # the inside of a brick is its own
+    every, adopted = ids.tolist(), ids[kind_of[parent_of[ids]] == NodeKind.ADOPTED].tolist()
+    return TimeBreakdown(
+        wall_ns=int(closed[step.id]),
+        bricks_ns=int(closed[bricks].sum() - in_bricks_ns),
+        gaps_ns=gaps_ns,
+        overlap_ns=stats.rare("overlap_ns", [step.id, *around.tolist()]),
+        open_ns=_open_ns(whole, bricks if whole is totals else _parts(whole)[0]),
+        over=stats.rare("over", (step.id,)),
+        over_ns=stats.rare("over_ns", (step.id,)),
+        exceeded=tuple(sorted(outdone, key=lambda one: -one[1])),
+        unmatched_calls=stats.rare("loose", every),
+        unmatched_ns=stats.rare("loose_ns", every),
+        cancelled=stats.rare("cancelled", (step.id,)),
+        in_shared_lane=stats.rare("crowded", (step.id,)),
+        adopted=_beside(
+            [table[node] for node in adopted],
+            {node: totals.count[node] - stats.rare("loose", (node,)) for node in adopted},
+            totals.closed_ns if adopted else {},
+        ),
+    )
+
+
+def outside_steps(table: NodeTable, stats: NodeStats) -> Beside | None:
+    """Return the time outside of all steps, by the outermost brick, layer or function; None if there is none.
+
+    Steps that ran inside of these are left out, because their time is in their own books.
+    """
+    stats.grow(len(table) + 1)
+    total_ns, count = stats.column("total_ns"), stats.column("count")
+    time_ns: dict[int, int] = {}
+    nodes = []
+    for root in table.children[None]:
+        if root.kind in _HOLDERS:
+            inside = table.descendants(root.id)
+            nodes += [root, *(node for node in inside if _is_adopted(table, node))]
+            steps = [node.id for node in inside if node.kind is NodeKind.STEP]
+            time_ns[root.id] = int(total_ns[root.id] - total_ns[steps].sum())
+    times_ns = {node.id: time_ns.get(node.id, int(total_ns[node.id])) for node in nodes}
+    return _beside(nodes, {node.id: int(count[node.id]) for node in nodes}, times_ns)
+
+
+_HOLDERS = (NodeKind.LAYER, NodeKind.BRICK, NodeKind.FUNCTION)
+
+
+def _is_adopted(table: NodeTable, node: Node) -> bool:
+    """Whether `node` is the outermost of work done elsewhere."""
+    return node.parent is not None and table[node.parent].kind is NodeKind.ADOPTED
+
+
+def _beside(nodes: list[Node], count: dict[int, int], time_ns: dict[int, int]) -> Beside | None:
+    by_name: dict[str, int] = {}
+    calls = 0
+    for node in nodes:
+        if count[node.id]:
+            name = display_name(node)
+            by_name[name] = by_name.get(name, 0) + max(0, time_ns[node.id])
+            calls += count[node.id]
+    if not calls:
+        return None
+    longest = sorted(by_name.items(), key=lambda one: -one[1])
+    return Beside(calls, sum(by_name.values()), tuple(longest))
+
+
+def _parts(totals: PhaseTotals) -> tuple[Column, Column, Column]:
+    """Return the bricks and the layers inside no other brick (a brick's inside is its own), and the steps inside."""
+    ids = totals.inside.ids[~totals.adopted[totals.inside.ids]]
+    kind, parent = totals.table.column("kind_of")[ids], totals.table.column("parent_of")[ids]
+    is_step = kind == NodeKind.STEP
+    is_outer, is_held = ~is_step & ~totals.held[parent], totals.held[ids]
+    return ids[is_outer & is_held], ids[is_outer & ~is_held & (kind == NodeKind.LAYER)], ids[is_step]
+
+
+def _open_ns(totals: PhaseTotals, bricks: Column) -> int:
+    """Return the time of `bricks` in a step that has not ended."""
+    open_ns = int((totals.columns["total_ns"][bricks] - totals.columns["closed_ns"][bricks]).sum())
+    ids = bricks.tolist()
+    return open_ns - totals.stats.rare("cancelled_ns", ids) - totals.stats.rare("loose_ns", ids)

@@ -1,0 +1,95 @@
+"""The nodes that announce a key of the hot path."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from cbtop.profiler.analysis.budget import ByteBudget, TokenBudget
+from cbtop.profiler.analysis.graph.nodes import AsyncTask, Function, Transfer
+from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
+from cbtop.protocol.attributes import (
+    NO_KERNEL,
+    UNKNOWN_WORK,
+    FunctionAttributes,
+    KernelAttributes,
+    TransferAttributes,
+    Work,
+    carried,
+)
+from cbtop.protocol.messages import Node
+from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind
+
+Attributes = TypeVar("Attributes")
+
+
+def nodes_of(key: object, first_id: int, parent: int | None, inside: object) -> list[Node]:
+    """Return the node of `key` inside `parent`, followed by those of its kernels; `inside` is the parent's key.
+
+    A layer's key is (NodeKind.LAYER, index), optionally with the name of its stack as a third. A step's is
+    (NodeKind.STEP, name), optionally with the name of its model. Adopted work for a place has (NodeKind.ADOPTED,
+    name).
+    """
+    match key:
+        case (NodeKind() as kind, name):
+            return [Node(first_id, parent, kind, str(name))]
+        case (NodeKind() as kind, name, label):
+            return [Node(first_id, parent, kind, str(name), str(label))]
+        case Function():
+            return [Node(first_id, parent, NodeKind.FUNCTION, key.name, function=_only(FunctionAttributes, key))]
+        case AsyncTask():
+            return [Node(first_id, parent, NodeKind.ASYNC_TASK, key.name)]
+        case Transfer():
+            name = f"{key.source} → {key.destination}"
+            return [Node(first_id, parent, NodeKind.TRANSFER, name, transfer=_only(TransferAttributes, key))]
+        case KernelDefinition():
+            return [_kernel_node(key, first_id, parent, _definition(inside).category)]
+        case _:
+            return _brick_nodes(_definition(key), first_id, parent)
+
+
+def _definition(key: object) -> BrickDefinition:
+    match key:
+        case BrickDefinition():
+            return key
+        case BrickId():
+            return BrickDefinition.of(key)
+        case _:
+            return BrickDefinition(str(key), BrickCategory.OTHER)
+
+
+def _brick_nodes(definition: BrickDefinition, first_id: int, parent: int | None) -> list[Node]:
+    budget = definition.budget
+    brick = Node(
+        first_id,
+        parent,
+        NodeKind.BRICK,
+        definition.name,
+        definition.label,
+        category=definition.category,
+        brick=definition.brick,
+        backend=definition.backend,
+        budget_us_per_token=budget.us_per_token if isinstance(budget, TokenBudget) else None,
+        budget_gb_per_sec=budget.gb_per_sec if isinstance(budget, ByteBudget) else None,
+        work=definition.work if isinstance(definition.work, Work) else UNKNOWN_WORK,
+    )
+    kernels = enumerate(definition.kernels, start=first_id + 1)
+    return [brick, *(_kernel_node(kernel, at, first_id, definition.category) for at, kernel in kernels)]
+
+
+def _kernel_node(kernel: KernelDefinition, at: int, parent: int | None, category: BrickCategory) -> Node:
+    launch = carried(KernelAttributes, kernel)
+    is_known = any([value is not None for value in launch.values()])  # a CPU's kernel has none
+    return Node(
+        at,
+        parent,
+        NodeKind.KERNEL,
+        kernel.name,
+        category=category,
+        backend=kernel.backend,
+        kernel=KernelAttributes(**launch) if is_known else NO_KERNEL,
+    )
+
+
+def _only(kind: type[Attributes], holder: Attributes) -> Attributes:
+    """Return the attributes alone, so that two nodes are equal whatever held them before."""
+    return kind(**carried(kind, holder))

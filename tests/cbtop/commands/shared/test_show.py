@@ -1,0 +1,52 @@
+"""The options that say what is shown, and how: on the screen and in a text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cbtop.cli import main
+from cbtop.commands.shared.names import unknown
+
+RECORDING = str(Path(__file__).parents[2] / "imperfect.cbtop")
+PRINTED = ["replay", RECORDING, "--headless"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--view", "brick"], "'brick' is no view; did you mean bricks? there are overview, bricks, categories,"),
+        (["--sort", "p9"], "'p9' is no column; did you mean p95 µs? there are brick, wall %,"),
+        (["--sort", ""], "'' is no column; there are brick,"),
+        (["--theme", "drak"], "'drak' is no theme; did you mean dark? there are dark, light"),
+        (["--silence", "odd"], "'odd' is no verdict; did you mean odd-layer? there are stuck,"),
+        (["--theme", "qqq"], "'qqq' is no theme; there are dark, light"),
+    ],
+)
+def test_an_unknown_name_is_told_with_the_nearest_and_all_that_there_are(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([*PRINTED, *arguments])
+    assert complaint in capsys.readouterr().err
+
+
+def test_the_nearest_of_nothing_is_nothing() -> None:
+    assert unknown("preset", "x", []) == "'x' is no preset; there are none"
+
+
+def test_a_report_is_sorted_and_filtered_as_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PRINTED, "--view", "bricks", "--sort", "p95", "--filter", "attention"]) == 0
+    said = capsys.readouterr().out
+    assert "bricks shown: 3 of 9, with 'attention' in name or category" in said
+    table = said[said.index("brick            p50") :].split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in table[1:]] == ["AttentionScore", "QkvProjection", "AttentionOutput"]
+
+
+@pytest.mark.parametrize(("tab", "holds"), [("Graph", "Execution Graph"), ("Overview", "the rest: --view all")])
+def test_a_view_may_be_called_as_its_tab_on_the_screen_is(
+    tab: str, holds: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*PRINTED, "--view", tab]) == 0
+    assert holds in capsys.readouterr().out

@@ -1,0 +1,166 @@
+"""Runs of a made process, record by record, whose steps are noisy and alike their neighbours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.comparison.baseline import Surroundings
+from cbtop.comparison.runs import Run, part_of
+from cbtop.comparison.step_blocks import StepBlocks
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.protocol.messages import Node
+from cbtop.protocol.ring import FLAG_AMOUNTS, Batch
+from cbtop.protocol.vocabulary import BrickCategory, NodeKind
+
+BRICKS = {  # µs a call
+    "RmsNorm": (BrickCategory.NORM, 20.0),
+    "QkvProjection": (BrickCategory.ATTENTION, 160.0),
+    "Attention": (BrickCategory.ATTENTION, 100.0),
+    "DownProjection": (BrickCategory.FFN, 240.0),
+}
+BETWEEN_US, BETWEEN_STEPS_US = 2.0, 30.0
+AT = Surroundings("made.py", 1, None, "made", "llama", "Q4_K", 6, "made", 4, "here", (), 1)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What moves the times of a process, as parts of them; `memory` is the correlation of steps that follow."""
+
+    memory: float = 0.9
+    machine: float = 0.01  # of all bricks together
+    brick: float = 0.01  # of each brick in each layer
+    call: float = 0.03  # of each call, without memory
+    pauses: float = 1e-4  # so often a call takes 20 ms more
+    drift: float = 0.0  # all times by so much from the first step to the last, either way as chance has it
+    neighbour: float = 0.0  # so much longer while another program runs: a tenth of the time, for 12 steps each
+    warm_up: float = 0.0  # so much longer the first step is; the 20th a tenth of that
+    bimodal: float = 0.0  # so much longer four calls of ten of Attention in Layer 2 are
+    run: float = 0.0  # from run to run, all together, and a third of it each place for itself
+
+
+@cache
+def made_table(layers: int = 6, rename: str = "") -> NodeTable:
+    """A step of layers of bricks, the last brick called `rename` instead; nodes in the order they are defined."""
+    table = NodeTable()
+    table.add(Node(1, None, NodeKind.STEP, "decode"))
+    for layer in range(layers):
+        above = len(table) + 1
+        table.add(Node(above, 1, NodeKind.LAYER, str(layer)))
+        for name, (category, _) in BRICKS.items():
+            called = rename if rename and name == "DownProjection" else name
+            table.add(Node(len(table) + 1, above, NodeKind.BRICK, called, category=category))
+    return table
+
+
+def made_batch(
+    seed: int,
+    noise: Noise,
+    steps: int,
+    *,
+    layers: int = 6,
+    slower: float = 1.0,
+    in_layer: int | None = 4,
+    cached_from: int | None = None,
+    us_a_position: float = 0.0,
+    all_longer: float = 1.0,
+    unnamed_us: float = 0.0,
+    between_steps_us: float = BETWEEN_STEPS_US,
+) -> Batch:
+    """The records of so many steps. DownProjection of one layer (None: of all) takes `slower` times as long, and
+    every brick `all_longer` times; Attention takes so much more for each position cached. `unnamed_us`: at the end of
+    each step, in no brick."""
+    rng = np.random.default_rng(seed)
+    usual = np.tile([us for _, us in BRICKS.values()], layers)
+    places = len(usual)
+    moved = noise.machine * _wander(rng, steps, 1, noise.memory) + noise.brick * _wander(
+        rng, steps, places, noise.memory
+    )
+    moved += noise.call * rng.standard_normal((steps, places))
+    moved += noise.run * (rng.standard_normal() + rng.standard_normal(places) / 3)
+    moved += rng.choice([-1, 1]) * noise.drift * np.linspace(0, 1, steps)[:, None]
+    us = usual * np.exp(moved) * all_longer
+    if noise.neighbour:
+        begins = np.flatnonzero(rng.random(steps) < 0.1 / 12)
+        for begin in begins.tolist():
+            us[begin : begin + 12] *= 1 + noise.neighbour
+    us *= 1 + noise.warm_up * np.exp(-np.arange(steps) / 8.7)[:, None]
+    if noise.bimodal:
+        us[rng.random(steps) < 0.4, 2 * len(BRICKS) + 2] *= 1 + noise.bimodal
+    attention = np.arange(2, places, len(BRICKS))
+    if cached_from is not None:
+        us[:, attention] += us_a_position * (cached_from + np.arange(steps))[:, None]
+    down = np.arange(3, places, len(BRICKS))
+    us[:, down if in_layer is None else down[in_layer]] *= slower
+    us[rng.random(us.shape) < noise.pauses] += 20_000
+    return _records(us, layers, cached_from, unnamed_us, between_steps_us)
+
+
+@cache
+def made_run(seed: int, noise: Noise = Noise(), steps: int = 240, *, rename: str = "", **changed: object) -> Run:  # noqa: B008
+    """A run of `made_batch`, read as a recording is."""
+    batch = made_batch(seed, noise, steps, **changed)  # type: ignore[arg-type]
+    table = made_table(6, rename)
+    blocks = StepBlocks(table)
+    for part in range(0, len(batch.node), 4096):  # as it comes: a step may be cut in two
+        chosen = np.zeros(len(batch.node), np.bool_)
+        chosen[part : part + 4096] = True
+        blocks.take(batch.only(chosen))
+    parts = [part_of(table, work, found) for work, found in blocks.blocks().items()]
+    return Run(
+        name=f"run {seed}",
+        key=f"here:{seed}:1:0",
+        surroundings=AT,
+        clock_resolution_us=0.03,
+        covers_s=1.0,
+        parts=tuple(part for part in parts if part),
+        too_short=(),
+        kernels={},
+        lost=0,
+        seen=len(batch.node),
+    )
+
+
+def _records(
+    us: NDArray[np.float64], layers: int, cached_from: int | None, unnamed_us: float, between_steps_us: float
+) -> Batch:
+    """In the order in which they end: each layer's bricks, the layer, and at last the step."""
+    steps, each = len(us), len(BRICKS)
+    ns = np.round(us.reshape(steps, layers, each) * 1e3).astype(np.int64)
+    gap_ns, rest_ns = round(BETWEEN_US * 1e3), round(between_steps_us * 1e3)
+    end = np.cumsum(ns + gap_ns, axis=2)
+    layer_ns = end[:, :, -1] + gap_ns
+    layer_end = np.cumsum(layer_ns, axis=1)
+    step_ns = layer_end[:, -1] + round(unnamed_us * 1e3)
+    step_end = np.cumsum(step_ns + rest_ns)
+    begin = (step_end - step_ns)[:, None] + layer_end - layer_ns
+    width = layers * (each + 1) + 1 + (cached_from is not None)
+    node, start, stop, elements, flags = (np.zeros((steps, width), np.int64) for _ in range(5))
+    for layer in range(layers):
+        at, first = layer * (each + 1), 2 + layer * (each + 1)
+        node[:, at : at + each] = np.arange(first + 1, first + 1 + each)
+        stop[:, at : at + each] = begin[:, layer, None] + end[:, layer]
+        start[:, at : at + each] = stop[:, at : at + each] - ns[:, layer]
+        node[:, at + each] = first
+        start[:, at + each], stop[:, at + each] = begin[:, layer], begin[:, layer] + layer_ns[:, layer]
+    last = layers * (each + 1)
+    node[:, last:] = 1
+    start[:, last], stop[:, last], elements[:, last] = step_end - step_ns, step_end, 1
+    if cached_from is not None:
+        start[:, -1], stop[:, -1] = 1, cached_from + np.arange(steps)
+        flags[:, -1], elements[:, -1] = FLAG_AMOUNTS, 0
+    columns = (column.reshape(-1) for column in (node, flags, start, stop, elements))
+    return Batch(*columns, overwritten=0)
+
+
+def _wander(rng: np.random.Generator, steps: int, figures: int, memory: float) -> NDArray[np.float64]:
+    """A stationary process of variance one for each figure: each step `memory` times the one before, and chance."""
+    chance = rng.standard_normal((steps, figures)) * np.sqrt(1 - memory**2)
+    found = np.empty((steps, figures))
+    found[0] = rng.standard_normal(figures)
+    for at in range(1, steps):
+        found[at] = memory * found[at - 1] + chance[at]
+    return found

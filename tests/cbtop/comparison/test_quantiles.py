@@ -1,0 +1,176 @@
+"""Quantiles of calls from blocks of histograms are those of the calls, and known as well as their blocks tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from cbtop.comparison.quantiles import MEDIAN, MIN_BEYOND, P99, CallTimes
+from cbtop.profiler.analysis.growth import Growth
+from cbtop.profiler.analysis.histograms import BUCKETS, Column, bucket_of
+from cbtop.profiler.analysis.node_columns import SUMS
+
+BLOCKS = 6
+PER_BUCKET = 1 / 64  # what a bucket is wide, of its value, above 64 ns
+Calls = dict[int, Sequence[int]]  # by node, ns
+durations = st.lists(st.integers(1, 10**8), min_size=8, max_size=80)
+
+
+def block(calls: Calls) -> Growth:
+    """What was counted of these calls."""
+    cells = np.concatenate(
+        [np.full(len(each), node) * BUCKETS + bucket_of(np.array(each, np.int64)) for node, each in calls.items()]
+    )
+    cell, count = np.unique(cells, return_counts=True)
+    return Growth.made(np.zeros(0, np.int64), np.zeros((len(SUMS), 0), np.int64), cell, count, {})
+
+
+def call_times(
+    blocks: Sequence[Calls],
+    place_of: Sequence[Sequence[int]] = ((0,),),
+    places: int = 1,
+    along: NDArray[np.float64] | None = None,
+    pace: NDArray[np.float64] | None = None,
+) -> CallTimes:
+    columns: list[Column] = [np.array(column) for column in place_of]
+    return CallTimes([block(each) for each in blocks], columns, places, np.full(len(blocks), 4.0), along, pace)
+
+
+def in_blocks(calls: Sequence[int], node: int = 0) -> list[Calls]:
+    return [{node: calls[at::BLOCKS]} for at in range(BLOCKS)]
+
+
+def wandering(seed: int, steps: int, blocks: int) -> list[Calls]:
+    """Calls of 100 µs that vary by 3 %, and blocks of them by 1 %."""
+    random = np.random.default_rng(seed)
+    of_block = random.normal(1, 0.01, blocks)
+    return [{0: (1e5 * one * random.normal(1, 0.03, steps)).astype(np.int64).tolist()} for one in of_block]
+
+
+@given(durations, durations)
+def test_the_median_of_each_place_is_that_of_its_calls_within_a_bucket(first: list[int], second: list[int]) -> None:
+    blocks = [{0: first[at::BLOCKS], 1: second[at::BLOCKS]} for at in range(BLOCKS)]
+    found = call_times(blocks, [[0, 1]], 2)
+    assert found.calls.tolist() == [len(first), len(second)]
+    for one, calls in zip(found.quantile(MEDIAN).figures, (first, second), strict=True):
+        if one is not None:  # it may lie anywhere between the two middle ones
+            ordered = sorted(calls)
+            low, high = ordered[(len(calls) - 1) // 2 - (len(calls) % 2 == 0)], ordered[len(calls) // 2]
+            assert low * (1 - PER_BUCKET) <= one.mean * 1e3 <= high * (1 + PER_BUCKET) + 1
+
+
+@pytest.mark.parametrize(("fraction", "is_us"), [(MEDIAN, 500.0), (P99, 990.0)])
+def test_a_quantile_is_as_long_as_that_share_of_calls_of_every_length(fraction: float, is_us: float) -> None:
+    (found,) = call_times(in_blocks(range(1, 1_000_001, 97))).quantile(fraction).figures
+    assert found is not None
+    assert found.mean == pytest.approx(is_us, rel=0.002)  # inside a bucket, too
+
+
+def test_a_node_is_of_the_places_its_columns_name_or_of_none_if_it_has_none() -> None:
+    blocks: list[Calls] = [{0: [1_000] * 4, 1: [2_000] * 8, 2: [9_000] * 16, 7: [9_000] * 32} for _ in range(BLOCKS)]
+    found = call_times(blocks, [[0, 1, -1], [2, 2, -1]], 4)
+    assert found.calls.tolist() == [24, 48, 72, 0]
+    figures = found.quantile(MEDIAN).figures
+    assert [one and round(one.mean) for one in figures] == [1, 2, 2, None]
+
+
+@pytest.mark.parametrize(
+    ("fraction", "calls", "is_known"),
+    [(MEDIAN, 2 * MIN_BEYOND, True), (MEDIAN, 2 * MIN_BEYOND - 1, False), (P99, 400, True), (P99, 399, False)],
+)
+def test_a_quantile_is_known_of_so_many_calls_that_four_are_on_either_side(
+    fraction: float, calls: int, is_known: bool
+) -> None:
+    quantile = call_times(in_blocks([1_000] * calls)).quantile(fraction)
+    assert (quantile.figures[0] is not None) == is_known
+    assert bool(quantile.typical_us.any()) == is_known
+
+
+def test_a_quantile_is_unknown_if_blocks_leave_open_whether_calls_exceed_it() -> None:
+    """Of two kinds of blocks each has calls of one length alone, and a p99 is the longest of a few blocks."""
+    blocks: list[Calls] = [{0: [1_000] * 100} for _ in range(11)] + [{0: [5_000] * 100}]
+    assert call_times(blocks).quantile(P99).figures == [None]
+
+
+@pytest.mark.parametrize("fraction", [MEDIAN, 0.9])
+def test_a_quantile_is_off_by_what_its_error_says(fraction: float) -> None:
+    found = [call_times(wandering(seed, 40, 24)).quantile(fraction).figures[0] for seed in range(60)]
+    figures = [one for one in found if one is not None]
+    assert len(figures) == 60
+    off = np.std([one.mean for one in figures])
+    assert np.median([one.error for one in figures]) == pytest.approx(off, rel=0.3)
+
+
+def test_typical_times_sum_to_that_many_medians_and_slow_blocks_have_more() -> None:
+    blocks = wandering(7, 40, 24)
+    quantile = call_times(blocks).quantile(MEDIAN)
+    figure = quantile.figures[0]
+    assert figure is not None
+    typical_us = quantile.typical_us[:, 0]
+    assert typical_us.sum() == pytest.approx(24 * 40 * figure.mean, rel=1e-6)
+    medians = [np.median(one[0]) for one in blocks]
+    assert np.corrcoef(typical_us, medians)[0, 1] > 0.9
+    assert np.polyfit(medians, typical_us / 40 * 1e3, 1)[0] == pytest.approx(1.0, abs=0.25)
+
+
+def growing(by_ns: float, pace: NDArray[np.float64], along: NDArray[np.float64]) -> list[Calls]:
+    """In every block 80 calls of 100 µs of each of two nodes; the first grow by what blocks lie `along`."""
+    random = np.random.default_rng(3)
+    made = []
+    for one, at in zip(pace, along, strict=True):
+        vary = random.normal(1, 0.03, (2, 80))
+        made.append(
+            {
+                0: (one * (1e5 * vary[0] + by_ns * at)).astype(np.int64).tolist(),
+                1: (one * 1e5 * vary[1]).astype(np.int64).tolist(),
+            }
+        )
+    return made
+
+
+def test_a_median_of_growing_calls_is_at_the_mean_of_what_they_grow_along() -> None:
+    along = np.arange(24.0) * 10
+    still = np.ones(24)
+    found = call_times(growing(400.0, still, along), [[0, 1]], 2, along).quantile(MEDIAN)
+    grows, stays = found.figures
+    assert grows is not None
+    assert stays is not None
+    assert grows.mean == pytest.approx(100 + 0.4 * along.mean(), rel=0.01)
+    assert grows.slope == pytest.approx(0.4, rel=0.03)
+    assert 0 < grows.slope_error < 0.02
+    assert abs(grows.slope - 0.4) < 4 * grows.slope_error
+    assert grows.error < 0.01 * grows.mean  # the growth is no noise
+    assert (stays.slope, stays.slope_error) == (0, 0)
+    # What calls take typically in a block is what they take there: it grows with the blocks.
+    grown_us = np.polyfit(along, found.typical_us[:, 0] / 80, 1)[0]
+    assert grown_us == pytest.approx(0.4, rel=0.05)
+
+
+def test_what_a_clock_that_drifts_does_to_all_places_is_not_growth() -> None:
+    along = np.arange(24.0) * 10
+    pace = np.linspace(1.0, 1.3, 24)
+    blocks = growing(0.0, pace, along)
+    assert all(one and one.slope > 0.05 for one in call_times(blocks, [[0, 1]], 2, along).quantile(MEDIAN).figures)
+    beside = call_times(blocks, [[0, 1]], 2, along, pace).quantile(MEDIAN).figures
+    assert [one and (one.slope, one.slope_error) for one in beside] == [(0, 0), (0, 0)]
+
+
+def test_what_grows_by_less_than_a_bucket_over_all_blocks_is_left_as_it_is() -> None:
+    along = np.arange(24.0)
+    blocks = growing(0.9 * PER_BUCKET * 1e5 / 23, np.ones(24), along)
+    (figure,) = call_times(blocks, along=along).quantile(MEDIAN).figures
+    assert figure is not None
+    assert figure.slope == 0
+
+
+def test_where_steps_alone_are_recorded_nothing_is_known_of_places() -> None:
+    along = np.arange(6.0)
+    found = call_times([{3: [1_000] * 10}] * BLOCKS, [[-1, 0]], 1, along)
+    assert found.calls.tolist() == [0]
+    quantile = found.quantile(MEDIAN)
+    assert (quantile.figures, quantile.typical_us.tolist()) == ([None], [[0.0]] * BLOCKS)

@@ -1,0 +1,362 @@
+"""A run is read from its records: what its steps were, in which unit, and which of them were warm-up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP, shared_ratio
+from cbtop.comparison.runs import MAX_KERNELS, Run, StepGroup, TooShort, kernels_of, part_of, together
+from cbtop.comparison.step_blocks import StepBlock, StepBlocks, StepWork
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.growth import Growth
+from cbtop.profiler.analysis.stats import NodeStats
+from cbtop.protocol.messages import Node
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_FAILED, FLAG_PLAIN, Batch
+from cbtop.protocol.vocabulary import BrickCategory, NodeKind
+from tests.cbtop.comparison.made_runs import BRICKS, Noise, made_batch, made_run, made_table
+
+STEADY = Noise(pauses=0)
+
+
+def part_in(batch: Batch) -> StepGroup | None:
+    """The only part of a run of `batch`."""
+    table = made_table()
+    blocks = StepBlocks(table)
+    blocks.take(batch)
+    ((work, found),) = blocks.blocks().items()
+    return part_of(table, work, found)
+
+
+def test_steps_that_failed_are_counted() -> None:
+    batch = made_batch(1, STEADY, 40)
+    part = part_in(
+        replace(batch, flags=np.where((batch.node == 1) & (batch.end_ns % 2 == 0), FLAG_FAILED, batch.flags))
+    )
+    assert part is not None
+    assert part.failed == np.count_nonzero((batch.node == 1) & (batch.end_ns % 2 == 0)) > 5
+
+
+def test_times_are_for_a_token_where_every_step_says_how_many() -> None:
+    batch = made_batch(1, STEADY, 40)
+    one, three = part_in(batch), part_in(replace(batch, elements=3 * batch.elements))
+    assert one is not None
+    assert three is not None
+    assert (one.tokens, one.unit, one.amount, one.steps) == (1.0, "token", 40, 40)
+    assert (three.tokens, three.unit, three.amount, three.steps) == (3.0, "token", 120, 40)
+    for place in one.places:
+        assert three.places[place].time.mean == pytest.approx(one.places[place].time.mean / 3)
+        assert three.places[place].calls == one.places[place].calls
+    none = part_in(replace(batch, elements=0 * batch.elements))
+    assert none is not None
+    assert (none.tokens, none.unit, none.amount) == (None, "step", 40)
+    assert none.places[WHOLE_STEP].time == one.places[WHOLE_STEP].time
+
+
+def test_inside_times_are_of_steps_recorded_inside_and_need_five_blocks() -> None:
+    """Of eight blocks of four steps some are plain, as a sampling that begins late leaves them."""
+    batch = made_batch(1, STEADY, 32)
+    each = len(batch.node) // 32
+    whole = part_in(batch)
+    assert whole is not None
+    for plain_blocks, is_known in ((3, True), (4, False)):
+        step = np.arange(len(batch.node)) // each
+        is_plain = step < 4 * plain_blocks
+        kept = ~is_plain | (batch.node == 1)
+        flags = np.where(is_plain & (batch.node == 1), batch.flags | FLAG_PLAIN, batch.flags)
+        part = part_in(replace(batch, flags=flags).only(kept))
+        assert (part is not None) is is_known
+        if part is not None:
+            assert (part.steps, part.tokens) == (32, 1.0)
+            assert part.inside_us.mean == pytest.approx(whole.inside_us.mean, rel=0.02)
+            assert all(one.calls == whole.places[place].calls for place, one in part.places.items())
+
+
+def test_all_steps_took_the_time_from_the_first_begin_to_the_last_end() -> None:
+    for tokens in (1, 3):
+        batch = made_batch(1, STEADY, 40)
+        batch = replace(batch, elements=tokens * batch.elements)
+        part = part_in(batch)
+        assert part is not None
+        assert part.time_us == pytest.approx((batch.end_ns[-1] - batch.start_ns[batch.node == 1][0]) / 1e3)
+
+
+def test_a_brick_is_that_in_all_layers() -> None:
+    (part,) = made_run(1, STEADY, 40).parts
+    assert set(part.bricks) == {*((name, category) for name, (category, _) in BRICKS.items()), BETWEEN_BRICKS}
+    for brick, times in part.bricks.items():
+        assert times == part.places[brick, None]
+
+
+def test_budgets_are_those_that_definitions_give_their_bricks() -> None:
+    table = NodeTable()
+    for node in made_table().nodes:
+        table.add(replace(node, budget_us_per_token=7.5) if node.name == "RmsNorm" else node)
+    blocks = StepBlocks(table)
+    blocks.take(made_batch(1, STEADY, 40))
+    ((work, found),) = blocks.blocks().items()
+    part = part_of(table, work, found)
+    assert part is not None
+    assert part.budgets == {("RmsNorm", BrickCategory.NORM): 6 * 7.5}
+
+
+def test_cached_length_and_sequences_are_known_if_every_step_says_them() -> None:
+    """Before the steps of the first block 100 to 103 positions, of the last 136 to 139."""
+    batch = made_batch(1, STEADY, 40, cached_from=100)
+    part = part_in(batch)
+    assert part is not None
+    assert (part.cached, part.cached_least, part.cached_most, part.sequences) == (119.5, 101.5, 137.5, 1.0)
+    three = part_in(replace(batch, start_ns=np.where(batch.flags == FLAG_AMOUNTS, 3, batch.start_ns)))
+    assert three is not None
+    assert three.sequences == 3.0
+    silent = part_in(made_batch(1, STEADY, 40))
+    assert silent is not None
+    assert (silent.cached, silent.cached_least, silent.cached_most, silent.sequences) == (None,) * 4
+    assert silent.places[WHOLE_STEP].calls == 1.0  # a step is one call
+
+
+def test_a_run_of_no_known_tokens_amounts_to_its_steps() -> None:
+    (part,) = made_run(1, STEADY, 40).parts
+    assert replace(part, tokens=None).amount == 40
+    assert replace(part, tokens=2.5).amount == 100
+    assert replace(part, tokens=2.5, unit="step").amount == 40
+
+
+def test_five_blocks_are_a_part_and_four_are_too_few() -> None:
+    assert part_of(made_table(), StepWork(1, 1, None), blocks_of([100.0] * 4)) is None
+    part = part_of(made_table(), StepWork(1, 1, None), blocks_of([100.0] * 5))
+    assert part is not None
+    assert (part.steps, part.wall_us.blocks) == (20, 5)
+
+
+def blocks_of(us: Sequence[float]) -> list[StepBlock]:
+    """Blocks of four steps with a brick in each, whose part of them says nothing of how long they are."""
+    table, found = made_table(), []
+    for at, each in enumerate(us):
+        end = np.array([round(each * 1_000 * part) for part in (0.1 if at % 2 else 0.9, 1.0)] * 4)
+        node = np.array([3, 1] * 4)
+        elements = (node == 1).astype(np.int64)
+        stats = NodeStats()
+        begin = 10_000_000 * (4 * at + np.arange(8) // 2)
+        stats.add(Batch(node, 0 * node, begin, begin + end, elements, 0), *table.columns())
+        found.append(StepBlock(4, round(4_000 * each), stats.everything()))
+    return found
+
+
+USUAL = [100.0, 101.0, 99.0, 100.5, 99.5] * 4  # half a µs is the median of how far they are off
+
+
+@pytest.mark.parametrize(
+    ("us", "left_out"),
+    [
+        (USUAL, 0),
+        ([140.0, *USUAL], 1),
+        ([140.0, 120.0, 103.0, *USUAL], 3),
+        ([140.0, 101.5, 140.0, *USUAL], 1),  # the second is as the others are
+        ([*USUAL, 140.0], 0),
+        ([102.0, *USUAL], 0),  # four half µs above the median
+        ([102.1, *USUAL], 1),
+        ([140.0] * 7 + USUAL, 5),  # a fifth of 27
+        ([140.0, 130.0, 100.0, 99.0, 101.0, 100.0], 1),  # five are left
+        ([140.0, 100.0, 99.0, 101.0, 100.0], 0),
+    ],
+)
+def test_blocks_at_the_beginning_that_are_slower_than_almost_all_are_warm_up(
+    us: Sequence[float], left_out: int
+) -> None:
+    part = part_of(made_table(), StepWork(1, 1, None), blocks_of(us))
+    assert part is not None
+    assert (part.warm_up, part.steps) == (4 * left_out, 4 * (len(us) - left_out))
+    assert part.places[WHOLE_STEP].time.mean == pytest.approx(np.mean(us[left_out:]), rel=1e-3)
+
+
+def test_a_block_of_more_steps_than_the_others_is_no_slower_for_that() -> None:
+    usual = blocks_of(USUAL)
+    first = StepBlock(8, 2 * usual[0].wall_ns, Growth.of([usual[0].growth] * 2))
+    part = part_of(made_table(), StepWork(1, 1, None), [first, *usual])
+    assert part is not None
+    assert (part.warm_up, part.steps) == (0, 8 + 4 * len(usual))
+
+
+@pytest.mark.parametrize("one_in", [2, 4])
+def test_one_step_in_a_few_recorded_inside_tells_what_is_inside(one_in: int) -> None:
+    """The others are plain, and take twice as long as they."""
+    batch = made_batch(1, STEADY, 80)
+    step = np.arange(len(batch.node)) // (len(batch.node) // 80)
+    is_plain = step % one_in != 0
+    alone = part_in(batch.only(~is_plain))
+    is_step = is_plain & (batch.node == 1)
+    end_ns = np.where(is_step, 2 * batch.end_ns - batch.start_ns, batch.end_ns)
+    flags = np.where(is_step, batch.flags | FLAG_PLAIN, batch.flags)
+    part = part_in(replace(batch, flags=flags, end_ns=end_ns).only(~is_plain | is_step))
+    assert alone is not None
+    assert part is not None
+    assert part.steps == 80
+    assert part.inside_us.mean == pytest.approx(alone.inside_us.mean)
+    for place, one in part.places.items():
+        if place != WHOLE_STEP:
+            assert one.time.mean == pytest.approx(alone.places[place].time.mean)
+    plain = 1 - 1 / one_in
+    assert part.places[WHOLE_STEP].time.mean == pytest.approx((1 + plain) * alone.inside_us.mean, rel=0.02)
+
+
+BETWEEN_US = [9.0, 11.0, 10.0, 9.0, 11.0, 9.0, 11.0, 10.0, 10.0, 9.0, 11.0]  # off their median by 1, as a median
+
+
+def test_between_steps_four_usual_distances_are_a_pause_and_less_is_not() -> None:
+    def typical_us(between_us: Sequence[float]) -> float:
+        """Of steps of 100 µs, so much before each."""
+        blocks = [
+            replace(block, wall_ns=round(4_000 * (100 + us)))
+            for block, us in zip(blocks_of([100.0] * len(between_us)), between_us, strict=True)
+        ]
+        part = part_of(made_table(), StepWork(1, 1, None), blocks)
+        assert part is not None
+        assert part.typical_us is not None
+        assert part.wall_us.mean == pytest.approx(np.mean(between_us) + 100)
+        # A wall-clock time is judged by the typical step, and what lies between them.
+        typical = part.places[WHOLE_STEP].typical
+        assert typical is not None
+        assert part.wall_us.median_us == pytest.approx(typical.mean + np.mean(between_us))
+        return part.typical_us.mean
+
+    none_us = typical_us([0.0] * 11)
+    assert none_us == pytest.approx(100, rel=0.05)
+    assert typical_us([10.0] * 11) == pytest.approx(none_us + 10)
+    assert typical_us(BETWEEN_US) == pytest.approx(none_us + np.mean(BETWEEN_US))
+    for odd_us, taken_as_us in ((13.9, 13.9), (14.1, 14.0), (5_000.0, 14.0), (6.1, 6.1), (2.0, 6.0)):
+        us = [*BETWEEN_US, odd_us, 10.0]
+        assert typical_us(us) == pytest.approx(none_us + np.mean([*BETWEEN_US, taken_as_us, 10.0]))
+
+
+def test_a_typical_step_of_steps_at_the_same_time_may_have_no_own_time() -> None:
+    """Of three steps one takes 1 ms and overlaps the others: by the wall clock each takes 50 µs."""
+    short, long = (blocks_of([us])[0].growth for us in (10.0, 1_000.0))
+    block = StepBlock(12, 12 * 50_000, Growth.of([short, short, long]))
+    part = part_of(made_table(), StepWork(1, 1, None), [block] * 12)
+    assert part is not None
+    assert part.typical_us is None
+    assert part.wall_us.mean == pytest.approx(50)
+
+
+def test_a_step_of_less_than_a_microsecond_has_a_typical_time_too() -> None:
+    blocks = [replace(block, wall_ns=2_400) for block in blocks_of([0.5] * 12)]
+    part = part_of(made_table(), StepWork(1, 1, None), blocks)
+    assert part is not None
+    assert part.typical_us is not None
+    assert part.typical_us.mean == pytest.approx(0.6, rel=0.05)
+
+
+def test_wall_clock_time_has_half_the_blocks_and_nothing_seen_loses_nothing() -> None:
+    (short,), (long,) = (made_run(1, STEADY, steps).parts for steps in (40, 240))
+    assert [part.wall_us.blocks for part in (short, long)] == [5, 15]  # of 10 and, twice as long, of 30
+    run = made_run(1, STEADY, 40)
+    assert [replace(run, seen=seen, lost=1).lost_percent for seen in (0, 50)] == [0.0, 2.0]
+
+
+def test_runs_taken_together_are_sums_of_their_work_and_means_of_their_times() -> None:
+    runs = [made_run(seed, Noise(run=0.05), 40 * seed, cached_from=100 * seed) for seed in (1, 2, 3)]
+    runs = [replace(run, lost=seed, covers_s=10.0 * seed) for seed, run in enumerate(runs, 1)]
+    each = [replace(run.parts[0], failed=seed) for seed, run in enumerate(runs, 1)]
+    found = together([replace(run, parts=(part,)) for run, part in zip(runs, each, strict=True)])
+    assert (found.name, found.key, found.runs) == ("3 runs", runs[0].key, 3)
+    assert (found.covers_s, found.lost, found.seen) == (60.0, 6, sum(run.seen for run in runs))
+    (part,) = found.parts
+    assert (part.steps, part.failed, part.tokens) == (sum(one.steps for one in each), 6, 1.0)
+    assert (part.cached_least, part.cached_most) == (each[0].cached_least, each[2].cached_most)
+    for name in ("wall_us", "inside_us", "typical_us"):
+        figures_of = [getattr(one, name) for one in each]
+        figure = getattr(part, name)
+        assert figure.mean == pytest.approx(np.mean([one.mean for one in figures_of]))
+        assert figure.blocks == sum(one.blocks for one in figures_of)
+        assert figure.scatter == pytest.approx(np.std([one.mean for one in figures_of], ddof=1))
+    assert list(part.places) == list(each[0].places)
+    for place, times in part.places.items():
+        assert times.time.mean == pytest.approx(np.mean([one.places[place].time.mean for one in each]))
+        assert times.calls == pytest.approx(each[0].places[place].calls)
+
+
+def test_of_runs_taken_together_what_one_of_them_lacks_is_left_out() -> None:
+    runs = [made_run(seed, STEADY, 40) for seed in (1, 2, 3)]
+    (part,) = runs[1].parts
+    place = next(iter(part.places))
+    without = {name: times for name, times in part.places.items() if name != place}
+    untold = {name: replace(times, p99=None, typical=None) for name, times in part.places.items()}
+
+    def as_second(**changed: object) -> tuple[StepGroup, ...]:
+        second = replace(part, **changed)  # type: ignore[arg-type]
+        return together([runs[0], replace(runs[1], parts=(second,)), runs[2]]).parts
+
+    assert as_second(work=(9, 1)) == as_second(unit="step") == as_second(phase="prefill") == ()
+    (found,) = as_second(places=without)
+    assert set(found.places) == set(without)
+    (found,) = as_second(places=untold, typical_us=None, cached=5.0)
+    assert found.typical_us is None
+    assert found.cached is None
+    assert {(times.typical, times.p99) for times in found.places.values()} == {(None, None)}
+    assert found.places[WHOLE_STEP].p50 is not None
+
+
+def test_bricks_in_a_layer_scatter_beside_what_all_of_a_run_share() -> None:
+    """A run that takes twice as long as the others tells how machines scatter, and of each place nothing."""
+    runs = [made_run(seed, STEADY, 40, all_longer=longer) for seed, longer in ((1, 2.0), (2, 1.0), (3, 1.0))]
+    parts = [run.parts[0] for run in runs]
+    shared = [shared_ratio(parts[0].places, part.places) or 0.0 for part in parts]
+    assert shared == pytest.approx([1.0, 0.5, 0.5], rel=0.05)
+    (found,) = together(runs).parts
+    cells = [place for place in found.places if place[0] and place[1] and place[0] != BETWEEN_BRICKS]
+    means = np.array([[typical.mean for part in parts if (typical := part.places[cell].typical)] for cell in cells])
+    beside = means * np.mean(shared) / shared
+    scatter = beside.std(axis=1, ddof=1)
+    scatter = np.maximum(scatter, np.median(scatter / beside.mean(axis=1)) * beside.mean(axis=1))
+    typical = [times for cell in cells if (times := found.places[cell].typical)]
+    assert [one.own_scatter for one in typical] == pytest.approx(scatter)
+    assert all(one.scatter > 10 * one.own_scatter for one in typical)
+
+
+def test_too_few_steps_of_several_runs_are_one_row_a_phase_with_all_time() -> None:
+    few = [TooShort("prefill", 3, 20, 50.0), TooShort("verify", 2, 20, 10.0), TooShort("prefill", 4, 20, 70.0)]
+    runs = [replace(made_run(seed, STEADY, 40), too_short=(one,)) for seed, one in enumerate(few, 1)]
+    assert together(runs).too_short == (TooShort("prefill", 3, 20, 120.0), few[1])
+    assert TooShort("prefill", 3, 20).time_us == 0
+
+
+def kernels_in(*nodes: Node) -> dict[str, tuple[str, ...]]:
+    table = NodeTable()
+    for node in nodes:
+        table.add(node)
+    return {name: kernels for (name, _), kernels in kernels_of(table).items()}
+
+
+def test_a_brick_runs_the_kernels_that_lie_in_it_however_deep_and_no_others() -> None:
+    found = kernels_in(
+        Node(1, None, NodeKind.STEP, "decode"),
+        Node(2, 1, NodeKind.KERNEL, "in no brick"),
+        Node(3, None, NodeKind.KERNEL, "nowhere"),
+        Node(4, 1, NodeKind.BRICK, "Attention", category=BrickCategory.ATTENTION),
+        Node(5, 4, NodeKind.KERNEL, "softmax"),
+        Node(6, 4, NodeKind.FUNCTION, "forward"),
+        Node(7, 6, NodeKind.KERNEL, "dot"),
+        Node(8, 1, NodeKind.BRICK, "Norm", category=BrickCategory.NORM),
+        Node(9, 1, NodeKind.BRICK, "Attention", label="again", category=BrickCategory.ATTENTION),
+        Node(10, 9, NodeKind.KERNEL, "dot"),
+        Node(11, 9, NodeKind.KERNEL, "scale"),
+    )
+    assert found == {"Attention": ("dot", "scale", "softmax")}
+
+
+def test_of_a_brick_the_first_eight_kernels_are_named() -> None:
+    brick = Node(1, None, NodeKind.BRICK, "Attention", category=BrickCategory.ATTENTION)
+    kernels = [Node(number, 1, NodeKind.KERNEL, f"kernel {number}") for number in range(2, 12)]
+    found = kernels_in(brick, *kernels)["Attention"]
+    assert len(found) == MAX_KERNELS == 8
+    assert set(found) == {kernel.name for kernel in kernels[:8]}
+
+
+def test_a_run_was_closed_and_is_one_unless_it_says_otherwise() -> None:
+    run = made_run(1, STEADY, 40)
+    made = Run(run.name, run.key, run.surroundings, None, 1.0, run.parts, (), {}, 0, 1)
+    assert (made.is_cut, made.runs, made.untrusted) == (False, 1, "")

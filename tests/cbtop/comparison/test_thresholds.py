@@ -1,0 +1,913 @@
+"""The grammar of thresholds: what is read, and what is said of what cannot be."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP, PlaceTimes
+from cbtop.comparison.noise import Change, Figure, change
+from cbtop.comparison.part_diff import Balance, PartDiff, PlaceDiff
+from cbtop.comparison.run_diff import RunDiff, diff, diff_of
+from cbtop.comparison.runs import Run, TooShort, together
+from cbtop.comparison.thresholds import (
+    Judged,
+    Outcome,
+    confirmed,
+    default_gate,
+    judge,
+    known_to_scatter,
+    of_contracts,
+    of_definitions,
+    parse,
+)
+from cbtop.errors import UsageError
+from cbtop.protocol.vocabulary import BrickCategory
+from cbtop.units import duration, number
+from tests.cbtop.comparison.made_runs import Noise, made_run
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "layer", "figure", "sign", "value", "unit"),
+    [
+        ("attn.p50<=1.05x", ("attn",), None, "p50", "<=", 1.05, "x"),
+        ("decode.tokens_per_sec>=40", ("decode", "tokens_per_sec"), None, "p50", ">=", 40, ""),
+        ("RmsNorm.p99 <= 12 us", ("RmsNorm",), None, "p99", "<=", 12, "us"),
+        ("RmsNorm<0.5ms", ("RmsNorm",), None, "p50", "<", 500, "ms"),
+        ("RmsNorm.p50>=250ns", ("RmsNorm",), None, "p50", ">=", 0.25, "ns"),
+        ("step.p50>2s", ("step",), None, "p50", ">", 2_000_000, "s"),
+        ("loss==0", ("loss",), None, "p50", "==", 0, ""),
+        ("unattributed<=1%", ("unattributed",), None, "p50", "<=", 1, "%"),
+        ("Attention (fused)@3.p99<=1e3µs", ("Attention (fused)",), "3", "p99", "<=", 1000, "µs"),
+        ("RmsNorm<=1\N{GREEK SMALL LETTER MU}s", ("RmsNorm",), None, "p50", "<=", 1, "\N{GREEK SMALL LETTER MU}s"),
+        ("decode.step.per_token<=2s", ("decode", "step"), None, "per_token", "<=", 2e6, "s"),
+    ],
+)
+def test_a_threshold_is_read(
+    text: str, names: tuple[str, ...], layer: str | None, figure: str, sign: str, value: float, unit: str
+) -> None:
+    found = parse(text)
+    assert (found.names, found.layer, found.figure, found.sign, found.unit) == (names, layer, figure, sign, unit)
+    assert found.value == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("attn.p50", "there is no <=, >=, == in it"),
+        ("attn.p50<=1,05x", "'1,05x' is no number with a unit"),
+        ("attn.p50<=1.0.5x", "'1.0.5' is no number"),
+        ("attn.p50<=5", "a time is wanted"),
+        ("attn.p50==1x", "nothing that is timed is equal"),
+        ("p50<=1x", "of what?"),
+        ("loss<=1x", "write loss==0"),
+        ("unattributed<=3us", "unattributed<=1%"),
+        ("tokens_per_sec>=4ms", "tokens_per_sec>=40"),
+        ("a" * 1000 + "<=1x", "wanted are such as"),
+        ("tokens_per_sec>=-1x", "a number from 0 on is wanted"),
+        ("Attention<=1e400us", "a number from 0 on is wanted"),
+        ("loss<=5", "write loss==0 or loss<=0.1%"),
+        ("step@2<=1us", "step is of all layers: leave out @2"),
+        ("loss@2==0", "loss is of all layers"),
+        ("unattributed@2<=1%", "unattributed is of all layers"),
+        ("loss.p50==0", "write loss==0 or loss<=0.1%"),
+        ("loss<=5us", "write loss==0 or loss<=0.1%"),
+        ("unattributed.p50<=1%", "write unattributed<=1%"),
+        ("unattributed==1%", "nothing that is timed is equal"),
+        ("tokens_per_sec.p50>=40", "write tokens_per_sec>=40"),
+        ("attn<=5%", "a time is wanted"),
+        (".attn<=1x", "of what?"),
+        ("decode..p99<=1x", "of what?"),
+        ("@2<=1us", "of what?"),
+        ("tokens_per_sec@2>=1", "tokens_per_sec is of all layers"),
+    ],
+)
+def test_what_is_no_threshold_says_what_is_wanted(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match="threshold '") as error:
+        parse(text)
+    assert said in str(error.value)
+    assert len(str(error.value)) < 600
+
+
+def test_a_threshold_may_have_200_characters_and_a_longer_one_is_shown_cut() -> None:
+    longest = "a" * 195 + "<=1us"
+    assert parse(longest).names == ("a" * 195,)
+    for text, shown in (("a" + longest, ("a" + longest)[:200] + "…"), (longest[:-2] + "um", longest[:-2] + "um")):
+        with pytest.raises(UsageError) as error:
+            parse(text)
+        assert f"threshold {shown!r}: " in str(error.value)
+
+
+def test_where_a_threshold_stands_is_said_with_what_became_of_it() -> None:
+    for text in (
+        "loss==0",
+        "tokens_per_sec>=1",
+        "tokens_per_sec>=1x",
+        "unattributed<=1%",
+        "RmsNorm<=1s",
+        "RmsNorm<=9x",
+    ):
+        assert [one.where for one in judge(parse(text, ("gate.txt", 7)), steady())] == [("gate.txt", 7)]
+        assert [one.where for one in judge(parse(text), steady())] == [("", 1)]
+    assert {one.where for one in default_gate(steady())} == {("", 1)}
+
+
+def test_a_threshold_of_several_lines_is_said_in_one() -> None:
+    assert parse("RmsNorm \n<=\r\n1us").text == "RmsNorm <= 1us"
+
+
+def test_a_figure_that_there_is_not_is_no_phase() -> None:
+    found = diff(made_run(1), made_run(2))
+    for text, said in (
+        ("Attention.p90<=1us", "'p90' is no figure of Attention; there are p50, p99, per_token"),
+        ("decod.step<=1us", "there is no phase 'decod'; did you mean decode? there are decode"),
+        ("RmsNorn<=1us", "there is no brick 'RmsNorn'; did you mean RmsNorm? there are Attention, "),
+        ("RmsNorm@9<=1us", "there is no layer '9'; there are Layer 0, Layer 1, Layer 2, Layer 3, Layer 4, Layer 5"),
+        ("other<=1us", "there is no brick 'other'; there are Attention, "),
+    ):
+        with pytest.raises(UsageError) as error:
+            judge(parse(text), found)
+        assert said in str(error.value)
+    (part,) = found.parts
+    without = replace(part, places=tuple(one for one in part.places if one.layer is None))
+    with pytest.raises(UsageError, match="there is no layer '1'; there are none"):
+        judge(parse("RmsNorm@1<=1us"), replace(found, parts=(without,)))
+
+
+@given(st.text(max_size=40) | st.text("attnp50.<>=@x%us 1e-", max_size=40))
+def test_any_text_is_a_threshold_or_an_error_of_ours(text: str) -> None:
+    with suppress(UsageError):
+        assert parse(text).names
+
+
+def test_a_threshold_within_the_noise_is_unsure_and_one_beyond_it_broken() -> None:
+    base, now = made_run(1), made_run(2, slower=1.2, in_layer=None)
+    found = diff(base, now)
+    (part,) = found.parts
+    (down,) = [one for one in part.bricks if one.name == "DownProjection"]
+    assert down.change
+    ratio, half = down.change.now / down.change.before, down.change.half / down.change.before
+    for limit, outcome in (
+        (ratio - 2 * half, Outcome.BROKEN),
+        (ratio - half / 2, Outcome.UNSURE),
+        (ratio + half / 2, Outcome.UNSURE),
+        (ratio + 1.1 * half, Outcome.HOLDS),
+    ):
+        (judged,) = judge(parse(f"DownProjection<={limit:.6f}x"), found)
+        assert judged.outcome is outcome
+        assert bool(judged.guilty) == (outcome is Outcome.BROKEN)
+
+
+def test_what_the_clock_cannot_tell_apart_breaks_nothing() -> None:
+    """Calls of 20 µs are 1.2 times as long as before, on clocks that tell 10 µs apart, 1.5 µs, and 30 ns."""
+    outcomes = []
+    for resolution_us in (10.0, 1.5, 0.03):
+        base, now = (
+            replace(made_run(seed, slower=1.2, in_layer=None), clock_resolution_us=resolution_us) for seed in (1, 2)
+        )
+        (judged,) = judge(parse("RmsNorm.p50<=18us"), diff(base, now))
+        outcomes.append(judged.outcome)
+    assert outcomes == [Outcome.UNKNOWN, Outcome.UNSURE, Outcome.BROKEN]
+    base, now = (replace(run, clock_resolution_us=100.0) for run in (made_run(1), made_run(2, slower=1.5)))
+    assert not diff(base, now).slower
+
+
+def test_what_cannot_be_judged_is_no_pass() -> None:
+    """A p99 of 60 steps, a brick that is gone, and a new one beside what it was."""
+    base, now = made_run(1, steps=60), made_run(2, steps=60, rename="Renamed")
+    now = replace(now, kernels={("Renamed", BrickCategory.FFN): ("another",)})  # so that it is no other name
+    for text in ("step.p99<=1s", "DownProjection<=2x", "Renamed<=2x"):
+        (judged,) = judge(parse(text), diff(base, now))
+        assert judged.outcome is Outcome.UNKNOWN, text
+
+
+def outcomes_of(base: Run, now: Run) -> dict[str, Judged]:
+    """What the default gate says, by its rules; of several lines of one rule the first."""
+    found: dict[str, Judged] = {}
+    for one in default_gate(diff(base, now)):
+        found.setdefault(one.rule, one)
+    return found
+
+
+PLANTED = "DownProjection in Layer 4"
+STEADY = Noise(pauses=0)
+BRICKS, RATE = "decode: no brick slower beyond noise", "decode: no fewer tokens/s beyond noise"
+STEP = "decode: no longer step beyond noise"
+
+
+@cache
+def steady() -> RunDiff:
+    """Two runs of the same."""
+    return diff(made_run(1, STEADY), made_run(2, STEADY))
+
+
+def gate_of(**changed: object) -> dict[str, Judged]:
+    """What the default gate says of `steady`, by its rules, where these of its figures are others."""
+    (part,) = steady().parts
+    changed_part = replace(part, **changed)  # type: ignore[arg-type]
+    return {one.rule: one for one in default_gate(replace(steady(), parts=(changed_part,)))}
+
+
+def places_as(one_change: Change | None, **changed: object) -> tuple[PlaceDiff, ...]:
+    """Those of `steady`, each changed as `one_change` says."""
+    (part,) = steady().parts
+    return tuple(replace(one, change=one_change, **changed) for one in part.places)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("half", "outcome"),
+    [(10.0, Outcome.HOLDS), (10.1, Outcome.UNSURE), (50.0, Outcome.UNSURE), (50.1, Outcome.UNKNOWN)],
+)
+def test_bricks_are_unsure_if_a_tenth_would_be_unseen_and_unknown_if_a_half(half: float, outcome: Outcome) -> None:
+    judged = gate_of(places=places_as(Change(100.0, 100.0, half)))[BRICKS]
+    assert judged.outcome is outcome
+    assert (f"only a change of {half} % would have been found" in judged.said) is (outcome is not Outcome.HOLDS)
+
+
+def test_bricks_are_judged_without_timed_calls_but_not_if_no_clock_tells() -> None:
+    sure = Change(100.0, 100.0, 1.0)
+    assert gate_of(places=places_as(sure, p50=None))[BRICKS].outcome is Outcome.HOLDS
+    assert gate_of(places=places_as(None))[BRICKS].outcome is Outcome.UNKNOWN
+    too_short = tuple(replace(one, is_below_resolution=one.p50 is not None) for one in places_as(sure))
+    judged = gate_of(places=too_short)[BRICKS]
+    assert (judged.outcome, judged.said) == (Outcome.UNKNOWN, "the clock cannot tell how long any brick takes")
+
+
+@pytest.mark.parametrize(
+    ("now", "half", "outcome"),
+    [
+        (100.0, 10.0, Outcome.HOLDS),
+        (100.0, 10.1, Outcome.UNSURE),
+        (110.0, 20.0, Outcome.UNSURE),
+        (110.1, 20.0, Outcome.UNKNOWN),
+        (100.0, 100.0, Outcome.UNSURE),
+        (100.0, 100.1, Outcome.UNKNOWN),
+        (90.0, 9.0, Outcome.HOLDS),
+    ],
+)
+def test_a_step_holds_if_a_tenth_would_be_found_and_is_unknown_if_it_may_be(
+    now: float, half: float, outcome: Outcome
+) -> None:
+    assert gate_of(typical=Change(100.0, now, half))[STEP].outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("now", "half", "outcome", "outcome_alone"),
+    [
+        (100.0, 50.0, Outcome.HOLDS, Outcome.HOLDS),
+        (100.0, 50.1, Outcome.UNSURE, Outcome.UNSURE),
+        (103.0, 10.0, Outcome.HOLDS, Outcome.HOLDS),
+        (103.1, 10.0, Outcome.UNSURE, Outcome.UNSURE),
+        (90.0, 10.0, Outcome.HOLDS, Outcome.HOLDS),
+        (125.0, 30.0, Outcome.UNSURE, Outcome.UNSURE),
+        (125.1, 30.0, Outcome.UNKNOWN, Outcome.UNKNOWN),
+        (100.0, 100.0, Outcome.UNSURE, Outcome.UNSURE),
+        (100.0, 100.1, Outcome.UNSURE, Outcome.UNKNOWN),  # where no typical step is known, nothing else tells
+    ],
+)
+def test_tokens_a_second_hold_where_twice_as_long_a_token_would_be_found(
+    now: float, half: float, outcome: Outcome, outcome_alone: Outcome
+) -> None:
+    wall = Change(100.0, now, half)
+    assert gate_of(wall=wall)[RATE].outcome is outcome
+    alone = gate_of(wall=wall, typical=None)
+    assert (alone[RATE].outcome, STEP in alone) == (outcome_alone, False)
+
+
+def test_a_few_longer_steps_are_shown_with_cause_and_unknown_from_a_quarter() -> None:
+    for now, outcome in ((125.0, Outcome.UNSURE), (126.0, Outcome.UNKNOWN)):
+        judged = gate_of(wall=Change(100.0, now, 5.0, (50.0, 50.0)))[RATE]
+        assert (judged.outcome, judged.guilty) == (outcome, "")
+        assert "; but the typical step takes as long: fewer than half became longer (" in judged.said
+
+
+def test_steps_that_fail_are_more_where_three_in_a_hundred_more_do() -> None:
+    (part,) = steady().parts
+    for failed, is_said in ((3, False), (4, True)):
+        judged = gate_of(now=replace(part.now, steps=100, failed=failed))
+        assert ("decode: no more steps that fail" in judged) is is_said
+
+
+def test_what_all_share_is_reported_once_and_the_other_parts_are_judged() -> None:
+    (part,) = steady().parts
+    rule = "decode: nothing slower beyond noise"
+    for shared, outcome in ((1.0995, Outcome.UNSURE), (1.125, Outcome.UNKNOWN)):
+        all_alike = Change(1000.0, 1000.0 * shared, 10.0)
+        as_others = replace(all_alike, own=Change(1000.0, 1000.0, 5.0))
+        unsure = replace(all_alike, half=500.0)
+        unseen = places_as(replace(as_others, half=500.0))
+        longer = replace(part, shared=shared, wall=all_alike, typical=all_alike, places=places_as(as_others))
+        for one in (
+            longer,
+            replace(longer, places=unseen, typical=unsure),
+            replace(longer, places=unseen, wall=unsure),
+            replace(longer, typical=None, wall=unsure),
+        ):
+            found = replace(steady(), parts=(one, replace(part, now=replace(part.now, phase="prefill"))))
+            judged = default_gate(found)
+            assert [each.outcome for each in judged if each.about == "decode"] == [outcome]
+            assert f"every brick takes {shared:.2f} times as long" in judged[0].said
+            assert judged[0].rule == rule
+            assert {each.outcome for each in judged if each.about == "prefill"} == {Outcome.HOLDS}
+        nothing_shows = replace(longer, places=unseen, typical=unsure, wall=unsure)
+        assert rule not in {one.rule for one in default_gate(replace(steady(), parts=(nothing_shows,)))}
+
+
+def test_a_new_brick_is_guilty_if_it_takes_over_half_of_what_a_token_grew() -> None:
+    (part,) = steady().parts
+    for us, now_us, is_guilty in ((51.0, 1100.0, True), (50.0, 1100.0, False), (51.0, 1000.0, False)):
+        new = PlaceDiff(("Extra", BrickCategory.FFN), None, None, PlaceTimes(Figure(us, 1.0, 20)))
+        judged = gate_of(places=(*part.places, new), wall=Change(1000.0, now_us, 5.0))[BRICKS]
+        assert (judged.guilty == "Extra") is is_guilty
+        assert judged.outcome is (Outcome.BROKEN if is_guilty else Outcome.HOLDS)
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        ("between_steps", "between steps"),
+        ("between_bricks", "between bricks"),
+        ("not_recorded", "steps not recorded inside"),
+    ],
+)
+@pytest.mark.parametrize(("grown", "is_named"), [(51.0, True), (50.0, False)])
+def test_what_more_than_half_of_the_longer_time_is_is_named_as_its_cause(
+    where: str, name: str, grown: float, is_named: bool
+) -> None:
+    (part,) = steady().parts
+    before, longer = (900.0, 900.0), Change(1000.0, 1100.0, 5.0)
+    balance = replace(Balance((1000.0, 1100.0), before, before, before, before), **{where: (900.0, 900.0 + grown)})
+    judged = gate_of(wall=longer, typical=None, balance=balance)[RATE]
+    assert judged.outcome is Outcome.BROKEN
+    most = max((one for one in part.bricks if one.brick != BETWEEN_BRICKS), key=lambda one: one.delta_us)
+    assert judged.guilty == (name if is_named else f"no single brick; most {most.name}")
+    # Where there is no brick at all, it is what has grown most.
+    assert gate_of(wall=longer, typical=None, balance=balance, places=())[RATE].guilty == name
+
+
+def test_the_part_of_a_longer_typical_step_in_no_call_lies_between_steps() -> None:
+    (part,) = steady().parts
+    balance = Balance(*[(1000.0, 1000.0)] * 5)
+    for inside_us, is_between in ((49.0, True), (51.0, False)):
+        step = replace(part.step, change=Change(900.0, 900.0 + inside_us, 1.0))
+        judged = gate_of(typical=Change(1000.0, 1100.0, 5.0), step=step, balance=balance)[STEP]
+        assert judged.outcome is Outcome.BROKEN
+        assert (judged.guilty == "between steps") is is_between
+        assert judged.said.startswith("1.100× ± 0.005, 1.00 ms → 1.10 ms for a token, typically, ")
+    unknown = gate_of(typical=Change(1.0, 2.0, 0.005), step=replace(part.step, change=None), balance=balance)
+    assert unknown[STEP].guilty == "between steps"
+    assert unknown[STEP].said == (
+        "2.000× ± 0.005, 1.00 µs → 2.00 µs for a token, typically, with what lies between steps"
+    )
+
+
+def test_where_no_change_would_have_been_found_nothing_holds() -> None:
+    """Where each brick wanders for itself by a tenth, one that is a tenth slower would not be found; where by a half,
+    one that takes twice as long would not."""
+    for brick, outcome in ((0.1, Outcome.UNSURE), (0.5, Outcome.UNKNOWN)):
+        noise = Noise(brick=brick, memory=0.98)
+        found = outcomes_of(made_run(1, noise), made_run(2, noise))
+        assert found[BRICKS].outcome is outcome
+        assert "only a change of " in found[BRICKS].said
+    steady = outcomes_of(made_run(1, STEADY), made_run(2, STEADY))
+    assert {one.outcome for one in steady.values()} == {Outcome.HOLDS}
+
+
+def test_fewer_tokens_a_second_within_a_wide_interval_are_unsure() -> None:
+    """Where they are fewer by more than runs differ, and where a half would not have been found."""
+    base, now = made_run(1, STEADY), made_run(2, STEADY)
+    assert outcomes_of(base, now)[RATE].outcome is Outcome.HOLDS
+    for longer, error, outcome in (
+        (1.0, 0.03, Outcome.HOLDS),
+        (1.05, 0.03, Outcome.UNSURE),
+        (1.0, 0.2, Outcome.UNSURE),
+        (1.3, 0.2, Outcome.UNKNOWN),
+    ):
+        (part,) = now.parts
+        wall = replace(part.wall_us, mean=longer * base.parts[0].wall_us.mean, error=error * part.wall_us.mean)
+        found = outcomes_of(base, replace(now, parts=(replace(part, wall_us=wall),)))
+        assert found[RATE].outcome is outcome
+
+
+def test_a_step_with_a_too_wide_interval_is_unknown_and_says_what_to_do() -> None:
+    base, now = made_run(1, STEADY), made_run(2, STEADY)
+    (part,) = now.parts
+    typical, rate = part.typical_us, part.wall_us
+    assert typical
+    for longer, error, outcome in (
+        (1.0, 0.03, Outcome.UNSURE),
+        (1.12, 0.05, Outcome.UNKNOWN),
+        (1.0, 0.5, Outcome.UNKNOWN),
+    ):
+        changed = replace(typical, mean=longer * typical.mean, error=error * typical.mean)
+        found = outcomes_of(base, replace(now, parts=(replace(part, typical_us=changed),)))
+        assert found[STEP].outcome is outcome
+        assert (outcome is Outcome.UNKNOWN) == ("such as step.p50<=1.05x" in found[STEP].said)
+    # A file of runs of which none says it: tokens/s alone tell a gate from none.
+    wide = replace(part, typical_us=None, wall_us=replace(rate, error=0.5 * rate.mean))
+    found = outcomes_of(base, replace(now, parts=(wide,)))
+    assert STEP not in found
+    assert found[RATE].outcome is Outcome.UNKNOWN
+    assert "more runs or longer ones (--learn 6)" in found[RATE].said
+
+
+@pytest.mark.parametrize(
+    ("planted", "guilty"),
+    [({}, ""), ({"unnamed_us": 1_000.0}, "between bricks"), ({"between_steps_us": 2_030.0}, "between steps")],
+)
+def test_time_in_no_brick_and_between_steps_is_found_even_if_pauses_hide_it(
+    planted: dict[str, float], guilty: str
+) -> None:
+    """A step in twenty pauses for 20 ms: of three such runs tokens/s tell nothing below a half."""
+    paused = Noise(pauses=0.002)
+    found = diff(together([made_run(seed, paused) for seed in (11, 12, 13)]), made_run(14, paused, **planted))
+    judged = {one.rule: one for one in default_gate(found)}
+    assert found.parts[0].wall.half_percent > 50  # type: ignore[operator]
+    assert judged[STEP].guilty == guilty
+    assert judged[STEP].outcome is (Outcome.BROKEN if guilty else Outcome.HOLDS)
+    assert judged[RATE].outcome is not Outcome.BROKEN
+
+
+def test_what_the_clock_cannot_tell_holds_nowhere() -> None:
+    base, now = (replace(made_run(seed), clock_resolution_us=1e6) for seed in (1, 2))
+    assert outcomes_of(base, now)[BRICKS].outcome is Outcome.UNKNOWN
+
+
+def test_fewer_tokens_a_second_are_said_where_the_typical_step_takes_as_long() -> None:
+    """Of one brick four calls of ten take five times as long: a twentieth of a step, and no brick's typical call."""
+    quiet = replace(STEADY, memory=0)
+    (judged,) = [
+        one
+        for one in default_gate(diff(made_run(1, quiet), made_run(2, replace(quiet, bimodal=4.0))))
+        if one.rule == RATE
+    ]
+    assert (judged.outcome, judged.guilty) == (Outcome.UNSURE, "")
+    assert "the typical step takes as long" in judged.said
+
+
+def test_a_new_brick_is_guilty_where_a_token_takes_longer_for_it() -> None:
+    base, now = made_run(1, STEADY), made_run(2, STEADY)
+    (part,) = base.parts
+    down_us = 6 * 240.0
+    places = {place: times for place, times in part.places.items() if not place[0] or place[0][0] != "DownProjection"}
+    wall = replace(part.wall_us, mean=part.wall_us.mean - down_us, median_us=(part.wall_us.median_us or 0) - down_us)
+    base = replace(base, parts=(replace(part, places=places, wall_us=wall),))
+    found = outcomes_of(base, now)
+    assert (found[BRICKS].outcome, found[BRICKS].guilty) == (Outcome.BROKEN, "DownProjection")
+    assert found[BRICKS].said.startswith("new: +14")
+    assert (found[RATE].outcome, found[RATE].guilty) == (Outcome.BROKEN, "DownProjection")
+    assert "decode: new: DownProjection" in diff(base, now).notes
+    assert "decode: no longer there: DownProjection" in diff(now, base).notes
+
+
+def test_a_phase_that_the_new_run_lacks_is_no_pass() -> None:
+    base, now = made_run(1, STEADY), made_run(2, STEADY)
+    (part,) = base.parts
+    base = replace(base, parts=(part, replace(part, phase="prefill")))
+    (judged,) = [one for one in default_gate(diff(base, now)) if one.outcome is not Outcome.HOLDS]
+    assert (judged.outcome, judged.about, judged.said) == (
+        Outcome.UNKNOWN,
+        "prefill",
+        "the new run has no such steps",
+    )
+    now = replace(now, too_short=(TooShort("prefill", 3, 20),))
+    (judged,) = [one for one in default_gate(diff(base, now)) if one.outcome is not Outcome.HOLDS]
+    assert judged.said == "too few steps in the new run: 3 of 20"
+
+
+def test_of_a_phase_that_was_not_compared_it_is_said_why() -> None:
+    base, now = made_run(1, STEADY), made_run(2, STEADY)
+    (part,) = now.parts
+    cached = replace(part, phase="prefill", cached=100.0, cached_least=90.0, cached_most=110.0)
+    far = replace(cached, cached=900.0, cached_least=890.0, cached_most=910.0)
+    for before, after, said in (
+        (cached, replace(cached, work=(9, 1)), "no batch is in both runs"),
+        (cached, far, "prefill: other KV lengths: 890 to 910 positions cached, 90 to 110 in the baseline"),
+    ):
+        few = (TooShort("verify", 3, 20),)
+        found = diff(replace(base, parts=(part, before)), replace(now, parts=(part, after), too_short=few))
+        judged = next(one for one in default_gate(found) if one.about == "prefill")
+        assert (judged.rule, judged.outcome, judged.said) == ("prefill: is compared", Outcome.UNKNOWN, said)
+
+
+def test_work_of_the_new_run_alone_is_no_pass_if_it_takes_much_of_its_time() -> None:
+    base, now = made_run(1, STEADY), made_run(2, STEADY)
+    (part,) = now.parts
+    for steps, outcomes in ((part.steps // 10, []), (part.steps // 8, [Outcome.UNKNOWN])):
+        found = diff(base, replace(now, parts=(part, replace(part, phase="verify", steps=steps))))
+        judged = default_gate(found)
+        assert [one.outcome for one in judged if one.about == "verify"] == outcomes
+        assert {one.rule for one in judged if one.about == "verify"} <= {"verify: is compared"}
+        relative = judge(parse("tokens_per_sec>=0.9x"), found)
+        assert {one.rule for one in relative} == {"tokens_per_sec>=0.9x"}
+        assert [one.outcome for one in relative] == [Outcome.HOLDS, *outcomes]
+        assert [one.outcome for one in judge(parse("decode.step<=1.1x"), found)] == [Outcome.HOLDS]
+    assert judged[-1].said == (
+        "only the new run has verify (30 steps of about 1 token), and what it alone has takes 11.1 % of its time"
+    )
+
+
+def test_steps_too_few_to_compare_are_no_pass_if_they_take_much_of_its_time() -> None:
+    base, now = made_run(1, STEADY), made_run(2, STEADY)
+    (part,) = now.parts
+    for share, outcomes in ((0.05, []), (0.5, [Outcome.UNKNOWN])):
+        few = TooShort("compact", 10, 20, share * part.time_us)
+        judged = default_gate(diff(base, replace(now, too_short=(few,))))
+        assert [one.outcome for one in judged if one.about == "compact"] == outcomes
+    assert judged[-1].said == (
+        "too few compact steps to be compared, 10 of 20 needed, and what it alone has takes 33.3 % of its time"
+    )
+    for runs in (1, 6):
+        as_before = [replace(made_run(seed, STEADY), too_short=(replace(few, steps=9),)) for seed in range(runs)]
+        judged = default_gate(diff(together(as_before), replace(now, too_short=(few,))))
+        assert "compact" not in {one.about for one in judged}
+
+
+def test_what_needs_no_baseline_is_judged_of_all_that_the_new_run_did() -> None:
+    base, now = made_run(1, STEADY), made_run(2, STEADY)
+    (part,) = now.parts
+    (eight,) = made_run(3, STEADY, all_longer=8.0).parts
+    down = ("DownProjection", BrickCategory.FFN)
+    eight = replace(eight, work=(8, None), budgets={down: 1.0})
+    found = diff(base, replace(now, parts=(part, eight)))
+    beside, alone = judge(parse("decode.step<=8ms"), found)
+    assert (beside.outcome, alone.outcome) == (Outcome.HOLDS, Outcome.BROKEN)
+    assert [one.outcome for one in of_definitions(found)] == [Outcome.BROKEN]
+
+
+@pytest.mark.parametrize("runs", [1, 6])
+def test_a_run_of_which_more_steps_fail_is_no_pass_however_fast_it_is(runs: int) -> None:
+    bases, now = [made_run(seed, STEADY) for seed in range(runs)], made_run(7, STEADY)
+    (part,) = now.parts
+    few, many = part.steps * (3 if runs == 1 else 1) // 100, part.steps // 10
+    for failed, outcomes in ((few, []), (many, [Outcome.UNKNOWN])):
+        found = diff(together(bases), replace(now, parts=(replace(part, failed=failed),)))
+        judged = {one.rule: one for one in default_gate(found)}
+        rule = "decode: no more steps that fail"
+        assert [one.outcome for one in judged.values() if one.rule == rule] == outcomes
+        assert f"decode: failed: {failed} steps of 240, 0 of {240 * runs:,} before" in found.notes
+    assert judged[rule].said.startswith(f"24 of 240 steps failed, 0 of {240 * runs:,} before")
+    as_before = replace(part, failed=many)
+    both = diff(replace(bases[0], parts=(replace(bases[0].parts[0], failed=many),)), replace(now, parts=(as_before,)))
+    assert rule not in {one.rule for one in default_gate(both)}
+
+
+def test_a_phase_of_too_few_steps_is_said() -> None:
+    base, now = made_run(1, STEADY), made_run(2, STEADY)
+    now = replace(now, too_short=(TooShort("prefill", 3, 20), TooShort("prefill", 2, 20), TooShort("decode", 1, 20)))
+    notes = [note for note in diff(base, now).notes if "needed" in note]
+    assert notes == ["prefill: 3 steps in the new run, of 20 needed: left out"]
+
+
+def test_of_several_phases_a_threshold_is_on_those_that_have_what_it_names() -> None:
+    base, now = made_run(1, STEADY), made_run(2, STEADY)
+    (part,) = base.parts
+    places = {place: times for place, times in part.places.items() if not place[0] or place[0][0] != "RmsNorm"}
+    parts = (replace(part, phase="verify", places=places), part)
+    found = diff(replace(base, parts=parts), replace(now, parts=parts))
+    assert [one.about for one in judge(parse("RmsNorm<=1s"), found)] == ["decode: RmsNorm"]
+    with pytest.raises(UsageError, match="there is no brick 'Head'"):
+        judge(parse("Head<=1s"), found)
+
+
+def test_a_note_names_the_machine_if_all_bricks_take_longer_by_as_much() -> None:
+    base, now = made_run(1), made_run(2, all_longer=1.2)
+    (note,) = [note for note in diff(base, now).notes if "every brick" in note]
+    assert note.startswith("decode: every brick takes 1.2")
+    assert not any("every brick" in note for note in diff(base, made_run(2, slower=1.2, in_layer=None)).notes)
+
+
+@pytest.mark.parametrize(("longer", "outcome"), [(1.06, Outcome.UNSURE), (1.2, Outcome.UNKNOWN)])
+def test_a_shared_slowdown_may_be_the_machine_unless_runs_give_its_scatter(longer: float, outcome: Outcome) -> None:
+    bases, now = [made_run(seed, STEADY) for seed in range(6)], made_run(6, STEADY, all_longer=longer)
+    (judged,) = default_gate(diff(bases[0], now))
+    assert judged.outcome is outcome
+    assert "every brick takes 1." in judged.said
+    bricks, *whole = default_gate(diff(together(bases), now))
+    for one in whole:
+        assert (one.outcome, one.guilty) == (Outcome.BROKEN, "no single brick; most DownProjection")
+    assert [one.rule for one in whole] == [STEP, RATE]
+    assert bricks.said.startswith("no brick is by more than all are, 1.")
+
+
+def test_what_most_bricks_share_and_others_do_not_is_no_machines() -> None:
+    """All bricks but the norms take a fifth longer: that is a program, though most of the time shares it."""
+    base, now = made_run(1, STEADY), made_run(2, STEADY, all_longer=1.2)
+    (part,) = now.parts
+    (was,) = base.parts
+    norms = {place: times for place, times in was.places.items() if place[0] and place[0][0] == "RmsNorm"}
+    found = diff(base, replace(now, parts=(replace(part, places={**part.places, **norms}),)))
+    assert not found.parts[0].is_shared
+    assert Outcome.BROKEN in {one.outcome for one in default_gate(found)}
+
+
+def judged_as(found: RunDiff, text: str) -> Judged:
+    (one,) = judge(parse(text), found)
+    return one
+
+
+def test_a_rate_is_judged_as_is_and_as_a_ratio_with_the_interval_of_its_time() -> None:
+    found = diff(made_run(1, STEADY), made_run(2, STEADY))
+    (part,) = found.parts
+    before, now = part.units_per_sec
+    half = change(Figure(0.0, 0.0, part.now.wall_us.blocks), part.now.wall_us, 1).half / part.now.wall_us.mean * now
+    for off, outcome in ((1.1, Outcome.HOLDS), (0.5, Outcome.UNSURE), (-0.5, Outcome.UNSURE), (-1.1, Outcome.BROKEN)):
+        assert judged_as(found, f"tokens_per_sec>={now - off * half}").outcome is outcome
+        relative = now / before - off * part.wall.half / part.wall.before * now / before
+        assert judged_as(found, f"decode.tokens_per_sec>={relative}x").outcome is outcome
+    ratio, off = (number(one * now / before) for one in (1.0, part.wall.half / part.wall.before))
+    said = f"{ratio}× ± {off} ({number(before)} → {number(now)} tokens/s)"
+    assert judged_as(found, "tokens_per_sec>=1x").said == said
+    assert judged_as(found, "tokens_per_sec>=1e6").guilty == ""
+
+
+def test_a_threshold_that_nothing_could_break_is_no_pass() -> None:
+    base, now = made_run(1, STEADY), made_run(2, STEADY)
+    (part,) = now.parts
+    step = part.places[WHOLE_STEP]
+    assert step.p50
+    for error, outcome in ((0.05, Outcome.BROKEN), (1.0, Outcome.UNKNOWN)):
+        wide = replace(step, p50=replace(step.p50, error=error * step.p50.mean))
+        found = diff(base, replace(now, parts=(replace(part, places={**part.places, WHOLE_STEP: wide}),)))
+        assert judged_as(found, "decode.step<=1us").outcome is outcome
+        assert judged_as(found, "decode.step<=1s").outcome is Outcome.HOLDS
+
+
+def test_no_rate_or_budget_of_tokens_is_known_if_not_every_step_says_them() -> None:
+    base, now = made_run(1, STEADY), made_run(2, STEADY)
+    (part,) = base.parts
+    uncounted = replace(part, unit="step", tokens=None, budgets={("RmsNorm", BrickCategory.NORM): 1e6})
+    found = diff(replace(base, parts=(uncounted,)), replace(now, parts=(uncounted,)))
+    for one in (judged_as(found, "decode.tokens_per_sec>=1"), *of_definitions(found)):
+        assert (one.outcome, one.said) == (Outcome.UNKNOWN, "not every step says its tokens")
+    assert judged_as(found, "tokens_per_sec>=0.9x").outcome is Outcome.HOLDS
+    encode = replace(uncounted, phase="encode")
+    both = diff(replace(base, parts=(part, encode)), replace(now, parts=(part, encode)))
+    assert judged_as(both, "tokens_per_sec>=1").about == "decode"
+
+
+def test_unattributed_is_the_share_of_a_step_in_no_brick_and_no_layer_gap() -> None:
+    base, now = made_run(1, STEADY), made_run(2, STEADY)
+    (part,) = now.parts
+    whole_us, places = part.inside_us.mean, dict(part.places)
+    assert judged_as(diff(base, now), "unattributed<=0.5%").outcome is Outcome.HOLDS
+    between = places[BETWEEN_BRICKS, None]
+    time = replace(between.time, mean=between.time.mean + 0.05 * whole_us, error=0.001 * whole_us)
+    places[BETWEEN_BRICKS, None] = replace(between, time=time)
+    found = diff(base, replace(now, parts=(replace(part, places=places),)))
+    half = 100 * change(Figure(0.0, 0.0, time.blocks), time, 1).half / whole_us
+    # What is less than one percent of a step reaches zero as little as what is more, where it is as sure.
+    small = replace(time, mean=between.time.mean + 0.005 * whole_us, error=0.0005 * whole_us)
+    little = {**places, (BETWEEN_BRICKS, None): replace(between, time=small)}
+    assert (
+        judged_as(diff(base, replace(now, parts=(replace(part, places=little),))), "unattributed<=0.55%").outcome
+        is Outcome.UNSURE
+    )
+    assert judged_as(found, "unattributed<=1%").said == f"{number(5.0)} ± {number(half)} % of a step"
+    share = float(judged_as(found, "unattributed<=1%").said.split()[0])
+    assert share == pytest.approx(5, abs=0.01)
+    for off, outcome in ((1.1, Outcome.HOLDS), (0.9, Outcome.UNSURE), (-0.9, Outcome.UNSURE), (-1.1, Outcome.BROKEN)):
+        assert judged_as(found, f"unattributed<={5 + off * half}%").outcome is outcome
+
+
+def test_losses_are_judged_as_a_share_of_the_records() -> None:
+    now = replace(made_run(2), lost=5, seen=1000)
+    found = diff(made_run(1), now, may_lack_records=True)
+    for text, outcome in (("loss==0", Outcome.BROKEN), ("loss<=0.5%", Outcome.HOLDS), ("loss<0.5%", Outcome.BROKEN)):
+        assert judged_as(found, text).outcome is outcome
+        assert judged_as(found, text).said == "0.50 % were lost"
+
+
+def test_a_layer_has_a_number_or_a_name_and_a_category_is_all_of_its_bricks() -> None:
+    found = diff(made_run(1), made_run(2, slower=1.2))
+    for text in ("DownProjection@4<=1.1x", "down@Layer 4.p50<=1.1x", "decode.ffn@4<=1.1x", "mlp@layer4<=1.1x"):
+        one = judged_as(found, text)
+        assert (one.outcome, one.guilty) == (Outcome.BROKEN, PLANTED)
+    for text, names in (("attn<=9x", ["Attention", "QkvProjection"]), ("step<=9x", ["step"])):
+        assert sorted(one.about.partition(": ")[2] for one in judge(parse(text), found)) == names
+    (whole,) = judge(parse("DownProjection.per_token<=1.01x"), found)
+    assert (whole.outcome, whole.guilty) == (
+        Outcome.BROKEN,
+        f"DownProjection, most in {PLANTED.partition(' in ')[2]}",
+    )
+
+
+def place_of(part: PartDiff, name: str) -> PlaceDiff:
+    return next(one for one in part.places if one.name == name)
+
+
+def test_what_was_measured_is_said_with_its_interval() -> None:
+    """Of a call two readings of the slower clock are part of that, and none where no clock is known."""
+    for resolutions, off_us in (((0.5, 1.5), 3.0), ((1.5, None), 3.0), ((None, None), 0.0)):
+        base, now = (
+            replace(made_run(seed, STEADY), clock_resolution_us=one)
+            for seed, one in zip((1, 2), resolutions, strict=True)
+        )
+        found = diff(base, now)
+        (part,) = found.parts
+        norm = place_of(part, "RmsNorm")
+        assert norm.now
+        assert norm.now.p50
+        assert norm.mean
+        assert norm.change
+        assert norm.p50
+
+        def half(figure: Figure) -> float:
+            return change(Figure(0.0, 0.0, figure.blocks), figure, 1).half
+
+        call, token, moved, mean = norm.now.p50, norm.now.time, norm.change, norm.mean
+        off = moved.half / moved.before + off_us / norm.p50.before
+        medians = f"(p50 {duration(norm.p50.before)} → {duration(norm.p50.now)})"
+        for text, said in (
+            ("RmsNorm<=1s", f"{duration(call.mean)} ± {duration(half(call) + off_us)}"),
+            ("RmsNorm.per_token<=1s", f"{duration(token.mean)} ± {duration(half(token))}"),
+            ("RmsNorm<=9x", f"{number(moved.now / moved.before)}× ± {number(off)} {medians}"),
+            ("RmsNorm.per_token<=9x", f"{number(mean.now / mean.before)}× ± {number(mean.half / mean.before)}"),
+        ):
+            assert judged_as(found, text).said == said
+
+
+def judged_where(place: PlaceDiff, text: str) -> Judged:
+    """A threshold in `steady`, where a brick is as `place`."""
+    (part,) = steady().parts
+    places = tuple(place if one.name == place.name else one for one in part.places)
+    return judged_as(replace(steady(), parts=(replace(part, places=places),)), text)
+
+
+def test_a_ratio_is_of_typical_times_or_of_medians_if_only_means_are_known() -> None:
+    (part,) = steady().parts
+    norm = place_of(part, "RmsNorm")
+    typical, median, mean, p99 = (Change(100.0, 100.0 * ratio, 0.0) for ratio in (1.2, 1.4, 1.6, 1.8))
+    known = replace(norm, change=typical, p50=median, mean=mean, p99=p99)
+    assert known.now
+    known = replace(known, now=replace(known.now, p99=known.now.p50))
+    for place, text, ratio in (
+        (known, "RmsNorm<=9x", "1.20×"),
+        (replace(known, change=mean), "RmsNorm<=9x", "1.40×"),
+        (known, "RmsNorm.per_token<=9x", "1.60×"),
+        (known, "RmsNorm.p99<=9x", "1.80×"),
+    ):
+        assert judged_where(place, text).said.startswith(ratio)
+    assert judged_where(replace(known, p99=None), "RmsNorm.p99<=9x").said == "the baseline has too few calls"
+    assert (
+        judged_where(replace(known, before=None, p50=None), "RmsNorm<=9x").said == "it is new: the baseline lacks it"
+    )
+    assert judged_where(replace(known, p50=None), "RmsNorm.per_token<=9x").said == "1.60× ± 0.00"
+    # What took nothing is no measure, and what took less than a microsecond is.
+    for before_us, said in ((0.0, "the baseline has too few calls"), (0.5, "1.20× ± 0.00")):
+        tiny = replace(known, mean=Change(before_us, 1.2 * before_us, 0.0))
+        assert judged_where(tiny, "RmsNorm.per_token<=9x").said == said
+
+
+def test_the_layer_with_most_of_the_extra_cost_is_named_if_a_brick_is_slower() -> None:
+    (part,) = steady().parts
+    places = {one.name: one for one in part.places}
+    slower, most, faster = (Change(100.0, now, 1.0) for now in (120.0, 130.0, 60.0))
+    for name, one in (("RmsNorm in Layer 1", slower), ("RmsNorm in Layer 3", most), ("RmsNorm in Layer 5", faster)):
+        places[name] = replace(places[name], change=one)
+    places["Attention in Layer 2"] = replace(places["Attention in Layer 2"], change=Change(100.0, 500.0, 1.0))
+    found = replace(steady(), parts=(replace(part, places=tuple(places.values())),))
+    for text, guilty in (
+        ("RmsNorm<=0.1x", "RmsNorm, most in Layer 3"),
+        ("RmsNorm@1<=0.1x", "RmsNorm in Layer 1"),
+        ("DownProjection<=0.1x", "DownProjection"),
+        ("step<=0.1x", "step"),
+    ):
+        assert judged_as(found, text).guilty == guilty
+
+
+def test_a_slower_brick_has_its_ratio_alone_and_next_to_others_and_its_cost() -> None:
+    (part,) = steady().parts
+    slower = replace(
+        place_of(part, "DownProjection"),
+        before=PlaceTimes(Figure(1000.0, 1.0, 20)),
+        now=PlaceTimes(Figure(1225.0, 1.0, 20)),
+        change=Change(1000.0, 1200.0, 10.0),
+        p50=Change(240.0, 290.0, 1.0),
+    )
+    beside = replace(slower, change=Change(1000.0, 1200.0, 300.0, own=Change(1000.0, 1100.0, 20.0)))
+    for place, said in (
+        (slower, "1.200× ± 0.010 (p50 240.0 µs → 290.0 µs), +225.0 µs/token"),
+        (beside, "1.200× ± 0.300, 1.100× ± 0.020 beside all others (p50 240.0 µs → 290.0 µs), +225.0 µs/token"),
+    ):
+        judged = gate_of(places=tuple(place if one.name == place.name else one for one in part.places))[BRICKS]
+        assert (judged.outcome, judged.about) == (Outcome.BROKEN, "decode: DownProjection")
+        assert (judged.guilty, judged.said) == ("DownProjection", said)
+
+
+def test_a_brick_is_matched_by_name_then_by_category_then_by_its_beginning() -> None:
+    (part,) = steady().parts
+    named = [
+        replace(one, brick=("Ffn", BrickCategory.ATTENTION)) if one.name == "QkvProjection" else one
+        for one in part.places
+    ]
+    both = replace(steady(), parts=(replace(part, places=tuple(named)),))
+    for found, name, bricks in (
+        (steady(), "attention", ["Attention"]),
+        (steady(), "attn", ["Attention", "QkvProjection"]),
+        (steady(), "ffn", ["DownProjection"]),
+        (steady(), "qkv", ["QkvProjection"]),
+        (both, "FFN", ["Ffn"]),
+        (both, "mlp", ["DownProjection"]),
+    ):
+        assert sorted(one.about for one in judge(parse(f"{name}<=9x"), found)) == [f"decode: {one}" for one in bricks]
+
+
+def test_an_interval_of_a_call_reaches_two_readings_of_the_clock_further() -> None:
+    base, now = (replace(made_run(seed, STEADY), clock_resolution_us=1.0) for seed in (1, 2))
+    found = diff(base, now)
+    (part,) = found.parts
+    (norm,) = [one for one in part.bricks if one.name == "RmsNorm"]
+    assert norm.now
+    assert norm.now.p50
+    half = change(Figure(0.0, 0.0, norm.now.p50.blocks), norm.now.p50, 1).half + 2.0
+    for off, outcome in (
+        (1.05, Outcome.HOLDS),
+        (0.95, Outcome.UNSURE),
+        (-0.95, Outcome.UNSURE),
+        (-1.05, Outcome.BROKEN),
+    ):
+        assert judged_as(found, f"RmsNorm<={norm.now.p50.mean + off * half}us").outcome is outcome
+    assert norm.change
+    relative = norm.change.half / norm.change.before + 2.0 / norm.p50.before  # type: ignore[union-attr]
+    for off, outcome in ((1.05, Outcome.HOLDS), (0.95, Outcome.UNSURE), (-1.05, Outcome.BROKEN)):
+        limit = norm.change.now / norm.change.before + off * relative
+        assert judged_as(found, f"RmsNorm<={limit}x").outcome is outcome
+
+
+def test_what_has_made_a_step_longer_though_no_brick_has_is_named() -> None:
+    base, now = made_run(1, STEADY), made_run(2, STEADY)
+    (part,) = now.parts
+    wall = replace(part.wall_us, mean=1.2 * part.wall_us.mean, median_us=1.2 * (part.wall_us.median_us or 0))
+    found = outcomes_of(base, replace(now, parts=(replace(part, wall_us=wall),)))
+    assert (found[RATE].outcome, found[RATE].guilty) == (Outcome.BROKEN, "between steps")
+    assert found[BRICKS].outcome is Outcome.HOLDS
+
+
+def test_budgets_are_of_the_mean_for_a_token_and_contract_bounds_of_a_call() -> None:
+    base, now = made_run(1, STEADY), made_run(2, STEADY, slower=1.5, in_layer=None)
+    (part,) = now.parts
+    down, norm = ("DownProjection", BrickCategory.FFN), ("RmsNorm", BrickCategory.NORM)
+    now = replace(now, parts=(replace(part, budgets={down: 6 * 240 * 1.4, norm: 6 * 20 * 1.4}),))
+    of = {one.rule: one.outcome for one in of_definitions(diff(base, now)) if one.where == ("", 1)}
+    assert of == {
+        "DownProjection.per_token<=2016us, its budget": Outcome.BROKEN,
+        "RmsNorm.per_token<=168us, its budget": Outcome.HOLDS,
+    }
+    uncounted = [replace(run, parts=(replace(run.parts[0], unit="step", tokens=None),)) for run in (base, now)]
+    assert [one.outcome for one in of_definitions(diff(*uncounted))] == [Outcome.UNKNOWN] * 2
+    found = of_contracts(diff(base, now), {down: (1.4, ("a.yaml", 3)), norm: (1.4, ("b.yaml", 4))})
+    assert {(one.rule, one.outcome, one.where) for one in found} == {
+        ("DownProjection<=1.4x, by contract", Outcome.BROKEN, ("a.yaml", 3)),
+        ("RmsNorm<=1.4x, by contract", Outcome.HOLDS, ("b.yaml", 4)),
+    }
+    assert all(" (p50 " in one.said for one in found)
+
+
+@pytest.mark.parametrize(("base_runs", "outcome"), [(1, Outcome.UNKNOWN), (2, Outcome.UNKNOWN), (3, Outcome.BROKEN)])
+def test_only_what_three_base_runs_or_more_tell_breaks_a_default_gate(base_runs: int, outcome: Outcome) -> None:
+    judged = [Judged("rule", "decode", one, "said") for one in (Outcome.BROKEN, Outcome.HOLDS)]
+    assert [one.outcome for one in known_to_scatter(judged, base_runs)] == [outcome, Outcome.HOLDS]
+
+
+def test_a_break_in_one_of_two_new_runs_is_unsure_and_in_both_is_broken() -> None:
+    def said(about: str, outcome: Outcome) -> Judged:
+        return Judged("no brick slower", about, outcome, f"{about}: 1.2×", brick=about)
+
+    first = [said("A", Outcome.BROKEN), said("B", Outcome.BROKEN), said("C", Outcome.HOLDS)]
+    second = [said("A", Outcome.BROKEN), said("C", Outcome.BROKEN), said("D", Outcome.UNKNOWN)]
+    found = {one.about: (one.outcome, one.said) for one in confirmed(first, second)}
+    once = "; in one of two runs alone"
+    assert found == {
+        "A": (Outcome.BROKEN, "A: 1.2×"),
+        "B": (Outcome.UNSURE, f"B: 1.2×{once}"),
+        "C": (Outcome.UNSURE, f"C: 1.2×{once}"),
+        "D": (Outcome.UNKNOWN, "D: 1.2×"),
+    }
+    nothing = [said("A", Outcome.HOLDS)]
+    assert [one.outcome for one in confirmed(first, nothing)] == [Outcome.HOLDS, Outcome.UNSURE, Outcome.UNSURE]
+
+
+def test_where_each_of_two_new_runs_breaks_something_else_neither_is_known() -> None:
+    """Both are slower than the baseline: that is no pass."""
+    first = [Judged("no brick slower", "decode: A", Outcome.BROKEN, "1.2×", brick="A")]
+    for second in (replace(first[0], about="decode: B", brick="B"), replace(first[0], rule="no longer step")):
+        found = confirmed(first, [second])
+        assert [one.outcome for one in found] == [Outcome.UNKNOWN] * 2
+        assert {one.said for one in found} == {"1.2×; in one of two runs alone, of which each is slower elsewhere"}
+
+
+def test_a_brick_slower_in_two_layers_is_confirmed_whichever_a_run_names() -> None:
+    bases = [made_run(seed, Noise(run=0.005)) for seed in range(6)]
+    first, second = (
+        default_gate(diff_of(bases, [made_run(seed, Noise(run=0.005), slower=1.2, in_layer=layer)]))
+        for seed, layer in ((7, 1), (8, 3))
+    )
+    assert [one.about for one in first if one.outcome is Outcome.BROKEN] == ["decode: DownProjection in Layer 1"]
+    (broken,) = [one for one in confirmed(first, second) if one.outcome is Outcome.BROKEN]
+    assert broken.guilty == "DownProjection in Layer 3"
