@@ -22,6 +22,9 @@ from cbtop.protocol.attributes import (
 )
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, DeviceKind, NodeKind, Provenance, SourceStatus
 
+BUSY_PERCENT = 5  # of a machine: an idle system uses less
+UNSURE_PERCENT = 10  # of a roof: rounds further apart tell little about what is possible
+
 PROTOCOL_MAJOR = 2  # 2: histograms travel as cells
 PROTOCOL_MINOR = 3  # 1: devices; 2: kernels in a burst; 3: the time in which any step ran, what a quiet process is in
 
@@ -140,7 +143,8 @@ class Ceiling:
     others, and `load_percent` is how much of the processors or the GPU others used meanwhile. `measured_on` is the
     moment (2026-11-22T10:30:59+01:00; of older ones the day alone), `gpu` the UUID of its GPU; "": the processors'.
     `withdrawn`: it no longer applies to what runs now. `dtype`: of a compute roof, the type that is multiplied, as in
-    `Work`; "": floats of an unknown type.
+    `Work`; "": floats of an unknown type. `is_short`: cbtop measured it by itself in a quiet second, which
+    `cbtop calibrate` does better.
     """
 
     name: str
@@ -156,11 +160,18 @@ class Ceiling:
     gpu: str = ""
     dtype: str = ""
     rounds: int | None = None
+    is_short: bool = False
 
     def __post_init__(self) -> None:
         for value in (self.value, self.median, self.lowest, self.rounds):
             if value is not None and not 0 < value < MAX_QUANTITY:
                 raise ValueError(f"ceiling {self.name!r} is {value}; a finite value above zero is wanted")
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether others used the device while it was measured, or its rounds differ much."""
+        spread_percent = 0.0 if self.median is None else 100 * (self.value - self.median) / self.value
+        return (self.load_percent or 0.0) >= BUSY_PERCENT or spread_percent > UNSURE_PERCENT
 
     @property
     def measured_s(self) -> float | None:

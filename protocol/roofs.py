@@ -1,6 +1,8 @@
-"""The roofs that `cbtop calibrate` has measured, kept in one JSON file under the user's cache directory.
+"""The measured roofs, kept in one JSON file under the user's cache directory.
 
 Rules
+- `cbtop calibrate` measures them, and `cbtop run` some of them by itself, in a short measurement. A short measurement
+  never replaces one of `cbtop calibrate`, and one under load never replaces a better one.
 - A profiled process reads it once, when a model is attached. It reads only this file and asks nothing of a GPU.
 - A roof is keyed by what it depends on: for a processor its model and the number of threads; for a GPU its UUID, its
   multiprocessors (fewer in a MIG instance), its driver's version and its power limit.
@@ -12,8 +14,8 @@ import io
 import os
 import platform
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,14 @@ from cbtop.protocol.messages import Ceiling
 SCHEMA = "cbtop.roofs/1"
 MAX_DEVICES = 32  # the newest are kept
 MAX_CEILINGS = 16  # of one device
+# The compute roofs over models of torch, with the type that each multiplies. Older files hold no type.
+TORCH_COMPUTE = {
+    "fma_float32": "float32",
+    "matmul_float32": "float32",
+    "matmul_tf32": "tf32",
+    "matmul_bfloat16": "bfloat16",
+    "matmul_float16": "float16",
+}
 _FIRST_PROCESSOR_BYTES = 4096  # of /proc/cpuinfo: the rest, about other processors, takes the kernel time
 _CPUINFO = Path("/proc/cpuinfo")
 _DRIVER = Path("/proc/driver/nvidia/version")
@@ -82,15 +92,55 @@ def known_roofs() -> tuple[DeviceRoofs, ...]:
     return () if found is None else found
 
 
-def keep_roofs(measured: Iterable[DeviceRoofs]) -> None:
-    """Keep these with the others, and replace older ones with the same key. Raises RoofsError."""
-    new = {one.key: one for one in measured}
+def keep_roofs(measured: Iterable[DeviceRoofs]) -> tuple[DeviceRoofs, ...]:
+    """Keep these with the others, and return them as kept. Raises RoofsError.
+
+    They replace older ones with the same key, except roofs that are better than their successors.
+    """
     try:
         known = known_roofs()
     except RoofsError:
         known = ()  # losing an unreadable file does not matter
+    before = {one.key: one for one in known}
+    new = {one.key: _merged(before.get(one.key), one) for one in measured}
     devices = [*(one for one in known if one.key not in new), *new.values()][-MAX_DEVICES:]
     write_list(roofs_file(), SCHEMA, "devices", [_plain(one) for one in devices])
+    return tuple(new.values())
+
+
+def _merged(old: DeviceRoofs | None, new: DeviceRoofs) -> DeviceRoofs:
+    """Return the better one of each roof of `new`, with those of `old` that a short measurement does not have."""
+    if old is None:
+        return new
+    before = {one.name: one for one in old.ceilings}
+    ceilings = [_better(before.pop(one.name, None), one) for one in new.ceilings]
+    if all(one.is_short for one in new.ceilings):
+        ceilings += before.values()
+    return replace(new, ceilings=tuple(ceilings))
+
+
+def _better(old: Ceiling | None, new: Ceiling) -> Ceiling:
+    """Return `new`, except if `old` is better: not short, or not disturbed, or as disturbed and higher."""
+    if old is None:
+        return new
+    if new.is_short and not old.is_short:
+        return old
+    is_worse = new.is_disturbed and (not old.is_disturbed or old.value > new.value)
+    return old if is_worse else new
+
+
+def roofs_over_torch(ceilings: Iterable[Ceiling], compute: Mapping[str, str] = TORCH_COMPUTE) -> list[Ceiling]:
+    """Return the roofs that apply to a model of torch, with their types. `compute` maps compute roofs to types."""
+    return [
+        replace(one, dtype=compute.get(one.name, ""))
+        for one in ceilings
+        if one.kind in ("bandwidth", "cache") or one.name in compute
+    ]
+
+
+def way_out_on_cpu(threads: int) -> str:
+    """Return what a process announces in its manifest if no roofs are known for its processor and threads."""
+    return f"run `cbtop calibrate --threads {threads}`, then start this again"
 
 
 def try_to_keep() -> None:

@@ -1,4 +1,4 @@
-"""Roofs measured on this machine after a process announced its own. They replace the announced ones."""
+"""Roofs measured on this machine after a process announced its own, or announced that none were known."""
 
 from __future__ import annotations
 
@@ -9,14 +9,27 @@ from cbtop.client.source_record import SourceRecord
 from cbtop.protocol.errors import RoofsError
 from cbtop.protocol.messages import Ceiling, Manifest
 from cbtop.protocol.process import boot_id
-from cbtop.protocol.roofs import DeviceRoofs, known_roofs, roofs_file, roofs_of_cpu
+from cbtop.protocol.roofs import (
+    DeviceRoofs,
+    known_roofs,
+    roofs_file,
+    roofs_of_cpu,
+    roofs_over_torch,
+    way_out_on_cpu,
+)
 from cbtop.protocol.vocabulary import Provenance
 
 WEIGHTS = "weights_read"  # measured over a working set as large as the model's weights
 
 
+def lacks_roofs(record: SourceRecord) -> bool:
+    """Return whether a torch model on the processor announced that no roofs are known for it."""
+    manifest = record.manifest
+    return manifest is not None and not record.ceilings and manifest.roofs == way_out_on_cpu(manifest.threads)
+
+
 class StoredRoofs:
-    """Reads the roofs file of `cbtop calibrate`, and again when it changes."""
+    """Reads the file of measured roofs, and again when it changes."""
 
     def __init__(self) -> None:
         self._boot_id = boot_id()
@@ -27,9 +40,14 @@ class StoredRoofs:
         """Return the roofs of a source: each as announced, or as measured here later on the same device."""
         announced = record.ceilings.values()
         hello, manifest = record.hello, record.manifest
-        if not announced or hello is None or manifest is None or not self._boot_id or hello.boot_id != self._boot_id:
+        if hello is None or manifest is None or not self._boot_id or hello.boot_id != self._boot_id:
+            return announced
+        lacks_long = any(one.is_short for one in announced) or lacks_roofs(record)
+        if not announced and not lacks_long:
             return announced
         self._read()
+        if lacks_long and (found := roofs_of_cpu(self._known, manifest.threads)) is not None:
+            return roofs_over_torch(found.ceilings)
         return [self._newest(one, manifest, WEIGHTS in record.ceilings) for one in announced]
 
     def _newest(self, announced: Ceiling, manifest: Manifest, with_weights: bool) -> Ceiling:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +17,7 @@ from cbtop.commands.shared.crossovers import crossover_lines, measured_crossover
 from cbtop.commands.shared.engine import require_engine
 from cbtop.commands.shared.numbers import count
 from cbtop.commands.shared.progress import ProgressLine
+from cbtop.commands.shared.short_measurement import measure_short
 from cbtop.errors import NoDataError, UsageError
 from cbtop.protocol.crossovers import MachineCrossovers, crossovers_file, keep_crossovers, known_crossovers
 from cbtop.protocol.roofs import (
@@ -42,7 +44,7 @@ DESCRIPTION = (
 EPILOG = """\
 A GPU is measured through torch or CuPy, whichever is installed; with nvidia-ml-py its power limit is noted, and
 whether others used it. Roofs are shown to programs that start later, on the same processor with as many threads, or
-on the same GPU with the same driver. Measured again, they are replaced.
+on the same GPU with the same driver. Measured again, they are replaced, except by a worse measurement under load.
 
 A crossover is the first size of work from which on the other way is faster beyond the spread of 51 rounds, there and
 at every larger size. Where that is not clear, or there is one thread, the default stays, and is called static. Those
@@ -60,6 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--threads", type=count, metavar="N", help="the roofs of the processor with N threads, and nothing else"
     )
     parser.add_argument(
+        "--short", action="store_true",
+        help="measure only the processor's memory and float32 products, in 2 s and without the engine, as "
+        "`cbtop run` does by itself; if other programs are at work, nothing is kept",
+    )  # fmt: skip
+    parser.add_argument(
         "--weights", type=count, metavar="BYTES",
         help="measure reading as many bytes as a model's weights, too: those of a small one may stay in the cache",
     )  # fmt: skip
@@ -68,6 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.show:
         return _show(options.json)
+    if options.short:
+        return _short(options)
     require_engine("cbtop calibrate")
     try_to_keep()  # before seconds of measurement are lost
     line = ProgressLine(sys.stderr)
@@ -84,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
         if not options.json:
             sys.stdout.write(_text(found, missing))
             sys.stdout.flush()  # the next one takes seconds
-    keep_roofs(measured)
+    kept = keep_roofs(measured)
     files = str(roofs_file())
     if crossovers is not None:
         keep_crossovers(crossovers)
@@ -92,8 +101,28 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         sys.stdout.write(_json(measured, [crossovers] if crossovers else [], absent))
     else:
+        sys.stdout.write("".join(map(_older, kept, measured)))
         sys.stdout.write(f"kept in {files}\n")
     return 0
+
+
+def _short(options: argparse.Namespace) -> int:
+    if options.weights is not None:
+        raise UsageError("--short measures no weights; leave out --weights")
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = options.threads or processors
+    if threads > processors:
+        raise UsageError(f"{threads} threads: this process may use {processors} processors")
+    try_to_keep()
+    found = measure_short(threads)
+    sys.stdout.write(_json([found], []) if options.json else f"{_text(found)}kept in {roofs_file()}\n")
+    return 0
+
+
+def _older(kept: DeviceRoofs, measured: DeviceRoofs) -> str:
+    """Return a line about older roofs that stay because they are better, or ""."""
+    names = ", ".join(old.name for old, new in zip(kept.ceilings, measured.ceilings, strict=True) if old is not new)
+    return f"{measured.title}: the older {names} stays: it was disturbed less\n" if names else ""
 
 
 def _show(as_json: bool) -> int:

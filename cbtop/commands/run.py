@@ -43,6 +43,8 @@ examples:
 One step in four is recorded until the cost of recording is known, then as many steps as --overhead allows, up to
 every step. Every view shows this share. When COMMAND ends, a summary of at most ten lines is printed on stderr:
 rate, step times, the costliest bricks, verdicts. If nothing could be shown, one line says why.
+If no roofs are known for the model's threads, they are measured once, in the first quiet second of the machine (not
+with --quiet, and not in CI).
 Not shown: Python with -I, -E or -S, and children with another environment (without PYTHONPATH and CBTOP_RUN).
 Put `cbtop run` before a wrapper: cbtop run -- opentelemetry-instrument python app.py. If a shell script puts a
 directory with a sitecustomize first on PYTHONPATH, Python does not load cbtop: append that directory instead.
@@ -74,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="open the screen in this terminal: one view shows the output of COMMAND, whose input is empty; Ctrl-C "
         "goes to COMMAND; `q` leaves the screen, and COMMAND continues",
     )  # fmt: skip
-    parser.add_argument(QUIET, action="store_true", help="print no summary when COMMAND ends")
+    parser.add_argument(QUIET, action="store_true", help="print no summary when COMMAND ends, and measure no roofs")
     for name, (value, default, says) in OPTIONS.items():
         parser.add_argument(name, default=default, metavar=value, help=says)
     parser.add_argument("command", nargs="...", metavar="-- COMMAND …", help="the program")

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from typing import Self
 
 from cbtop.client.kept_roofs import WEIGHTS
@@ -15,6 +16,7 @@ from cbtop.viewmodels.source import SourceView
 
 END_WITHIN_S = 5.0
 MAX_SAID_BYTES = 1 << 16
+ENGINE = "numba"  # of the extra `compute`
 GOES_ON = " …"  # ProgressLine ends its lines like this if the output is not a terminal
 
 
@@ -78,9 +80,14 @@ class Calibration:
 
 
 def arguments(source: SourceView) -> list[str]:
-    """Return the arguments of calibrate: threads and weights size as in the source; none (everything) for a GPU."""
+    """Return the arguments of calibrate: threads and weights size as in the source; none (everything) for a GPU.
+
+    Without the engine, only the short measurement is possible.
+    """
     roofs = source.roofline.ceilings
     if source.threads is None or any(roof.gpu for roof in roofs):
         return []
+    if find_spec(ENGINE) is None:
+        return ["--short", "--threads", str(source.threads)]
     of_weights = any(roof.name == WEIGHTS for roof in roofs) and source.weights_bytes
     return ["--threads", str(source.threads), *(["--weights", str(source.weights_bytes)] if of_weights else [])]

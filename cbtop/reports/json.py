@@ -422,6 +422,7 @@ def _roofline(view: RooflineView, before: Mapping[Brick, WorkChange]) -> dict[st
                 "load_percent": row.load_percent,
                 "measured_on": row.measured_on or None,
                 "age_s": row.age_s,
+                "short": row.is_short,
                 "dtype": row.dtype or None,
             }
             for row in view.ceilings

@@ -19,8 +19,8 @@ LEAST_WARM_UP = 0.2  # of the time in steps
 MAX_VERDICTS = 2
 
 
-def summary(view: SourceView, next_command: str, more_processes: int = 0) -> list[str]:
-    """Return at most ten lines on the steps of `view`, its costliest bricks and its worst verdicts."""
+def summary(view: SourceView, next_command: str, more_processes: int = 0, note: str = "") -> list[str]:
+    """Return at most ten lines on the steps of `view`, its costliest bricks and its worst verdicts, and `note`."""
     above = [_rates(view, view.steps)] if view.steps else []
     above += [f"left out: {recording_text.warm_up(view.warm_up)}"] if view.warm_up and _is_much(view) else []
     above += _others(view)
@@ -28,6 +28,8 @@ def summary(view: SourceView, next_command: str, more_processes: int = 0) -> lis
     below = [f"{verdict.severity} {verdict.id}: {verdict.sentence}" for verdict in worst[:MAX_VERDICTS]]
     if more_processes:
         below.append(f"{more_processes} more process{'es' * (more_processes > 1)}: {next_command}")
+    if note:
+        below.append(note)
     below.append(f"next: {next_command}")
     return [*above, *_costliest(view, min(MAX_BRICKS, MAX_LINES - len(above) - len(below))), *below]
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cbtop.profiler.analysis.roofline import NO_ROOF, SHARED
+from cbtop.protocol.messages import BUSY_PERCENT
 from cbtop.protocol.vocabulary import LAUNCH_BOUND
 from cbtop.units import NOT_MEASURED, counted, number, percent, whole, with_unit
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.roofline import CeilingRow
-
-BUSY_PERCENT = 5  # of a machine: an idle system uses less
 
 
 def limit(row: BrickRow) -> str:
@@ -23,12 +22,16 @@ def limit(row: BrickRow) -> str:
 
 
 def ceiling_rounds(row: CeilingRow) -> str:
-    """Format the rounds and the load: `best of 12 rounds, median 19.00, lowest 12.50, spread 5.0 %, load 3 %`."""
+    """Format the rounds and the load: `best of 12 rounds, median 19.00, lowest 12.50, spread 5.0 %, load 3 %`.
+
+    A short measurement is called `short`.
+    """
     of = "" if row.rounds is None else f"best of {counted(row.rounds, 'round')}, "
     unsure = ": unsure" if row.is_unsure else ""
     load = with_unit(whole(row.load_percent), "%")
     spread = f"spread {percent(row.spread_percent)}{unsure}"
-    return f"{of}median {number(row.median)}, lowest {number(row.lowest)}, {spread}, load {load}"
+    short = ", short" if row.is_short else ""
+    return f"{of}median {number(row.median)}, lowest {number(row.lowest)}, {spread}, load {load}{short}"
 
 
 def ceiling_doubts(ceilings: Sequence[CeilingRow]) -> list[str]:

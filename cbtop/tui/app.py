@@ -104,7 +104,7 @@ class CbtopApp(App[int]):
         ),
         Binding("B", "clear_baseline", "no baseline", show=False),
         Binding("K", "kernels", "kernels: record those of its next 3 steps, for the graph", show=False),
-        Binding("C", "measure_roofs", "roofs: measure those of this machine again, seconds at work", show=False),
+        Binding("C", "measure_roofs", "roofs: measure those of this machine again, after a question", show=False),
         Binding("w", "save_history", "write the range, or the last minutes, to a file", show=False),
         Binding("e", "export", "export this view: svg, json, csv, md or txt", show=False, tooltip="export"),
         Binding("t", "tree", Graph.title, show=False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -48,10 +49,12 @@ class BackgroundTask(ABC, Generic[Found]):
 
     TITLE: ClassVar[str]
     AT_IT: ClassVar[str]  # why a second one cannot start meanwhile
+    QUESTION: ClassVar[str] = ""  # asked first; the same key within READ_S is the yes
 
     def __init__(self, app: App[int], show_progress: Progress) -> None:
         self._app = app
         self._show_progress = show_progress
+        self._asked: tuple[str, float] | None = None  # the source's key, and when
 
     @abstractmethod
     def why_not(self, source: SourceView | None, *, is_recording: bool) -> str:
@@ -69,8 +72,19 @@ class BackgroundTask(ABC, Generic[Found]):
         """Start the task for the process shown, or report why it cannot."""
         if why := self.why_not(source, is_recording=is_recording) or self._at_it():
             self._tell(why, severity="warning")
+        elif source is not None and self.QUESTION and not self._is_confirmed(source):
+            self._tell(self.QUESTION)
         elif source is not None:
             self._app.run_worker(partial(self._wait, source), thread=True, group=self.TITLE)
+
+    def _is_confirmed(self, source: SourceView) -> bool:
+        """Return whether the question about this source is on the screen. If not, note that it is from now on."""
+        now_s = time.monotonic()
+        if self._asked is not None and self._asked[0] == source.key and now_s - self._asked[1] < READ_S:
+            self._asked = None
+            return True
+        self._asked = source.key, now_s
+        return False
 
     def _at_it(self) -> str:
         mine = (worker for worker in self._app.workers if worker.group == self.TITLE)

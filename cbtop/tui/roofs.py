@@ -14,6 +14,7 @@ class Roofs(BackgroundTask[list[str]]):
 
     TITLE = "roofs"
     AT_IT = "they are being measured already"
+    QUESTION = "measuring takes seconds, uses the whole machine and slows what runs on it: press C again to measure"
 
     def why_not(self, source: SourceView | None, *, is_recording: bool) -> str:
         if is_recording:

@@ -33,6 +33,7 @@ class CeilingRow:
     gpu: str = ""  # its UUID; "" for processors
     dtype: str = ""  # type multiplied under a compute roof; "" if not reported
     rounds: int | None = None  # number of rounds; None if not reported
+    is_short: bool = False  # measured by cbtop itself in a quiet second
 
     @property
     def spread_percent(self) -> float | None:
@@ -80,7 +81,7 @@ def ceiling_rows(ceilings: Iterable[Ceiling], now_s: float | None = None) -> tup
         CeilingRow(
             c.name, c.kind, c.value, c.unit, c.provenance, c.median, c.lowest, c.measured_on, c.load_percent,
             None if now_s is None or c.measured_s is None else max(now_s - c.measured_s, 0.0),
-            c.gpu, c.dtype, c.rounds,
+            c.gpu, c.dtype, c.rounds, c.is_short,
         )
         for c in ceilings
     )  # fmt: skip

@@ -12,6 +12,7 @@ from cbtop.profiler.analysis.brick_stats import BrickStats, brick_stats, categor
 from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.profiler.analysis.time_breakdown import books_of, outside_steps
 from cbtop.protocol.messages import Ceiling, Sampling
+from cbtop.protocol.roofs import way_out_on_cpu
 from cbtop.protocol.vocabulary import GUARD_CHECK, SourceStatus
 from cbtop.viewmodels.brick_growth import BrickGrowth, brick_growth
 from cbtop.viewmodels.bricks import BrickRow, brick_rows
@@ -26,7 +27,15 @@ from cbtop.viewmodels.loss import LossView, loss_view
 from cbtop.viewmodels.merged import MergedView, RanksView
 from cbtop.viewmodels.on_demand import Lazy, LazyValue, made, with_parts
 from cbtop.viewmodels.rates import Rate, are_rates_least, rate_of
-from cbtop.viewmodels.roofline import CeilingRow, RooflineView, ceiling_rows, roofline, shared_note, under_roofs
+from cbtop.viewmodels.roofline import (
+    CeilingRow,
+    RooflineView,
+    ceiling_rows,
+    missing_ceilings,
+    roofline,
+    shared_note,
+    under_roofs,
+)
 from cbtop.viewmodels.selection import PhaseSelection, WindowView, shown, shown_phase, state_of, window_view
 from cbtop.viewmodels.sources import ClockView, ListView
 from cbtop.viewmodels.stall import StallView, stall_view
@@ -399,7 +408,10 @@ class _Parts:
     @property
     def roofs_note(self) -> str:
         manifest = self._record.manifest
-        return (manifest.roofs if manifest else "") or (shared_note(self.steps) if self.roofs else "")
+        said = manifest.roofs if manifest else ""
+        if manifest and self.roofs and said == way_out_on_cpu(manifest.threads):  # they were measured since
+            said = said if missing_ceilings(roofline(self.roofs, self.rows)) else ""
+        return said or (shared_note(self.steps) if self.roofs else "")
 
     @cached_property
     def rows(self) -> tuple[BrickRow, ...]:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cbtop.protocol.attributes import UNKNOWN_TYPE
+from cbtop.protocol.messages import UNSURE_PERCENT
 
-UNSURE_PERCENT = 10  # of a roof: rounds further apart tell little about what is possible
 LIMITING_PERCENT = 60  # of a roof: a point below this share of every roof is limited by something else
 MEMORY, COMPUTE, NO_ROOF = "memory", "compute", "latency or overhead"
 SHARED = "several at once"  # steps share the roofs: a brick's own rate does not show what limits it

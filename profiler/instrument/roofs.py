@@ -1,7 +1,8 @@
-"""The roofs over a model: the measurements by `cbtop calibrate` of its device.
+"""The roofs over a model: the stored measurements of its device.
 
 Rules
 - Nothing is measured here: one small file is read when the model is attached, and after its weights were changed.
+  Roofs that are measured later are added by the viewers.
 - A compute roof has a type, and applies to bricks that multiply that type. All are announced: autocast may multiply a
   type other than that of the weights, and a verdict recommends a faster type that the machine has.
 - If no roof was measured for the type of most weights, the manifest says so.
@@ -10,8 +11,7 @@ Rules
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,20 +20,20 @@ from cbtop.profiler.instrument.module_tree import home_of_class, kinds_of, param
 from cbtop.profiler.instrument.multiplied import PACKED
 from cbtop.profiler.instrument.trouble import in_words
 from cbtop.protocol.messages import Ceiling
-from cbtop.protocol.roofs import DeviceRoofs, known_roofs, roofs_of_cpu, roofs_of_gpu
+from cbtop.protocol.roofs import (
+    TORCH_COMPUTE,
+    DeviceRoofs,
+    known_roofs,
+    roofs_of_cpu,
+    roofs_of_gpu,
+    roofs_over_torch,
+    way_out_on_cpu,
+)
 from cbtop.protocol.signals import reraise_host_error
 
 if TYPE_CHECKING:
     from torch import nn
 
-# The multiplied type of each compute roof. Older files hold no type.
-_COMPUTE = {
-    "fma_float32": "float32",
-    "matmul_float32": "float32",
-    "matmul_tf32": "tf32",
-    "matmul_bfloat16": "bfloat16",
-    "matmul_float16": "float16",
-}
 _INT8 = "dot_int8"  # announced if a model has weights of torch's eager quantisation
 
 
@@ -58,25 +58,19 @@ def _roofs_over(parameters: Sequence[Any], *, multiplies_int8: bool) -> tuple[Se
     for parameter in parameters:
         sizes[parameter.dtype] += parameter.numel()
     dtype = str(sizes.most_common(1)[0][0]).removeprefix("torch.")
-    types = _COMPUTE if not multiplies_int8 else _COMPUTE | {_INT8: "int8"}
-    over = [
-        _with_type(one, types) for one in roofs.ceilings if one.kind in ("bandwidth", "cache") or one.name in types
-    ]
+    over = roofs_over_torch(roofs.ceilings, TORCH_COMPUTE | ({_INT8: "int8"} if multiplies_int8 else {}))
     if all([one.dtype != dtype for one in over]):
-        return over, f"none was measured for weights in {dtype}"
+        is_short = any([one.is_short for one in over])
+        way_out = f"; run `cbtop calibrate --threads {torch.get_num_threads()}`" if is_short else ""
+        return over, f"none was measured for weights in {dtype}{way_out}"
     return over, ""
-
-
-def _with_type(ceiling: Ceiling, types: Mapping[str, str]) -> Ceiling:
-    return replace(ceiling, dtype=types.get(ceiling.name, ""))
 
 
 def _measured_of(device: torch.device) -> tuple[DeviceRoofs | None, str]:
     """Return the roofs of `device`, or None, and what to do if there are none."""
     if device.type == "cpu":
         threads = torch.get_num_threads()
-        way_out = f"run `cbtop calibrate --threads {threads}`, then start this again"
-        return roofs_of_cpu(known_roofs(), threads), way_out
+        return roofs_of_cpu(known_roofs(), threads), way_out_on_cpu(threads)
     if device.type != "cuda" or torch.version.cuda is None:
         return None, f"those of {'ROCm' if device.type == 'cuda' else device.type} are not measured"
     found = torch.cuda.get_device_properties(device)

@@ -62,6 +62,37 @@ def test_what_is_kept_is_read_again_and_is_its_owners_alone(file: Path) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
+SHORT = replace(READ, value=2000.0, median=1990.0, lowest=1980.0, is_short=True)
+BUSY = replace(READ, value=2800.0, median=2790.0, lowest=2000.0, load_percent=40.0)
+SPREAD = replace(READ, value=2900.0, median=2500.0, lowest=2000.0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kept"),
+    [
+        ((READ,), (replace(READ, value=2991.0),), (replace(READ, value=2991.0),)),
+        ((READ,), (BUSY,), (READ,)),
+        ((READ,), (SPREAD,), (READ,)),
+        ((BUSY,), (READ,), (READ,)),
+        ((BUSY,), (SPREAD,), (SPREAD,)),
+        ((SPREAD,), (BUSY,), (SPREAD,)),
+        ((READ,), (SHORT,), (READ,)),
+        ((BUSY,), (SHORT,), (BUSY,)),
+        ((SHORT,), (READ,), (READ,)),
+        ((SHORT,), (BUSY,), (SHORT,)),
+        ((READ, PRODUCT), (BUSY,), (READ,)),
+        ((READ, PRODUCT), (SHORT,), (READ, PRODUCT)),
+        ((SHORT,), (PRODUCT,), (PRODUCT,)),
+    ],
+    ids=str,
+)
+def test_no_roof_is_replaced_by_one_under_load_or_a_short_one_that_is_worse(
+    old: tuple[Ceiling, ...], new: tuple[Ceiling, ...], kept: tuple[Ceiling, ...]
+) -> None:
+    keep_roofs([replace(CPU, ceilings=old)])
+    assert keep_roofs([replace(CPU, ceilings=new)]) == known_roofs() == (replace(CPU, ceilings=kept),)
+
+
 def test_measured_again_a_device_is_replaced_and_the_others_stay() -> None:
     keep_roofs([CPU, GPU])
     slower = replace(CPU, ceilings=(PRODUCT,))

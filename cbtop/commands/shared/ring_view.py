@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cbtop.client.kept_roofs import StoredRoofs
 from cbtop.client.store import Store
 from cbtop.daemon.source import Source
 from cbtop.viewmodels.on_demand import with_parts
@@ -25,8 +26,9 @@ def view_of(source: Source, waiting_percent: float | None = None) -> SourceView 
     record = store.sources.get(source.key)
     if record is None:
         return None
-    view = source_view(record)
+    ceilings = list(StoredRoofs().over(record))
+    view = source_view(record, ceilings=ceilings)
     if view.steps is None and view.phases:
         longest = max(view.phases, key=lambda steps: steps.union_us or 0)
-        view = source_view(record, longest.phase)
+        view = source_view(record, longest.phase, ceilings=ceilings)
     return judged(with_parts(view, waiting_percent=waiting_percent), ())

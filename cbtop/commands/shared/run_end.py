@@ -1,4 +1,4 @@
-"""The process next to a run that prints a summary when it ends.
+"""The process next to a run that prints a summary when it ends, and measures roofs that the run lacks.
 
 It is a fork of `cbtop run`. The program may run for days, so nothing is loaded before a step is recorded.
 """
@@ -15,6 +15,8 @@ from cbtop.protocol.signals import suppressed
 TYPE_CHECKING = False  # see `cbtop.commands.run`
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from cbtop.commands.shared.missing_roofs import MissingRoofs
 
 STDERR = 2
 POLL_MS = 250  # how often to look whether the command runs, on a kernel without pidfd_open
@@ -36,16 +38,47 @@ def summarize_at_end(fifo: int, pidfd: int | None, path: str, pid: int, next_com
     try:
         os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy would start a thread for each processor
         os.nice(LESS_URGENT)
-        waits = _Waits()
-        pids = list(_recording_pids(fifo, pidfd, pid, waits))
+        watched = _Watched(os.path.dirname(path))
+        pids = list(_recording_pids(fifo, pidfd, pid, watched))
         if pids:
             from cbtop.commands.shared.run_summary import run_summary
 
-            lines = run_summary(os.path.dirname(path), pid, pids, next_command, waits.percents())
+            watched.begin()
+            watched.look(pids)
+            line = watched.roofs.line() if watched.roofs is not None else ""
+            lines = run_summary(os.path.dirname(path), pid, pids, next_command, watched.waits.percents(), line)
             _write("".join(f"cbtop: {line}\n" for line in lines))
     finally:
         with suppressed(OSError):  # another run removed it, because this one was killed
             os.unlink(path)
+    if watched.roofs is not None:
+        os.close(fifo)  # the command waits for this, as the end of the summary
+        with open(os.devnull, "r+b", buffering=0) as nothing:
+            os.dup2(nothing.fileno(), STDERR)  # its pipe would stay open for its reader
+        watched.roofs.measure_after()
+
+
+class _Watched:
+    """The watch over the recording processes of a run."""
+
+    def __init__(self, directory: str) -> None:
+        self.waits = _Waits()
+        self.roofs: MissingRoofs | None = None  # from the first step on: it takes long to load
+        self._directory = directory
+
+    def begin(self) -> None:
+        """Load what the end needs: half a second of work, so that none is left then."""
+        if self.roofs is None:
+            import cbtop.commands.shared.run_summary  # noqa: F401
+            from cbtop.commands.shared.missing_roofs import MissingRoofs
+
+            self.roofs = MissingRoofs(self._directory)
+
+    def look(self, pids: Iterable[int]) -> None:
+        """Look at the waits of these processes, and whether their roofs can be measured now."""
+        self.waits.look(pids)
+        if self.roofs is not None:
+            self.roofs.look(pids)
 
 
 class _Waits:
@@ -74,7 +107,7 @@ class _Waits:
         return {pid: sum(of) / len(of) for pid, of in self._percents.items()}
 
 
-def _recording_pids(fifo: int, pidfd: int | None, command_pid: int, waits: _Waits) -> Iterator[int]:
+def _recording_pids(fifo: int, pidfd: int | None, command_pid: int, watched: _Watched) -> Iterator[int]:
     """Yield the processes that record steps, in the order of their first ones, until the command ends."""
     start, timeout = process_start(command_pid) or 0, POLL_MS if pidfd is None else None
     poll = select.poll()
@@ -84,7 +117,7 @@ def _recording_pids(fifo: int, pidfd: int | None, command_pid: int, waits: _Wait
     seen: set[int] = set()
     while True:
         events = poll.poll(LOOK_MS if seen and timeout is None else timeout)
-        waits.look(seen)
+        watched.look(seen)
         # Everything that an ended process wrote is in the FIFO by now.
         is_over = any(descriptor != fifo for descriptor, _ in events)
         is_over = is_over or (timeout is not None and not is_running(command_pid, start))
@@ -97,8 +130,7 @@ def _recording_pids(fifo: int, pidfd: int | None, command_pid: int, waits: _Wait
         if is_over:
             return
         if seen:
-            # Half a second of work, so that none is left at the end.
-            import cbtop.commands.shared.run_summary  # noqa: F401
+            watched.begin()
 
 
 def _lines(fifo: int) -> list[bytes]:

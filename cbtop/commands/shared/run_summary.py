@@ -58,12 +58,17 @@ class SteadySource(Source):
 
 
 def run_summary(
-    directory: str, command_pid: int, pids: Sequence[int], next_command: str, waits: Mapping[int, float]
+    directory: str,
+    command_pid: int,
+    pids: Sequence[int],
+    next_command: str,
+    waits: Mapping[int, float],
+    note: str = "",
 ) -> list[str]:
     """Return the summary of the process with the most time in steps. If equal, prefer the command.
 
-    `pids` are the processes that recorded steps. `waits` maps a process to the percentage of its
-    last seconds that it waited for a processor. Returns an empty list if none of their rings can be read.
+    `pids` are the processes that recorded steps, `note` is a line of it. `waits` maps a process to the percentage of
+    its last seconds that it waited for a processor. Returns an empty list if none of their rings can be read.
     """
     found: list[tuple[float, SourceView]] = []
     for pid in sorted(pids, key=lambda pid: pid != command_pid)[:MAX_READ]:
@@ -74,7 +79,7 @@ def run_summary(
     if not found:
         return []
     _, view = max(found, key=lambda one: one[0])
-    return summary(view, next_command, more_processes=len(pids) - 1)
+    return summary(view, next_command, more_processes=len(pids) - 1, note=note)
 
 
 def _rings(directory: str, pid: int) -> list[Path]:

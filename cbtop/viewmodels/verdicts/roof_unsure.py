@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cbtop.profiler.analysis.roofline import UNSURE_PERCENT
+from cbtop.protocol.messages import UNSURE_PERCENT
 from cbtop.units import number, percent
 from cbtop.viewmodels.roofline import peaks_over
 from cbtop.viewmodels.source import SourceView

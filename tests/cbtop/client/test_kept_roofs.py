@@ -17,9 +17,10 @@ from cbtop.errors import CbtopError
 from cbtop.feeds import calibration
 from cbtop.feeds.calibration import Calibration, arguments
 from cbtop.protocol.messages import Ceiling, Manifest
-from cbtop.protocol.roofs import DeviceRoofs, cpu_name, keep_roofs, roofs_file
+from cbtop.protocol.roofs import DeviceRoofs, cpu_name, keep_roofs, roofs_file, way_out_on_cpu
 from cbtop.protocol.vocabulary import Provenance
 from cbtop.viewmodels.roofline import ceiling_rows
+from cbtop.viewmodels.source import source_view
 from tests.cbtop import samples
 from tests.cbtop.recorded import Clock, profiler_in, record_of, source_of
 
@@ -38,10 +39,10 @@ def _fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def record(runtime: Path) -> Callable[..., SourceRecord]:
-    def record(*ceilings: Ceiling) -> SourceRecord:
+    def record(*ceilings: Ceiling, roofs: str = "") -> SourceRecord:
         profiler = profiler_in(runtime, Clock())
         profiler.announce(
-            Manifest("toy", "qwen2", "numba", "Q4_K", THREADS, 2, 64, 512, 1000, WEIGHTS_BYTES, roofs="")
+            Manifest("toy", "qwen2", "numba", "Q4_K", THREADS, 2, 64, 512, 1000, WEIGHTS_BYTES, roofs=roofs)
         )
         for ceiling in ceilings:
             profiler.announce(ceiling)
@@ -111,6 +112,35 @@ def test_neither_an_older_roof_nor_one_that_is_no_measurement_is_replaced(
     assert values(record(newer, static)) == {"dram_read": 20.0, "fma_float32": 20.0}
 
 
+INT8 = replace(FMA, name="dot_int8", dtype="int8", unit="GOP/s")
+
+
+def test_a_process_that_began_without_roofs_gets_those_measured_since(record: Callable[..., SourceRecord]) -> None:
+    over, roofs = record(roofs=way_out_on_cpu(THREADS)), StoredRoofs()
+    assert list(roofs.over(over)) == []
+    again(READ, FMA, INT8)
+    assert [(one.name, one.dtype) for one in roofs.over(over)] == [("dram_read", ""), ("fma_float32", "float32")]
+    shown = source_view(over, ceilings=roofs.over(over)).roofline
+    assert (len(shown.ceilings), shown.note) == (2, "")
+    assert source_view(over).roofline.note == way_out_on_cpu(THREADS)
+
+
+@pytest.mark.parametrize("why", ["those of ROCm are not measured", way_out_on_cpu(THREADS + 1), ""])
+def test_a_process_whose_roofs_are_missing_for_another_reason_gets_none(
+    why: str, record: Callable[..., SourceRecord]
+) -> None:
+    again(READ, FMA)
+    assert values(record(roofs=why)) == {}
+
+
+def test_short_roofs_are_replaced_as_a_whole(record: Callable[..., SourceRecord]) -> None:
+    short = replace(FMA, name="matmul_float32", is_short=True)
+    over = record(replace(READ, is_short=True), short)
+    assert values(over) == {"dram_read": 20.0, "matmul_float32": 20.0}
+    again(READ, FMA)
+    assert values(over) == {"dram_read": 40.0, "fma_float32": 40.0}
+
+
 def test_a_process_of_another_machine_keeps_its_roofs(record: Callable[..., SourceRecord]) -> None:
     again(READ)
     over = record(READ)
@@ -136,6 +166,12 @@ def test_the_same_threads_and_weights_are_measured_and_of_a_gpu_all_there_is() -
     assert over() == ["--threads", "2"]
     assert over(READ, threads=None) == []
     assert over(replace(READ, gpu="18a9-c4")) == []
+
+
+def test_without_the_engine_the_short_measurement_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "find_spec", lambda name: None)
+    assert arguments(replace(samples.LIVE, threads=2)) == ["--short", "--threads", "2"]
+    assert arguments(replace(samples.LIVE, threads=None)) == []
 
 
 def python_that(says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,16 @@ def test_a_gpu_is_compared_with_a_processor_at_its_newly_found_crossovers(
 
 
 @pytest.mark.usefixtures("made")
+def test_better_roofs_stay_and_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", "--threads", "2"]) == 0
+    assert "stays" not in capsys.readouterr().out
+    monkeypatch.setattr(ceilings, "measure_ceilings", lambda threads, weights_bytes: [BUSY])
+    assert main(["calibrate", "--threads", "2"]) == 0
+    assert f"{cpu_name()}, 2 threads: the older memory_read stays: it was disturbed less\n" in capsys.readouterr().out
+    assert [one.ceilings for one in known_roofs()] == [(READ,)]
+
+
+@pytest.mark.usefixtures("made")
 def test_every_device_is_measured_printed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate"]) == 0
     said = capsys.readouterr()

@@ -868,6 +868,10 @@ async def test_shift_c_measures_the_roofs_in_a_thread_with_progress_and_a_result
     app = CbtopApp(ScriptedFeed(HERE), section="bricks", interval_s=60)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("C")
+        assert "press C again to measure" in await what_is_told(pilot)
+        assert not calibrations
+        app.clear_notifications()
+        await pilot.press("C")
         await shown(pilot, "measuring roofs: 2 threads")
         text = await press(pilot, "C", "5")  # the screen goes on
         assert "Roofline" in text
@@ -881,7 +885,7 @@ async def test_shift_c_measures_the_roofs_in_a_thread_with_progress_and_a_result
 
 async def test_who_leaves_while_roofs_are_measured_ends_that(calibrations: list[MadeCalibration]) -> None:
     async with CbtopApp(ScriptedFeed(HERE), section="bricks", interval_s=60).run_test(size=SIZE) as pilot:
-        await pilot.press("C")
+        await pilot.press("C", "C")
         await shown(pilot, "measuring roofs")
         await pilot.press("q")
     deadline_s = time.monotonic() + DEADLINE_S

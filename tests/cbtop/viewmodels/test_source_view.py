@@ -222,7 +222,8 @@ def test_what_is_said_of_roofs_comes_with_them_into_every_report(runtime: Path) 
     assert source["roofline"]["ceilings"] == [
         {"name": "dram_read", "kind": "bandwidth", "value": 20.0, "unit": "GB/s", "provenance": "measured",
          "rounds": 12, "median": 19.0, "lowest": 12.5, "spread_percent": 5.0, "unsure": False, "load_percent": 3.4,
-         "measured_on": "2026-11-22", "age_s": None, "dtype": None}
+         "measured_on": "2026-11-22", "age_s": None, "short": False,
+         "dtype": None}
     ]  # fmt: skip
 
 

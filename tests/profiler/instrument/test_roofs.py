@@ -125,6 +125,14 @@ def test_a_type_that_no_roof_was_measured_for_is_named() -> None:
     assert announced(model(torch.float64)) == ([READ, FMA], "none was measured for weights in float64")
 
 
+def test_what_a_short_measurement_lacks_comes_with_the_way_out() -> None:
+    short = [replace(READ, is_short=True), replace(FMA, is_short=True)]
+    keep(*short)
+    way_out = f"run `cbtop calibrate --threads {torch.get_num_threads()}`"
+    said = f"none was measured for weights in bfloat16; {way_out}"
+    assert announced(model(torch.bfloat16)) == (short, said)
+
+
 def test_a_file_that_is_damaged_keeps_no_model_from_being_shown() -> None:
     roofs_file().parent.mkdir()
     roofs_file().write_text("{")

@@ -1,0 +1,147 @@
+"""Measures the roofs that a run lacks, once, in the first quiet second.
+
+Rules
+- The command comes first. Nothing is measured in its processes or on a GPU, and nothing while any processor that the
+  measurement would need is in use.
+- A measurement yields to everybody and ends as soon as another process begins to work. Then nothing is stored.
+- CI machines are not measured: the next job begins at once, and nobody sees the roofs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from cbtop.commands.shared.machine_load import MachineLoad
+from cbtop.commands.shared.short_measurement import ShortMeasurement, UnmeasuredError, in_words
+from cbtop.protocol.catalog import CatalogReader
+from cbtop.protocol.ended import rings_of
+from cbtop.protocol.errors import DecodeError, RoofsError
+from cbtop.protocol.messages import Ceiling, Manifest
+from cbtop.protocol.roofs import DeviceRoofs, cpu_name, known_roofs, roofs_of_cpu, way_out_on_cpu
+
+QUIET_S = 0.9  # between two looks, which are a second apart
+AFTER_S = 8.0  # that are waited for a quiet second after the command has ended
+LOOK_S = 0.1  # between two looks then
+MAX_ATTEMPTS = 3
+MAX_READ = 8  # processes
+BETTER = "`cbtop calibrate` measures longer"
+
+
+class MissingRoofs:
+    """The roofs that the processes of a run lack. Their rings are in `directory`."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._asked: set[int] = set()  # processes with a known manifest
+        self._catalogs: dict[Path, tuple[CatalogReader, list[Manifest | Ceiling]]] = {}  # by ring
+        self._threads: int | None = None  # for which roofs are missing
+        self._load: MachineLoad | None = None
+        self._running: ShortMeasurement | None = None
+        self._measured: DeviceRoofs | None = None
+        self._attempts = 0 if _is_wanted() else MAX_ATTEMPTS
+
+    @property
+    def _is_over(self) -> bool:
+        return self._measured is not None or self._attempts >= MAX_ATTEMPTS
+
+    def look(self, pids: Iterable[int]) -> None:
+        """Begin a measurement if roofs are missing and the time since the last look was quiet. Does not wait."""
+        if self._running is not None:
+            self._look_at_running(self._running)
+        elif not self._is_over:
+            self._ask(pids)
+            if self._threads is not None:
+                self._look_at_load(self._threads)
+
+    def line(self) -> str:
+        """Return a line for the summary; "" if there is nothing to report."""
+        if self._measured is not None:
+            return f"roofs were measured in a quiet second: {in_words(self._measured.ceilings)}; {BETTER}"
+        if self._threads is None or self._is_over:
+            return ""
+        threads = f"{self._threads} thread{'s' if self._threads > 1 else ''}"
+        return f"roofs of {threads} are not known: measured next if the machine is quiet; {BETTER}"
+
+    def measure_after(self) -> None:
+        """Wait for a quiet second after the end of the command, and measure in the next one."""
+        self._load, end_s = None, time.monotonic() + AFTER_S
+        while self._running is not None or (
+            self._threads is not None and not self._is_over and time.monotonic() < end_s
+        ):
+            self.look(())
+            time.sleep(LOOK_S)
+
+    def _look_at_load(self, threads: int) -> None:
+        if self._load is None:
+            self._load = MachineLoad(time.process_time)
+        elif self._load.elapsed_s >= QUIET_S:
+            was_quiet = self._load.is_quiet()
+            self._load = MachineLoad(time.process_time)
+            if was_quiet:
+                self._begin(threads)
+
+    def _begin(self, threads: int) -> None:
+        try:
+            if roofs_of_cpu(known_roofs(), threads) is not None:  # another run was first
+                self._attempts = MAX_ATTEMPTS
+            else:
+                self._running = ShortMeasurement(threads)
+        except (UnmeasuredError, RoofsError, OSError):
+            self._attempts += 1
+
+    def _look_at_running(self, running: ShortMeasurement) -> None:
+        try:
+            self._measured = running.poll()
+            is_over = self._measured is not None
+        except (UnmeasuredError, RoofsError):
+            self._attempts += 1
+            is_over = True
+        if is_over:
+            self._running = None
+            running.close()
+
+    def _ask(self, pids: Iterable[int]) -> None:
+        """Read what processes announced since the last look, until each has announced its model."""
+        pids = [pid for pid in list(pids)[:MAX_READ] if pid not in self._asked]
+        rings = rings_of(os.listdir(self._directory)) if pids else ()
+        for pid in pids:
+            for ring in rings:
+                if ring.startswith(f"{pid}-"):
+                    self._read(pid, Path(self._directory, ring))
+
+    def _read(self, pid: int, ring: Path) -> None:
+        try:
+            if ring not in self._catalogs:
+                self._catalogs[ring] = CatalogReader(ring.with_suffix(".catalog")), []
+            reader, said = self._catalogs[ring]
+            said += [one for one in reader.read() if isinstance(one, Manifest | Ceiling)]
+        except DecodeError:
+            self._asked.add(pid)
+            return
+        if any(isinstance(one, Manifest) for one in said):
+            self._asked.add(pid)
+            threads = missing_threads(said)
+            if threads is not None and threads <= len(os.sched_getaffinity(0)):
+                self._threads = self._threads or threads
+
+
+def missing_threads(said: Iterable[Manifest | Ceiling]) -> int | None:
+    """Return the threads of the processor for which a process announced that it knows no roofs, or None."""
+    manifest, roofs = None, {}
+    for message in said:
+        match message:
+            case Manifest():
+                manifest = message
+            case Ceiling():
+                roofs[message.name] = message
+    is_missing = manifest is not None and manifest.roofs == way_out_on_cpu(manifest.threads)
+    return manifest.threads if manifest and is_missing and all(one.withdrawn for one in roofs.values()) else None
+
+
+def _is_wanted() -> bool:
+    """Return whether roofs may be measured without being asked: not in CI, and only on a named processor."""
+    in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
+    return not in_ci and hasattr(os, "sched_getaffinity") and bool(cpu_name())

@@ -1,0 +1,180 @@
+"""Measure memory bandwidth and float32 products within two seconds, with NumPy alone.
+
+`main` is run by a program of its own. It prints one JSON object.
+
+Rules
+- It yields: it runs only on processors that nobody else wants (SCHED_IDLE), and ends within a round after another
+  process begins to work.
+- A disturbed measurement is reported as disturbed, without numbers.
+- NumPy is told before it is loaded to compute on the calling thread. The threads are ours.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cbtop.commands.shared.machine_load import MachineLoad
+from cbtop.protocol.process import busiest_wait_ns, processor_times
+
+MIB = 1 << 20
+ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "BLIS_NUM_THREADS"), "1")
+LESS_URGENT = 19  # for nice(2)
+CACHES_PER_BUFFER = 4  # in a buffer four caches long, little of the last round is still cached
+SMALLEST_BUFFER_BYTES, LARGEST_BUFFER_BYTES = 64 * MIB, 512 * MIB
+SHARE_OF_FREE_MEMORY = 8
+UNKNOWN_CACHE_BYTES = 32 * MIB
+PRODUCT_SIZE = 512  # of square matrices: three of them fit a cache of level 2 or 3
+ROUND_S = 0.03  # starting threads takes little of it
+RECENT_S = 0.1  # so soon others are noticed
+KIND_S = 0.4  # for the rounds of one roof
+MIN_ROUNDS, MAX_ROUNDS = 5, 12
+MAX_FILL_S = 0.5
+MAX_SPREAD_PERCENT = 10  # of the median below the best, as for an unsure roof
+MAX_WAIT_PERCENT = 5  # of the time that the busiest thread waited for a processor
+SYSFS_CPU = Path("/sys/devices/system/cpu")
+
+
+class DisturbedError(Exception):
+    """The measurement was disturbed or took too long; the message says by what."""
+
+
+class _Threads:
+    """Threads that run a function together. They live until the process ends."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._task: Callable[[int], object] = lambda _: None
+        self._errors: list[BaseException] = []
+        self._begun_s, self._ended_s = [0.0] * number, [0.0] * number
+        self._gate = threading.Barrier(number + 1)
+        for index in range(number):
+            threading.Thread(target=self._work, args=(index,), daemon=True).start()
+
+    def run(self, task: Callable[[int], object]) -> float:
+        """Run `task` with the number of each thread. Return the seconds from the first begin to the last end.
+
+        The threads read the clock, because the caller may get a processor only after they have ended.
+        """
+        self._task = task
+        self._gate.wait()
+        self._gate.wait()
+        if self._errors:
+            raise self._errors[0]
+        return max(self._ended_s) - min(self._begun_s)
+
+    def _work(self, index: int) -> None:
+        while True:
+            self._gate.wait()
+            self._begun_s[index] = time.perf_counter()
+            try:
+                self._task(index)
+            except MemoryError as error:
+                self._errors.append(error)
+            self._ended_s[index] = time.perf_counter()
+            self._gate.wait()
+
+
+def measured(threads: int) -> list[dict[str, Any]]:
+    """Return the rounds of each roof for `threads` threads. Raises DisturbedError."""
+    import numpy as np
+
+    load = MachineLoad(time.process_time)
+    if load.others_s() is None:
+        raise DisturbedError("this system does not report how busy its processors are")
+    on = _Threads(threads)
+    before = processor_times(os.getpid())
+    parts: list[Any] = [None] * threads
+    size_bytes = buffer_bytes(threads) // threads // 64 * 64
+
+    def fill(index: int) -> None:  # from the thread that will read it, so that it lies near its processor
+        parts[index] = np.ones(size_bytes // 4, np.float32)
+
+    if on.run(fill) > MAX_FILL_S:
+        raise DisturbedError("memory was given too slowly")
+    rounds = {"dram_read": _rounds(on, load, size_bytes * threads, lambda index: np.dot(parts[index], parts[index]))}
+    parts.clear()
+    left = np.ones((PRODUCT_SIZE, PRODUCT_SIZE), np.float32)
+    outs = [np.empty_like(left) for _ in range(threads)]
+    operations = 2.0 * PRODUCT_SIZE**3 * threads
+    rounds["matmul_float32"] = _rounds(on, load, operations, lambda index: np.matmul(left, left, out=outs[index]))
+    waited_ns = busiest_wait_ns(before, processor_times(os.getpid()))
+    if waited_ns is not None and waited_ns > load.elapsed_s * 1e7 * MAX_WAIT_PERCENT:
+        raise DisturbedError(f"its threads waited {waited_ns / 1e6:.0f} ms for a processor")
+    return [{"name": name, "rates": rates, "load_percent": load.percent()} for name, rates in rounds.items()]
+
+
+def _rounds(on: _Threads, load: MachineLoad, amount: float, task: Callable[[int], object]) -> list[float]:
+    """Return the rates of rounds, in 1e9 of `amount` a second. Raises DisturbedError."""
+    on.run(task)  # the first call loads code and fills caches
+    repeats = max(1, math.ceil(ROUND_S / on.run(task)))
+
+    def again(index: int) -> None:
+        for _ in range(repeats):
+            task(index)
+
+    rates: list[float] = []
+    recent = MachineLoad(time.process_time)
+    begun_s = time.perf_counter()
+    while len(rates) < MAX_ROUNDS and time.perf_counter() - begun_s < KIND_S:
+        rates.append(amount * repeats / on.run(again) / 1e9)
+        if not (load.is_quiet() and recent.is_quiet()):
+            raise DisturbedError("other processes began to use the processors")
+        if recent.elapsed_s > RECENT_S:
+            recent = MachineLoad(time.process_time)
+    if len(rates) < MIN_ROUNDS:
+        raise DisturbedError(f"only {len(rates)} rounds fitted into {KIND_S:g} s")
+    spread_percent = 100 * (1 - statistics.median(rates) / max(rates))
+    if spread_percent > MAX_SPREAD_PERCENT:
+        raise DisturbedError(f"its rounds differ by {spread_percent:.0f} %")
+    return rates
+
+
+def buffer_bytes(threads: int) -> int:
+    """Return the size of a buffer that does not fit the caches. Raises DisturbedError if memory is too scarce."""
+    from cbtop.compute.memory import available_bytes
+
+    wanted = max(CACHES_PER_BUFFER * cache_bytes(threads), SMALLEST_BUFFER_BYTES)
+    available = available_bytes()
+    most = LARGEST_BUFFER_BYTES if available is None else min(LARGEST_BUFFER_BYTES, available // SHARE_OF_FREE_MEMORY)
+    if most < wanted:
+        raise DisturbedError(f"a buffer of {wanted // MIB} MiB is needed, and {most // MIB} MiB may be taken")
+    return wanted
+
+
+def cache_bytes(threads: int, folder: Path = SYSFS_CPU) -> int:
+    """Return the bytes of last-level cache that `threads` threads may use together (Linux sysfs)."""
+    caches: dict[str, int] = {}
+    for number in os.sched_getaffinity(0):
+        indices = sorted((folder / f"cpu{number}/cache").glob("index*"))
+        sizes = [((index / "size").read_text().strip(), (index / "shared_cpu_list").read_text()) for index in indices]
+        for text, sharing in sizes[-1:]:
+            if text.endswith("K") and text[:-1].isdigit():
+                caches[sharing] = int(text[:-1]) << 10
+    largest = sorted(caches.values(), reverse=True)[:threads]
+    return sum(largest) or UNKNOWN_CACHE_BYTES
+
+
+def main() -> NoReturn:
+    """Measure with as many threads as the first argument says, print `{"roofs": …}` or `{"disturbed": …}`, exit."""
+    os.nice(LESS_URGENT)
+    if hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    os.environ.update(ONE_THREAD)
+    try:
+        found: dict[str, object] = {"roofs": measured(int(sys.argv[1]))}
+    except DisturbedError as error:
+        found = {"disturbed": str(error)}
+    except MemoryError:
+        found = {"disturbed": "there was no memory for it"}
+    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # its threads wait at a barrier

@@ -1,0 +1,61 @@
+"""A machine whose load a test decides, for processes of cbtop: they read it from a file instead of /proc/stat."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+# Python imports it at its start. A busy machine differs in its rounds and takes long, which are not tested so.
+SITECUSTOMIZE = """
+from cbtop.commands.shared import machine_load, short_measurement, short_roofs
+machine_load.PROC_STAT = {stat!r}
+short_measurement.MAX_S = 200
+short_roofs.KIND_S = short_roofs.MAX_FILL_S = 100
+short_roofs.MAX_ROUNDS = short_roofs.MIN_ROUNDS
+short_roofs.MAX_SPREAD_PERCENT = short_roofs.MAX_WAIT_PERCENT = float("inf")
+short_roofs.CACHES_PER_BUFFER, short_roofs.SMALLEST_BUFFER_BYTES = 0, 1 << 22
+{more}
+"""
+BUSY_TICKS = 10  # a tenth of a second
+BUSY_EVERY_S = 0.05
+
+
+class QuietMachine:
+    """Its processors do nothing, except in `busy`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self.stat, self._ticks = folder, folder / "stat", 0
+        folder.mkdir()
+        self._write()
+
+    def environment(self, more: str = "") -> dict[str, str]:
+        """Return the variables of a process on this machine. `more` are further lines at its start."""
+        (self._folder / "sitecustomize.py").write_text(SITECUSTOMIZE.format(stat=str(self.stat), more=more))
+        path = os.pathsep.join(filter(None, [str(self._folder), os.environ.get("PYTHONPATH")]))
+        return os.environ | {"PYTHONPATH": path, "CI": ""}
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Let others use two processors."""
+        is_over = threading.Event()
+
+        def use() -> None:
+            while not is_over.wait(BUSY_EVERY_S):
+                self._ticks += BUSY_TICKS
+                self._write()
+
+        thread = threading.Thread(target=use)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
+    def _write(self) -> None:
+        new = self._folder / "new"
+        new.write_text(f"cpu  {self._ticks} 0 0 0 0 0 0 0 0 0\n")
+        new.replace(self.stat)
