@@ -45,7 +45,8 @@ from cbtop.protocol.messages import (
 )
 from cbtop.protocol.process import boot_id, pid_namespace, process_start
 from cbtop.protocol.ranks import ranks_of
-from cbtop.protocol.ring import DEFAULT_RING_BYTES, Batch, Record, RingReader, RingWriter
+from cbtop.protocol.ring import DEFAULT_RING_BYTES, Record, RingWriter
+from cbtop.protocol.ring_reader import Batch, RingReader
 from cbtop.protocol.signals import reraise_host_error, suppressed
 
 CLOCK_READINGS = 256  # to find the smallest difference between two of them

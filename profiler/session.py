@@ -20,7 +20,8 @@ from cbtop.profiler.phase_totals import PhaseTotals
 from cbtop.profiler.stats import ANY_STEP, NodeStats, sane
 from cbtop.protocol.codec import sanitise
 from cbtop.protocol.messages import Dependency, Node
-from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN, LANE_SHIFT, Batch
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN, LANE_SHIFT
+from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
 # Nodes without a time of their own: they are in the graph if the node around them ran.

@@ -21,8 +21,8 @@ from cbtop.protocol.ring import (
     LANE_SHIFT,
     LANES,
     UNKNOWN_AMOUNT,
-    Batch,
 )
+from cbtop.protocol.ring_reader import Batch
 
 # The number of nodes with a histogram of their own. Further nodes share one with all of the same name in the same
 # phase: percentiles are then known for the brick, and not for each place.

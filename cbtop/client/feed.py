@@ -18,8 +18,9 @@ from cbtop.client.own_cost import OwnCost
 from cbtop.client.store import Budget, SourceRecord, Store
 from cbtop.daemon.devices.base import NO_ANSWER_YET, TWO_SAMPLES
 from cbtop.daemon.history import MAX_HISTORY_S
+from cbtop.protocol.device_messages import Unknown
 from cbtop.protocol.keys import ViewerKeys
-from cbtop.protocol.messages import Ceiling, Unknown
+from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.viewmodels.baseline import Snapshot, snapshot
 from cbtop.viewmodels.comparison import Comparison, baselines_of, compare, rate_change

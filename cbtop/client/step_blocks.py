@@ -19,7 +19,8 @@ from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.histograms import Column
 from cbtop.profiler.stats import Growth, NodeStats
 from cbtop.protocol.record_batch import joined
-from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_LOOSE, FLAG_PLAIN, LANE_SHIFT, LANES, Batch
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_LOOSE, FLAG_PLAIN, LANE_SHIFT, LANES
+from cbtop.protocol.ring_reader import Batch
 
 Flags = NDArray[np.bool_]
 

@@ -22,6 +22,7 @@ from cbtop.profiler.histograms import BUCKETS, MAX_CELLS, Column
 from cbtop.profiler.stats import ANY_STEP, COLUMNS, MAX_SAID_INTERVALS, SPARSE_COLUMNS, Growth, NodeStats
 from cbtop.protocol.announcements import MAX_ANNOUNCED, MAX_COMPILATIONS, AnnouncedTotal, comes_to_fail
 from cbtop.protocol.columns import unpack_columns
+from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample, Unknown
 from cbtop.protocol.errors import DecodeError, LimitError, VersionError
 from cbtop.protocol.messages import (
     PROTOCOL_MAJOR,
@@ -35,9 +36,6 @@ from cbtop.protocol.messages import (
     DaemonGoodbye,
     DaemonHello,
     Dependency,
-    Device,
-    DeviceProcess,
-    DeviceSample,
     Goodbye,
     Heartbeat,
     HistoryPiece,
@@ -57,7 +55,6 @@ from cbtop.protocol.messages import (
     TraceNumber,
     TraceSummary,
     Training,
-    Unknown,
 )
 from cbtop.protocol.vocabulary import DeviceKind, NodeKind, SourceStatus
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cbtop.client.store import DeviceMoment, ProcessMoment, SampledDevices, SourceRecord, Store
-from cbtop.protocol.messages import Device, DeviceProcess
+from cbtop.protocol.device_messages import Device, DeviceProcess
 from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
 
 STALE_AFTER_S = 3.0  # three samples

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cbtop.profiler import roofline
 from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes, TransferAttributes
-from cbtop.protocol.messages import KernelTimes, Sampling, Unknown
+from cbtop.protocol.device_messages import Unknown
+from cbtop.protocol.messages import KernelTimes, Sampling
 from cbtop.protocol.vocabulary import (
     GUARD_CHECK,
     LOGITS_CHECK,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from cbtop.client.store import SourceRecord, Store
-from cbtop.protocol.messages import Unknown
+from cbtop.protocol.device_messages import Unknown
 from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
 from cbtop.viewmodels.devices import MachineView
 from cbtop.viewmodels.model import ClockView, ProcessCost, SourceRow

@@ -8,7 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 from cbtop.profiler.roofline import distance
-from cbtop.protocol.messages import Device, DeviceProcess, DeviceSample, Sampling, Unknown
+from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample, Unknown
+from cbtop.protocol.messages import Sampling
 from cbtop.protocol.vocabulary import BrickCategory, DeviceKind, NodeKind, Provenance, SourceStatus
 from cbtop.viewmodels.baseline import BrickWork, Snapshot
 from cbtop.viewmodels.bricks import BrickRow

@@ -10,7 +10,7 @@ import pytest
 
 from cbtop.formatting import NOT_MEASURED
 from cbtop.profiler.roofline import Distance
-from cbtop.protocol.messages import Device
+from cbtop.protocol.device_messages import Device
 from cbtop.reports import REPORTS
 from cbtop.statistics import BRICK_COLUMNS, FORMATS, STATISTICS, Of, Statistic, statistic, statistics_of
 from cbtop.tui.views import VIEWS

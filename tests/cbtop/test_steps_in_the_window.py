@@ -22,7 +22,7 @@ from cbtop.profiler.stats import MAX_SAID_INTERVALS, NodeStats
 from cbtop.protocol.columns import pack_columns
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import Activity, Heartbeat, HostHello, Message, Packed, SourceCatalog, StatsUpdate
-from cbtop.protocol.ring import Batch
+from cbtop.protocol.ring_reader import Batch
 from cbtop.reports import REPORTS
 from cbtop.viewmodels.merge import merged_view
 from cbtop.viewmodels.model import MergeMode, TimeRangeView

@@ -22,7 +22,7 @@ from cbtop.profiler.pending import HostTime, Pending
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.attributes import Work
-from cbtop.protocol.ring import Batch, RingReader
+from cbtop.protocol.ring_reader import Batch, RingReader
 from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.telemetry.steps import whole_step
 from tests.cbtop.recorded import source_of

@@ -21,7 +21,7 @@ from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
 from cbtop.profiler.graph.nodes import Layer
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
-from cbtop.protocol import ring as ring_module
+from cbtop.protocol import ring_reader
 from cbtop.protocol.messages import Activity
 from cbtop.protocol.vocabulary import BrickId, SyncMode, TransferDirection
 from tests.profiler.conftest import of_either
@@ -272,7 +272,7 @@ def test_at_exit_what_waits_for_the_device_is_recorded(implementation: str, runt
         "    with p.brick('a'): pass\n"
     )
     subprocess.run([sys.executable, "-c", script, str(runtime)], check=True)
-    from cbtop.protocol.ring import RingReader
+    from cbtop.protocol.ring_reader import RingReader
 
     (ring,) = runtime.glob("*.ring")
     assert RingReader(ring).read(final=True).node.tolist() == [1] * 5
@@ -486,7 +486,7 @@ def test_nothing_is_recorded_if_no_file_can_be_opened_and_a_child_retries(
 def test_a_signal_while_files_open_reaches_the_host_and_recording_goes_on(
     make_either: MAKE, runtime: Path, raised: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ring_module, "ABANDONED_AFTER_S", 0.0)  # a record that it cuts short is lost, and counted
+    monkeypatch.setattr(ring_reader, "ABANDONED_AFTER_S", 0.0)  # a record that it cuts short is lost, and counted
     for at in count(0 if raised is TimeoutError else 11, 22):  # all of them take some seconds
         profiler = make_either(recorder=RingRecorder(runtime, 1 << 12))
 

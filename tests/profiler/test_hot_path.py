@@ -27,17 +27,8 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.codec import EncodedNode
 from cbtop.protocol.messages import CatalogMessage
-from cbtop.protocol.ring import (
-    FLAG_FAILED,
-    FLAG_UNCOUNTED,
-    NO_NODE,
-    RECORD_BYTES,
-    SEQUENCE_MASK,
-    SLOTS,
-    InFlight,
-    RingReader,
-    RingWriter,
-)
+from cbtop.protocol.ring import FLAG_FAILED, FLAG_UNCOUNTED, NO_NODE, RECORD_BYTES, SEQUENCE_MASK, SLOTS, RingWriter
+from cbtop.protocol.ring_reader import InFlight, RingReader
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 from tests.profiler.memory import Memory
 

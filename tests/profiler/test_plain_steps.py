@@ -36,7 +36,8 @@ from cbtop.profiler.recorder import RingRecorder
 from cbtop.profiler.session import Report
 from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol.messages import StatsUpdate
-from cbtop.protocol.ring import FLAG_CANCELLED, FLAG_FAILED, FLAG_PLAIN, RingReader, RingWriter
+from cbtop.protocol.ring import FLAG_CANCELLED, FLAG_FAILED, FLAG_PLAIN, RingWriter
+from cbtop.protocol.ring_reader import RingReader
 from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.reports import REPORTS
 from cbtop.telemetry import metrics

@@ -27,7 +27,8 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.profiler.stats import NodeStats
 from cbtop.protocol.messages import Node
-from cbtop.protocol.ring import MAX_NODE, Batch
+from cbtop.protocol.ring import MAX_NODE
+from cbtop.protocol.ring_reader import Batch
 from tests.cbtop.recorded import source_of
 from tests.profiler.conftest import of_either
 from tests.profiler.memory import Memory

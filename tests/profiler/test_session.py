@@ -16,7 +16,7 @@ from cbtop.profiler.graph.nodes import display_name
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.messages import Node
-from cbtop.protocol.ring import RingReader
+from cbtop.protocol.ring_reader import RingReader
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
 

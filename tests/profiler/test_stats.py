@@ -33,8 +33,8 @@ from cbtop.protocol.ring import (
     LANE_SHIFT,
     LANES,
     UNKNOWN_AMOUNT,
-    Batch,
 )
+from cbtop.protocol.ring_reader import Batch
 
 durations = st.lists(st.integers(0, 10**10) | st.integers(0, 10**16), min_size=1, max_size=200)  # up to months
 NO_STEPS = np.full(64, -1, np.int64)

@@ -323,7 +323,7 @@ def test_tokens_in_a_type_of_eight_bits_are_counted_beyond_it(make: MAKE) -> Non
 def test_the_union_of_steps_is_the_time_in_which_any_of_them_ran(spans: list[tuple[int, int]], cut: int) -> None:
     import numpy as np
 
-    from cbtop.protocol.ring import Batch
+    from cbtop.protocol.ring_reader import Batch
 
     stats = NodeStats()
     step_of, part_of = np.array([[-1, 1], [-1, -1]], np.int64)

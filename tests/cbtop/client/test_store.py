@@ -14,20 +14,18 @@ from cbtop.client.store import CELLS_END, Budget, Store
 from cbtop.profiler.histograms import BUCKETS, MAX_CELLS, SUB_BUCKETS
 from cbtop.profiler.stats import COLUMNS, NodeStats
 from cbtop.protocol.columns import pack_columns
+from cbtop.protocol.device_messages import Device, DeviceSample, Unknown
 from cbtop.protocol.errors import DecodeError, VersionError
 from cbtop.protocol.messages import (
     Activity,
     CheckResult,
     DaemonHello,
-    Device,
-    DeviceSample,
     Goodbye,
     Node,
     Packed,
     SourceCatalog,
     SourceGone,
     StatsUpdate,
-    Unknown,
 )
 from cbtop.protocol.vocabulary import DeviceKind, NodeKind
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of

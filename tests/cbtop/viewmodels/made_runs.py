@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from cbtop.client.step_blocks import StepBlocks
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.protocol.messages import Node
-from cbtop.protocol.ring import FLAG_AMOUNTS, Batch
+from cbtop.protocol.ring import FLAG_AMOUNTS
+from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 from cbtop.viewmodels.baseline import Surroundings
 from cbtop.viewmodels.runs import Run, part_of

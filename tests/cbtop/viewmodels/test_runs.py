@@ -12,7 +12,8 @@ from cbtop.client.step_blocks import StepBlock, StepBlocks, StepWork
 from cbtop.profiler.graph.node_table import NodeTable
 from cbtop.profiler.stats import Growth, NodeStats
 from cbtop.protocol.messages import Node
-from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_FAILED, FLAG_PLAIN, Batch
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_FAILED, FLAG_PLAIN
+from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 from cbtop.viewmodels.places import BETWEEN_BRICKS, WHOLE_STEP, shared_ratio
 from cbtop.viewmodels.runs import MAX_KERNELS, Run, StepGroup, TooShort, kernels_of, part_of, together

@@ -12,7 +12,8 @@ from cbtop.client.replay import ReplayFeed
 from cbtop.client.store import SourceRecord, Store
 from cbtop.daemon.source import Source
 from cbtop.formatting import SOURCE_FIGURES, process_cost
-from cbtop.protocol.messages import Activity, DeviceProcess, Sampling
+from cbtop.protocol.device_messages import DeviceProcess
+from cbtop.protocol.messages import Activity, Sampling
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.viewmodels.devices import machine_view
 from cbtop.viewmodels.model import ClockView, LossView, SourceRow, WindowView

@@ -25,7 +25,8 @@ from cbtop.profiler.instrument.steps import ModelCall
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import Recorder, RingRecorder
 from cbtop.protocol.messages import Node
-from cbtop.protocol.ring import FLAG_AMOUNTS, RingReader
+from cbtop.protocol.ring import FLAG_AMOUNTS
+from cbtop.protocol.ring_reader import RingReader
 from tests.profiler.instrument.tiny import torch
 from tests.profiler.memory import Memory
 

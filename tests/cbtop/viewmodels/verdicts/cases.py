@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from cbtop.client.replay import ReplayFeed
-from cbtop.protocol.messages import CheckResult, DeviceProcess, Quiet
+from cbtop.protocol.device_messages import DeviceProcess
+from cbtop.protocol.messages import CheckResult, Quiet
 from cbtop.viewmodels.model import MergeMode, SourceView
 from tests.cbtop.made_machines import CPU, GPU, NVML
 from tests.cbtop.viewmodels.verdicts.streams import DOWN_WORK, LAYERS, Decoding, ceiling, run
