@@ -152,7 +152,7 @@ class Attachment:
         if plan.parts:
             self.timing = timing_of(self.profiler, root) if timing is None else timing
         else:
-            self.timing = Timing(self.profiler._host_path)
+            self.timing = Timing(self.profiler.parts.paths.host)
         self.steps.time_on(self.timing)
         self.steps.kernel_steps = KernelSteps(self.steps) if self.timing.by_kernels else None
         self._state = state_of(root)
@@ -327,7 +327,7 @@ class Attachment:
                 if _profiler is None:
                     end()
             self.is_attached = False
-            self.timing = Timing(self.profiler._host_path)
+            self.timing = Timing(self.profiler.parts.paths.host)
             self.steps.time_on(self.timing)
             eager_stamps.leave(self.profiler, [other.timing.path for other in _attached.values()])
 

@@ -202,7 +202,7 @@ class CapturedGraph:
         for span in capture.spans:
             self._put_on_device(span)
         self.profiler = steps.profiler
-        self._hot_path = steps.profiler._host_path._hot_path  # its position is that of all paths
+        self._hot_path = steps.profiler.parts.paths.host._hot_path  # its position is that of all paths
         calls = capture.calls
         self._tokens, self._sequences = sum(call.tokens for call in calls), calls[0].sequences
         self.phase = calls[0].phase
@@ -539,7 +539,7 @@ class CapturedGraph:
 
     def _record_step(self, name: str, begun_ns: int, ended_ns: int, parts: list[Part] | None) -> None:
         lost, self._lost = self._lost, 0
-        self.profiler._steps.record(
+        self.profiler.parts.steps.record(
             name,
             self._tokens,
             begun_ns,
@@ -552,7 +552,7 @@ class CapturedGraph:
 
     def _count_lost(self) -> None:
         lost, self._lost = self._lost, 0
-        self.profiler._steps.lose(lost)
+        self.profiler.parts.steps.lose(lost)
 
     def give_up(self) -> None:
         """Stop waiting for the device and for ends of steps. Replays that wait are lost, and counted as lost."""
@@ -729,8 +729,8 @@ def look_into(steps: ModelSteps, *modules: Any) -> None:
         return
     with _lock:
         _users.add(steps)
-        if settle not in steps.profiler._settlers:
-            steps.profiler._settlers.insert(0, settle)  # before steps that wait for it
+        if settle not in steps.profiler.parts.paths.settlers:
+            steps.profiler.parts.paths.settlers.insert(0, settle)  # before steps that wait for it
         if _replaced:
             return
         if not hasattr(torch.cuda, "CUDAGraph"):

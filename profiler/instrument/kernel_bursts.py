@@ -127,7 +127,7 @@ class Bursts:
 
     def __init__(self, profiler: BrickProfiler) -> None:
         self._profiler = weakref.ref(profiler)
-        recorder = profiler._recorder
+        recorder = profiler.parts.recorder
         self._recorder = recorder if isinstance(recorder, RingRecorder) else None
         #: Its `asked_word` holds `looked_at` if there is no new request: so a step can check without a call.
         self.asked: Any = self._recorder or _Nobody
@@ -244,7 +244,7 @@ class Bursts:
             )
             scope = root
             for key in (*keys, definition):
-                scope = scope.children.get(key) or profiler._scopes.define(scope, key)
+                scope = scope.children.get(key) or profiler.parts.scopes.define(scope, key)
             if scope.node <= NO_NODE:
                 burst.left_out += durations.count
                 continue

@@ -417,7 +417,7 @@ class ModelSteps:
         give_up: Callable[[Exception], None],
     ) -> None:
         self.profiler = profiler
-        self.time_on(Timing(profiler._host_path))
+        self.time_on(Timing(profiler.parts.paths.host))
         self.model = model
         self.changed = changed  # plans anew if the model has changed
         self.give_up = give_up
@@ -448,7 +448,7 @@ class ModelSteps:
         #: Times the calls of modules and functions. It is the hot path itself, called from C, if there is one.
         self.path: HotPath | Path = getattr(timing.path, "_hot_path", timing.path)
         self.times = timing if timing.backend and not timing.by_kernels else self.path
-        self._steps = self.profiler._steps_on(timing.path)
+        self._steps = self.profiler.parts.steps.on(timing.path)
 
     def after_fork(self) -> None:
         """Make a new lock in a child process, and keep only this thread's steps: other threads are gone."""

@@ -141,6 +141,7 @@ USES: dict[str, Callable[[BrickProfiler], object]] = {
     "graph_record_poll": lambda p: p.graph_record_poll("copy", 3, is_done=True),
     "graph_record_transfer": lambda p: p.graph_record_transfer("a", "b", 4, TransferDirection.H2D, 5),
     "implementation": lambda p: p.implementation,
+    "parts": lambda p: p.parts,
     "pending_count": lambda p: p.pending_count,
     "place": lambda p: p.place(),
     "record_deferred": lambda p: p.record_deferred("d", 0),
