@@ -302,7 +302,7 @@ class OpenStep:
         if not is_due or len(self._unit.open) > 1 or (self._step._name or "").endswith(WARM_UP):
             return False
         self.steps.follow(None)
-        placed = by_kernels.begin(self._step._key, self.call)
+        placed = by_kernels.begin(self._step.key, self.call)
         if placed is None:
             return False
         self._note_in(placed)
@@ -317,7 +317,7 @@ class OpenStep:
     def _begin_in_burst(self) -> bool:
         """Record its kernels instead of its times. Returns whether they are recorded."""
         self.steps.follow(None)
-        recording = self.steps.bursts.begin(self._step._key, self.steps, has_calls=True)
+        recording = self.steps.bursts.begin(self._step.key, self.steps, has_calls=True)
         if recording is None:
             return False
         self._note_in(PlacedCalls(recording, self.steps.labelled))

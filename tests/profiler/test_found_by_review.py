@@ -139,7 +139,7 @@ def test_a_step_whose_begin_failed_gives_its_lane_back(make: MAKE) -> None:
             pass
         fails = False
         profiler.enable()
-    assert (len(profiler._steps.free_lanes), profiler._path.position.lane) == (15, 0)
+    assert (len(profiler._steps.lanes.free), profiler._path.position.lane) == (15, 0)
 
 
 def test_a_child_has_the_lanes_that_other_threads_of_its_parent_hold(make: MAKE, profiler_module: ModuleType) -> None:
@@ -155,7 +155,7 @@ def test_a_child_has_the_lanes_that_other_threads_of_its_parent_hold(make: MAKE,
     thread.start()
     inside.wait()
     profiler_module._after_fork()  # as in the child, where that thread is not
-    free = len(profiler._steps.free_lanes)
+    free = len(profiler._steps.lanes.free)
     go_on.set()
     thread.join()
     assert free == 15

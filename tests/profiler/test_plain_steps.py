@@ -392,7 +392,7 @@ def test_twenty_plain_steps_at_once_take_no_lane_of_a_recorded_one(make: MAKE, r
         all_run = asyncio.Event()
         tasks = [asyncio.create_task(serve(all_run)) for _ in range(21)]
         await asyncio.sleep(0)
-        assert len(profiler._steps.free_lanes) == 14
+        assert len(profiler._steps.lanes.free) == 14
         all_run.set()
         await asyncio.gather(*tasks)
 

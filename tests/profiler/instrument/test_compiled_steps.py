@@ -237,7 +237,7 @@ class Host:
         governor = self.governor
         if governor is None:
             of_models = [(one.steps._looks, len(one.steps._recorded)) for one in self._attached]
-            return self.profiler._steps.free_lanes, of_models
+            return self.profiler._steps.lanes.free, of_models
         kinds = {
             key: (kind.seen, kind.recent, kind.counts, [sort for sort, _ in kind.waiting], kind.plain_ns is None)
             for key, kind in governor._kinds.items()
