@@ -17,8 +17,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 from cbtop.profiler.device import pairs  # noqa: E402
+from cbtop.profiler.device.cuda_calls import DriverError  # noqa: E402
 from cbtop.profiler.device.device import CudaDevice  # noqa: E402
-from cbtop.profiler.device.driver import DriverError  # noqa: E402
 from cbtop.profiler.instrument import (  # noqa: E402
     attach,
     captured_graphs,
