@@ -18,7 +18,6 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.places import Adopted
 
 NO_NAME = "step"  # of a step that ended without one
+CANCELLED_PLAIN = FLAG_CANCELLED | SHARED_LANE  # a cancelled step takes nothing along in the shared lane
 STEP = NodeKind.STEP  # looking it up in its class takes as long as the rest of a key
 
 _log = logging.getLogger("cbtop")
@@ -190,6 +190,11 @@ class Steps:
 def _key(name: str | None, model: str) -> tuple[object, ...]:
     name = NO_NAME if name is None else name
     return (STEP, name, model) if model else (STEP, name)
+
+
+def _let_go(adopted: Iterable[Adopted]) -> None:
+    for one in list(adopted):
+        one.let_go()
 
 
 class ActiveStep:
@@ -423,20 +428,17 @@ class ActiveStep:
             self._steps.give_up(error)  # an error of ours, or of a clock, is not the host's
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object, /) -> None:
         position, self.position = self.position, None
         if position is None:
             return
-        mark = self._mark
+        mark, governor = self._mark, self._steps.governor
         if mark is not None:
             ending_ns = clock.perf_counter_ns() if self.returned_ns is None else self.returned_ns
         try:
             path, scope, lane, failed = self._steps.path, self._scope, self.lane or 0, kind is not None
             if self.adopted:
-                for adopted in list(self.adopted):
-                    adopted.let_go()
+                _let_go(self.adopted)
             outer: Any = position.step
             while outer is not None and outer.position is None:  # this one, and any that ended before one inside it
                 outer = outer.outer
@@ -444,43 +446,46 @@ class ActiveStep:
             if self._is_outermost:
                 position.recording = True
             if self._is_plain:  # it is recorded as a whole, under its current name
-                self._is_plain = False
-                steps, root = self._steps, self._inside
+                self._is_plain, steps, root = False, self._steps, self._inside
                 if not steps.is_on or self.forks != steps.forks:
                     return
                 end = path.end_mark() if path.held_steps is None else HostTime(path.now_ns())  # as in __enter__
                 while root.parent is not None:
                     root = root.parent
-                # A cancelled one takes nothing along in the shared lane.
-                flags = FLAG_CANCELLED | SHARED_LANE if self._cancelled else FLAG_PLAIN
-                flags = flags | FLAG_FAILED if failed else flags
+                flags = (CANCELLED_PLAIN if self._cancelled else FLAG_PLAIN) | (FLAG_FAILED if failed else 0)
                 scope = root.children.get(self.key) or steps.scopes.define(root, self.key)
                 start = self._start if self._start_ns is None else HostTime(self._start_ns)
-                if position.scope is self._inside and self._inside.parent is not None:
-                    self._emit(scope, start, end, flags, (self._named(self._inside), position, position.lane))
-                elif self._cancelled:
-                    self._emit(scope, start, end, flags, None)
+                if self._cancelled or (position.scope is self._inside and self._inside.parent is not None):
+                    self._emit(scope, start, end, flags, self._inside_at(position))
                 else:
                     path.emit_step(scope, start, end, self.tokens, flags, self.sequences, self.cached)
-                return
-            if scope is None:
-                return
-            try:
-                end = path.end_mark()
-            finally:
-                held, position.held = position.held, self._outer_held
-                position.leave(scope)  # to where it began, or to the root if the step around it has ended meanwhile
-                if position.scope.parent is None and (self.outer is None or self.outer.position is not None):
-                    path.enter(position, self._inside, 0)
-                position.lane = 0 if outer is None else outer.lane or 0
-            self._record_inside(position, scope, held, end, lane, failed)
+            elif scope is not None:
+                try:
+                    end = path.end_mark()
+                finally:
+                    held, position.held = position.held, self._outer_held
+                    position.leave(scope)  # to where it began, or to the root if the step around it has ended since
+                    if position.scope.parent is None and (self.outer is None or self.outer.position is not None):
+                        path.enter(position, self._inside, 0)
+                    position.lane = 0 if outer is None else outer.lane or 0
+                self._record_inside(position, scope, held, end, lane, failed)
         except Exception as trouble:  # noqa: BLE001 - as above
             self._steps.give_up(trouble)
         finally:
             if mark is not None:
                 self._mark = None
                 try:
-                    self._tell_governor(mark, ending_ns, has_failed=kind is not None)
+                    if self._scope is not None:
+                        governor.left(self, mark)
+                    if kind is None:
+                        now_ns = clock.perf_counter_ns()
+                        own_ns = self.own_ns + now_ns - ending_ns + governor.told_ns
+                        governor.ended(self._name or "", self._model, now_ns - self._begun_ns, mark, own_ns)
+                        told_ns = clock.perf_counter_ns() - now_ns
+                        if governor.has_looked:
+                            governor.look_ns = told_ns
+                        else:
+                            governor.told_ns = told_ns
                 except Exception as trouble:  # noqa: BLE001 - as above
                     self._steps.give_up(trouble)
 
@@ -506,9 +511,7 @@ class ActiveStep:
                 elif scope.key != self.key:  # it was renamed while a brick ran in it
                     path.emit(scope, None, self._start, end, 0, lane | FLAG_CANCELLED)
                     scope = self._named(scope.parent)
-                inside = None
-                if position.scope is self._inside and self._inside.parent is not None:
-                    inside = self._named(self._inside), position, position.lane
+                inside = self._inside_at(position)
                 if self._waits:
                     self._ended = Ended(scope, start, end, lane | flags, inside)
                 else:
@@ -519,20 +522,11 @@ class ActiveStep:
             path.step_ended()
             self._steps.flush()
 
-    def _tell_governor(self, mark: Any, ending_ns: int, *, has_failed: bool) -> None:
-        """Notify the governor of the end, and of what this step has cost."""
-        governor = self._steps.governor
-        if self._scope is not None:
-            governor.left(self, mark)
-        if not has_failed:
-            now_ns = clock.perf_counter_ns()
-            own_ns = self.own_ns + now_ns - ending_ns + governor.told_ns
-            governor.ended(self._name or "", self._model, now_ns - self._begun_ns, mark, own_ns)
-            told_ns = clock.perf_counter_ns() - now_ns
-            if governor.has_looked:
-                governor.look_ns = told_ns
-            else:
-                governor.told_ns = told_ns
+    def _inside_at(self, position: Position) -> Inside | None:
+        """Return the place where it began if that is inside something and `position` is there now, else None."""
+        if position.scope is self._inside and self._inside.parent is not None:
+            return self._named(self._inside), position, position.lane
+        return None
 
     def _hold(
         self,
@@ -551,9 +545,10 @@ class ActiveStep:
         )
         self._ended = kept if self._waits else None
         held_steps.add(kept)
-        if position.scope is self._inside and self._inside.parent is not None:
-            path = self._steps.path
-            path.emit(self._named(self._inside), position, self._start, end, self.tokens, position.lane)
+        inside = self._inside_at(position)
+        if inside is not None:
+            outer, position, lane = inside
+            self._steps.path.emit(outer, position, self._start, end, self.tokens, lane)
 
     def _emit(self, scope: Scope, start: Any, end: Any, flags: int, inside: Inside | None) -> None:
         """Record this step, its amounts of work, and the time it took of the place where it began."""
@@ -566,8 +561,7 @@ class ActiveStep:
 
     def leave_to_parent(self) -> None:
         """In a forked child: leave this step, and the work done for it, to the parent to record."""
-        for adopted in list(self.adopted):
-            adopted.let_go()
+        _let_go(self.adopted)
         self._scope = self.lane = self._ended = None
 
     def _rename(self) -> None:

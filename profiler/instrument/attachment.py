@@ -26,7 +26,7 @@ from torch.compiler import is_compiling
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from cbtop.profiler.definitions import BrickDefinition
-from cbtop.profiler.instrument import captured_graphs, eager_stamps, unseen
+from cbtop.profiler.instrument import captured_graphs, device_graphs, eager_stamps, unseen
 from cbtop.profiler.instrument.awaited import once_imported, stop_awaiting
 from cbtop.profiler.instrument.call_attribute import (
     ATTRIBUTE,
@@ -71,6 +71,7 @@ from cbtop.profiler.instrument.planning import (
 from cbtop.profiler.instrument.roofs import roofs_over
 from cbtop.profiler.instrument.steps import ModelCall, ModelSteps
 from cbtop.profiler.instrument.swapping import swaps
+from cbtop.profiler.instrument.torch_internals import submodules, without_torch_function
 from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
 from cbtop.profiler.instrument.work import adapted_in, backend_of, device_of, mode_of, stored_bytes_of, work_of
 from cbtop.profiler.instrument.wrapping import BrickCall, KeyIn, SizedCall, follow_host, is_compiled, is_symbolic
@@ -441,7 +442,7 @@ def _key_in(
         top_k = product.top_k
         work = work_of(module, product.brick, is_timed_there=is_timed_there, mode=mode, top_k=top_k, size=size)
         brick = key if work == key.work else replace(key, work=work)
-        if not module._modules:  # else it may have adapters of its own
+        if not submodules(module):  # else it may have adapters of its own
             if len(said.in_mode) >= MAX_IN_MODE:
                 said.in_mode.clear()
             said.in_mode[key, mode, size] = brick
@@ -686,7 +687,7 @@ _functions = TimedFunctions(_met_generating)
 
 def _look_first_at(module: nn.Module) -> None:
     try:
-        with torch._C.DisableTorchFunction():  # so that the host's do not see our calls
+        with without_torch_function():  # so that the host's do not see our calls
             _look_at(module)
     except BaseException as error:  # noqa: BLE001 - an error of ours is not the host's
         try:
@@ -740,7 +741,7 @@ def _ends_a_group(original: Callable[..., None]) -> Callable[..., None]:
     """Release our copies of dropped graphs first, because NCCL ends only when no graph holds its kernels."""
 
     def destroy_process_group(*args: Any, **kwargs: Any) -> None:
-        captured_graphs.settle(may_wait=True)
+        device_graphs.settle(may_wait=True)
         original(*args, **kwargs)
 
     return destroy_process_group

@@ -15,12 +15,20 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
+from sys import _getframe
 from types import CodeType, FrameType, FunctionType
 from typing import Any, cast
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from cbtop.profiler.instrument.torch_internals import (
+    can_skip_frames,
+    is_tracing,
+    plain_call,
+    skip_frame,
+    tracing_state,
+)
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.protocol.signals import reraise_host_error
 
@@ -120,7 +128,7 @@ def prepared(look: Callable[[Any], None], module: Any) -> Any:
     """Call `look` with `module`, and return what torch calls next: its replacement, or as without us."""
     look(module)
     call = replacement(module) if id(module) in _standing else of_host(module)
-    return module._call_impl if call is None else call
+    return plain_call(module) if call is None else call
 
 
 def _call_after(look: Callable[[Any], None], module: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -128,7 +136,7 @@ def _call_after(look: Callable[[Any], None], module: Any, /, *args: Any, **kwarg
         call = prepared(look, module)
     except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
         _failed(error)
-        call = module._call_impl
+        call = plain_call(module)
     return call(*args, **kwargs)
 
 
@@ -148,7 +156,7 @@ def after(look: Callable[[Any], None], module: Any) -> Any:
 
 def _missed(module: Any) -> Any:
     first_call = meeting.first_call
-    return of_host(module) if first_call is None or torch._C._get_tracing_state() is not None else first_call(module)
+    return of_host(module) if first_call is None or tracing_state() is not None else first_call(module)
 
 
 def replacement(module: Any) -> Any:
@@ -157,7 +165,7 @@ def replacement(module: Any) -> Any:
     if there is _standing:
         return _missed(module)
     # torch.jit.trace saves the line of torch's file that made each call, so a traced call takes the usual line.
-    return of_host(module) if there is None or torch._C._get_tracing_state() is not None else there
+    return of_host(module) if there is None or tracing_state() is not None else there
 
 
 # Dynamo traces these functions because `Slot` is a property.
@@ -165,7 +173,7 @@ def _get(module: Any) -> Any:
     if is_dynamo_compiling():
         return module.__dict__.get(ATTRIBUTE)
     # Other readers get the host's value: peft checks whether a model is compiled.
-    asking: FrameType | None = sys._getframe(2)
+    asking: FrameType | None = _getframe(2)
     while asking is not None and asking.f_code.co_name == "__getattribute__":
         asking = asking.f_back
     if asking is None or asking.f_code is not _TORCH_CALL:
@@ -175,7 +183,7 @@ def _get(module: Any) -> Any:
         _last.replaced = id(module)
     elif getattr(_last, "replaced", None) == id(module):
         # torch reads the attribute twice for a call, and a second thread has removed the replacement in between.
-        return module._call_impl
+        return plain_call(module)
     return call
 
 
@@ -236,7 +244,7 @@ def compile_lookup() -> None:
         from cbtop.profiler import _hot_path
 
         code = cast(CodeType, _TORCH_CALL)
-        _hot_path.compile_slot(Slot, _standing, ATTRIBUTE, _missed, torch._C._is_tracing, _failed, code)
+        _hot_path.compile_slot(Slot, _standing, ATTRIBUTE, _missed, is_tracing, _failed, code)
         _after_in_c = _hot_path.call_after
 
 
@@ -249,10 +257,8 @@ def is_supported() -> bool:
         _compiled_call_impl = property(lambda self: lambda: called.append(None))
 
     CallProbe()()
-    dynamo = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-    can_be_told = all([hasattr(dynamo, name) for name in ("set_code_exec_strategy", "_debug_get_cache_entry_list")])
     is_asked = getattr(torch.nn.Module, ATTRIBUTE, True) is None and _TORCH_CALL is not None and bool(called)
-    return is_asked and can_be_told
+    return is_asked and can_skip_frames()
 
 
 def keep_dynamo_out() -> None:
@@ -260,9 +266,6 @@ def keep_dynamo_out() -> None:
 
     If it meets a function of ours while compiling one of the host's, it still enters it.
     """
-    frames = torch._C._dynamo.eval_frame
-    actions = frames._FrameAction
-    as_it_is = frames._FrameExecStrategy(actions.SKIP, actions.DEFAULT)  # the second: of its callees
     codes = [
         member.__code__
         for name, module in list(sys.modules.items())
@@ -273,5 +276,5 @@ def keep_dynamo_out() -> None:
     ]
     while codes:
         code = codes.pop()
-        frames.set_code_exec_strategy(code, as_it_is)
+        skip_frame(code)
         codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]

@@ -41,6 +41,7 @@ from cbtop.profiler.instrument.swapping import (
     swapped_in,
     swaps,
 )
+from cbtop.profiler.instrument.torch_internals import dispatch_modes, without_torch_function
 from cbtop.profiler.instrument.trampolines import is_plain
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.profiler.instrument.wrapping import elements_of
@@ -276,16 +277,14 @@ _compiled: Callable[[Function], Function] | None = None
 if chosen() is not HotPath:
     from cbtop.profiler import _hot_path
 
-    _hot_path.compile_function_calls(
-        FunctionCall, BrickDefinition, swapped_in, _HIDE, torch._C._len_torch_dispatch_stack
-    )
+    _hot_path.compile_function_calls(FunctionCall, BrickDefinition, swapped_in, _HIDE, dispatch_modes)
     _compiled = _hot_path.compile_wrapper
 
 
 def _unless_it_is_odd(brick_of: BrickOf, name: str) -> BrickOf:
     def guarded(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         try:
-            with torch._C.DisableTorchFunction():  # so that the host's do not see our calls
+            with without_torch_function():  # so that the host's do not see our calls
                 return brick_of(args, kwargs)
         except Exception as error:  # noqa: BLE001 - see the rules
             log_own_error(error, f"some calls of {name} are not timed")
@@ -549,7 +548,7 @@ def _end_sampling(args: tuple[Any, ...]) -> None:
     waiting = _waiting()
     if waiting is not None:
         words = args[1] if len(args) > 1 else None
-        with torch._C.DisableTorchFunction():  # so that the host's do not see our calls
+        with without_torch_function():  # so that the host's do not see our calls
             length = words.shape[-1] if isinstance(words, Tensor) else None
         waiting.end_sampling(length)
 

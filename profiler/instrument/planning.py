@@ -28,6 +28,7 @@ from cbtop.profiler.instrument.module_tree import (
     parameters_of,
 )
 from cbtop.profiler.instrument.multiplied import PLAIN, Mode
+from cbtop.profiler.instrument.torch_internals import own_buffers, own_parameters, submodules
 from cbtop.profiler.instrument.work import backend_of, device_of, product_sizes, work_of
 from cbtop.protocol.attributes import UNKNOWN_WORK
 from cbtop.protocol.vocabulary import BrickId, NodeKind
@@ -118,7 +119,7 @@ def holds_a_stack(root: nn.Module) -> bool:
 
 def has_products(root: nn.Module) -> bool:
     """Whether two or more modules inside `root` have weights, so that it may be a model without a list of layers."""
-    leaves = [module for module in modules_of(root) if module._parameters and not children_of(module)]
+    leaves = [module for module in modules_of(root) if own_parameters(module) and not children_of(module)]
     return len(leaves) > 1
 
 
@@ -141,7 +142,7 @@ def plan_of(
     planner = _Planner({id(stack): name for (_, stack), name in zip(found, names, strict=True)}, root, is_timed_there)
     planner.mode = mode
     planner.known = known or {}
-    planner.plan.stacks = {name: len(stack._modules) for (_, stack), name in zip(found, names, strict=True)}
+    planner.plan.stacks = {name: len(submodules(stack)) for (_, stack), name in zip(found, names, strict=True)}
     planner.plan.trunk = stacks.trunk or [root]
     if found and found[0][1] is root:
         planner.walk_stack(root, "", (type(root).__name__,), names[0])
@@ -200,7 +201,7 @@ class _Stacks:
             inside = f"{path}.{name}" if path else name
             if type(child).__name__ in _LISTS and _is_stack(child):
                 self.found.append((inside, child))
-            elif child._modules:
+            elif submodules(child):
                 self._visit(child, inside)
         if len(self.found) == stacks_before:
             del self.trunk[place:]
@@ -215,7 +216,7 @@ def _may_be_layer(module: nn.Module) -> bool:
     """Whether it has modules inside, or is of a class that is not torch's and computes with its own parameters."""
     if children_of(module):
         return True
-    return bool(module._parameters) and not home_of_class(type(module)).startswith("torch.")
+    return bool(own_parameters(module)) and not home_of_class(type(module)).startswith("torch.")
 
 
 def _names(paths: list[str]) -> list[str]:
@@ -465,10 +466,10 @@ class _Planner:
 
 def _weights_of(module: nn.Module) -> tuple[object, ...] | None:
     """The inputs of the work of a module with plain parameters and nothing else; None for any other."""
-    if module._modules or module._buffers or not module._parameters or is_convolution(module):
+    if submodules(module) or own_buffers(module) or not own_parameters(module) or is_convolution(module):
         return None  # for a convolution it also follows from its settings
     held: list[object] = []
-    for weight in module._parameters.values():
+    for weight in own_parameters(module).values():
         if weight is not None:
             if type(weight) is not Parameter:
                 return None
