@@ -11,13 +11,13 @@ Rules
 
 from __future__ import annotations
 
-import _thread
 import functools
 import logging
 import operator
 import os
 import random
 import weakref
+from _thread import _local as thread_local  # not threading.local, which gevent replaces
 from collections.abc import Callable, Hashable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
@@ -136,7 +136,7 @@ class BrickProfiler:
         self._said: set[str] = set()
         self._now_ns = clock_ns
         self._epoch_ns: int | None = None
-        self._turns = _thread._local()  # not threading.local, which gevent replaces
+        self._turns = thread_local()
         self._chance = random.Random()  # its own, so that the host's random numbers stay the same
         self._recorder: Recorder = RingRecorder() if recorder is None else recorder
         self._scopes = Scopes(self._announce_nodes)
@@ -243,7 +243,7 @@ class BrickProfiler:
         self._pending.discard()
         self._paths.discard_kept()
         self._epoch_ns = None
-        self._turns = _thread._local()  # not threading.local, which gevent replaces
+        self._turns = thread_local()
         self._chance = random.Random()  # its own, so that the host's random numbers stay the same
         self._scopes.dropped = 0
         self.graph.reset()

@@ -328,7 +328,7 @@ def demangled(name: bytes) -> str:
     """Return the name of a C++ function as it is written; others unchanged."""
     if name.startswith(b"_Z"):
         try:
-            demangle = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
+            demangle = ctypes.CDLL("libstdc++.so.6")["__cxa_demangle"]
         except (OSError, AttributeError):
             return name.decode(errors="replace")
         demangle.argtypes, demangle.restype = (c_char_p, c_void_p, c_void_p, POINTER(c_int)), c_void_p

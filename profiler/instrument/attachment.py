@@ -140,7 +140,7 @@ class Attachment:
         self._models = _models.setdefault(profiler, _Models())
         self._said = _said_by(self._models, root, plan)
         self.model = self._said.model
-        self.steps = ModelSteps(profiler, self.model, self._look_again, self._give_up)
+        self.steps = ModelSteps(profiler, self.model, self._look_again, self.give_up)
         self.steps.root = self.root
         self.steps.follow_mode = self._follow_mode
         self._engine = engine
@@ -407,7 +407,7 @@ class Attachment:
     def after_fork(self) -> None:
         self.steps.after_fork()
 
-    def _give_up(self, error: Exception) -> None:
+    def give_up(self, error: Exception) -> None:
         log_once(f"{self.model or 'the model'} is no longer shown: {in_words(error)}")
         self.detach()
         root = self.root()
@@ -729,7 +729,7 @@ def _replicated(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
             leave(replica)
             attachment = _attached.get(self)
             if attachment is not None:
-                attachment._give_up(ValueError(_COPIES))
+                attachment.give_up(ValueError(_COPIES))
         except Exception as error:  # noqa: BLE001 - as in _first_call
             log_own_error(error, f"{type(self).__name__} is not shown")
         return replica

@@ -221,7 +221,7 @@ class CapturedGraph:
     def _is_looked_at(self, step: ActiveStep | None) -> bool:
         """Return whether to time a replay that is not recorded: as a step, or to learn the cost of stamps."""
         if step is None and self._is_plain_timed:
-            return self._path.recording
+            return bool(self._path.recording)
         return bool(self._stamped_since)
 
     def replay_recorded(self, original: Callable[[Any], None], graph: Any, recording: Recording) -> None:

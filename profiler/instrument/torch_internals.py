@@ -38,6 +38,9 @@ dispatch_mode = _get_dispatch_mode
 #: The keys of the modes in which tensors have no contents, or are traced by `make_fx`.
 SYMBOLIC_MODES = (_TorchDispatchModeKey.FAKE, _TorchDispatchModeKey.PROXY)
 
+#: Returns the precision of float32 by backend and operator; None in a torch before 2.9.
+precision_of_float32: Callable[[str, str], str] | None = getattr(_C, "_get_fp32_precision_getter", None)
+
 #: Return what a module itself holds, by name: a C function, so that walking thousands of modules stays fast.
 submodules: Callable[[nn.Module], dict[str, nn.Module | None]] = attrgetter("_modules")
 own_parameters: Callable[[nn.Module], dict[str, Any]] = attrgetter("_parameters")
@@ -79,12 +82,12 @@ def current_device() -> int:
 
 def is_stream_captured() -> bool:
     """Whether the caller's current stream is captured into a graph."""
-    return bool(_C._cuda_isCurrentStreamCapturing())
+    return bool(stream_functions()[0]())
 
 
 def raw_stream_of(index: int) -> Callable[[], int]:
     """Return a C function that returns the caller's current stream on the device `index`."""
-    return functools.partial(_C._cuda_getCurrentRawStream, index)
+    return functools.partial(stream_functions()[1], index)
 
 
 def stream_functions() -> tuple[Callable[[], bool], Callable[[int], int]]:

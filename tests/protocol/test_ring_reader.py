@@ -160,7 +160,7 @@ def test_a_file_cut_short_between_two_copies_is_an_error_and_not_a_signal(
 def test_whose_descriptor_was_closed_and_given_to_another_file_is_an_error(path: Path) -> None:
     writer, reader = RingWriter(path), RingReader(path)
     writer.record(1, 2, 3, 4)
-    descriptor = reader._file._descriptor
+    descriptor = reader._file.descriptor
     other = os.open(__file__, os.O_RDONLY)
     os.dup2(other, descriptor)
     os.close(other)
