@@ -10,6 +10,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import torch
 from torch.nn import Parameter
 
 from cbtop.profiler.definitions import BrickDefinition
@@ -173,6 +174,11 @@ def _weights_in(modules: list[nn.Module]) -> list[object]:
         elif has_adapters(module):
             state.append(state_of_adapters(module))
     return state
+
+
+def devices_in(state: list[object]) -> set[object]:
+    """Return the devices in a state that `state_of` returned."""
+    return {entry for entry in state if type(entry) not in (int, torch.Size, torch.dtype, tuple)}
 
 
 class _Stacks:

@@ -142,7 +142,7 @@ def test_a_step_whose_begin_failed_gives_its_lane_back(make: MAKE) -> None:
     assert (len(profiler._steps.lanes.free), profiler._path.position.lane) == (15, 0)
 
 
-def test_a_child_has_the_lanes_that_other_threads_of_its_parent_hold(make: MAKE, profiler_module: ModuleType) -> None:
+def test_a_child_has_the_lanes_that_other_threads_of_its_parent_hold(make: MAKE) -> None:
     profiler = make(recorder=Memory())
     inside, go_on = threading.Event(), threading.Event()
 
@@ -154,7 +154,7 @@ def test_a_child_has_the_lanes_that_other_threads_of_its_parent_hold(make: MAKE,
     thread = threading.Thread(target=run)
     thread.start()
     inside.wait()
-    profiler_module._after_fork()  # as in the child, where that thread is not
+    profiler._after_fork()  # as in the child, where that thread is not
     free = len(profiler._steps.lanes.free)
     go_on.set()
     thread.join()
