@@ -15,6 +15,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from sys import _getframe
 from types import CodeType, FrameType, FunctionType
 from typing import Any, cast
@@ -22,17 +23,14 @@ from typing import Any, cast
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from cbtop.profiler.instrument.torch_internals import (
-    can_skip_frames,
-    is_tracing,
-    plain_call,
-    skip_frame,
-    tracing_state,
-)
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.protocol.signals import reraise_host_error
 
 ATTRIBUTE = "_compiled_call_impl"
+#: Returns the method by which torch calls a module if nothing replaces its call.
+plain_call: Callable[[Any], Callable[..., Any]] = attrgetter("_call_impl")
+#: Returns the state of `torch.jit.trace`, or None if it does not run.
+_tracing_state: Callable[[], object] = torch._C._get_tracing_state
 
 #: The replacement of each module's call, by the id of the module. None: the module is known and has no replacement.
 _standing: dict[int, Any] = {}
@@ -156,7 +154,7 @@ def after(look: Callable[[Any], None], module: Any) -> Any:
 
 def _missed(module: Any) -> Any:
     first_call = meeting.first_call
-    return of_host(module) if first_call is None or tracing_state() is not None else first_call(module)
+    return of_host(module) if first_call is None or _tracing_state() is not None else first_call(module)
 
 
 def replacement(module: Any) -> Any:
@@ -165,7 +163,7 @@ def replacement(module: Any) -> Any:
     if there is _standing:
         return _missed(module)
     # torch.jit.trace saves the line of torch's file that made each call, so a traced call takes the usual line.
-    return of_host(module) if there is None or tracing_state() is not None else there
+    return of_host(module) if there is None or _tracing_state() is not None else there
 
 
 # Dynamo traces these functions because `Slot` is a property.
@@ -242,6 +240,7 @@ def compile_lookup() -> None:
 
     if chosen() is not HotPath:
         from cbtop.profiler import _hot_path
+        from cbtop.profiler.instrument.torch_internals import is_tracing
 
         code = cast(CodeType, _TORCH_CALL)
         _hot_path.compile_slot(Slot, _standing, ATTRIBUTE, _missed, is_tracing, _failed, code)
@@ -257,8 +256,15 @@ def is_supported() -> bool:
         _compiled_call_impl = property(lambda self: lambda: called.append(None))
 
     CallProbe()()
+    frames = _frame_decisions()
+    can_be_told = all([hasattr(frames, name) for name in ("set_code_exec_strategy", "_debug_get_cache_entry_list")])
     is_asked = getattr(torch.nn.Module, ATTRIBUTE, True) is None and _TORCH_CALL is not None and bool(called)
-    return is_asked and can_skip_frames()
+    return is_asked and can_be_told
+
+
+def _frame_decisions() -> Any:
+    """Return the part of Dynamo that decides about each frame of Python; None if this torch has none."""
+    return getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 
 
 def keep_dynamo_out() -> None:
@@ -266,6 +272,9 @@ def keep_dynamo_out() -> None:
 
     If it meets a function of ours while compiling one of the host's, it still enters it.
     """
+    frames = _frame_decisions()
+    actions = frames._FrameAction
+    as_it_is = frames._FrameExecStrategy(actions.SKIP, actions.DEFAULT)  # the second: of its callees
     codes = [
         member.__code__
         for name, module in list(sys.modules.items())
@@ -276,5 +285,5 @@ def keep_dynamo_out() -> None:
     ]
     while codes:
         code = codes.pop()
-        skip_frame(code)
+        frames.set_code_exec_strategy(code, as_it_is)
         codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]

@@ -1,7 +1,7 @@
 """The private names of torch that the instrumentation uses, each named once. Checked with torch 2.11 and 2.13.
 
-A few more are named where they are called, because a function in between would cost each call. What a build without
-CUDA lacks is read when it is called.
+A few more are named where they are called, because a function in between would cost each call, and in
+`call_attribute`, which processes load that call no module. What a build without CUDA lacks is read when it is called.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from torch import _C, nn
 from torch._C import (
     DisableTorchFunction,
     _get_dispatch_mode,
-    _get_tracing_state,
     _has_torch_function_unary,
     _is_tracing,
     _len_torch_dispatch_stack,
@@ -29,8 +28,6 @@ without_torch_function = DisableTorchFunction
 has_torch_function = _has_torch_function_unary
 #: Whether `torch.jit.trace` runs.
 is_tracing = _is_tracing
-#: Returns the state of `torch.jit.trace`, or None if it does not run. Half as dear as `is_tracing` from Python.
-tracing_state = _get_tracing_state
 #: The number of `__torch_dispatch__` modes that are active.
 dispatch_modes = _len_torch_dispatch_stack
 #: Returns the active mode of one of the keys below, or None.
@@ -45,31 +42,11 @@ precision_of_float32: Callable[[str, str], str] | None = getattr(_C, "_get_fp32_
 submodules: Callable[[nn.Module], dict[str, nn.Module | None]] = attrgetter("_modules")
 own_parameters: Callable[[nn.Module], dict[str, Any]] = attrgetter("_parameters")
 own_buffers: Callable[[nn.Module], dict[str, Any]] = attrgetter("_buffers")
-#: Returns the method that calls a module as if the host had not replaced its call.
-plain_call: Callable[[Any], Callable[..., Any]] = attrgetter("_call_impl")
-
-
-def _eval_frame() -> Any:
-    """Return the part of Dynamo that decides about each frame of Python; None if this torch has none."""
-    return getattr(getattr(_C, "_dynamo", None), "eval_frame", None)
-
-
-def can_skip_frames() -> bool:
-    """Whether `skip_frame` and `compiled_versions` work with this torch."""
-    frames = _eval_frame()
-    return all([hasattr(frames, name) for name in ("set_code_exec_strategy", "_debug_get_cache_entry_list")])
-
-
-def skip_frame(code: CodeType) -> None:
-    """Make Dynamo skip frames of `code`, but not their callees."""
-    frames = _eval_frame()
-    actions = frames._FrameAction
-    frames.set_code_exec_strategy(code, frames._FrameExecStrategy(actions.SKIP, actions.DEFAULT))
 
 
 def compiled_versions(code: CodeType) -> list[Any]:
     """Return what Dynamo has compiled of `code`."""
-    return list(_eval_frame()._debug_get_cache_entry_list(code))
+    return list(_C._dynamo.eval_frame._debug_get_cache_entry_list(code))
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from types import FrameType
 
 from torch import nn
 
+from cbtop.profiler.instrument.call_attribute import plain_call
 from cbtop.profiler.instrument.module_tree import children_of
-from cbtop.profiler.instrument.torch_internals import plain_call
 from cbtop.profiler.instrument.trouble import first_said
 
 MAX_KINDS = 256
