@@ -20,15 +20,8 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.messages import DaemonHello, Heartbeat, Message, SourceState
-from cbtop.protocol.ring import (
-    CURSOR_WORD,
-    HEADER_BYTES,
-    RECORD_BYTES,
-    SEQUENCE_MASK,
-    SEQUENCE_SHIFT,
-    RingReader,
-    RingWriter,
-)
+from cbtop.protocol.ring import CURSOR_WORD, HEADER_BYTES, RECORD_BYTES, SEQUENCE_MASK, SEQUENCE_SHIFT, RingWriter
+from cbtop.protocol.ring_reader import RingReader
 from cbtop.protocol.subscriber import Subscriber
 from cbtop.protocol.vocabulary import BrickId, SourceStatus
 

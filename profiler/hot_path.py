@@ -97,55 +97,55 @@ class HotPath:
 
     __slots__ = (
         "__weakref__",
-        "_callbacks",
-        "_clock_ns",
-        "_define",
-        "_forked_ns",
-        "_memory",
-        "_position",
-        "_recording",
-        "_reserve",
         "_ring",
         "_root",
+        "callbacks",
+        "clock_ns",
+        "define",
+        "find_position",
+        "forked_ns",
+        "is_on",
+        "memory",
+        "reserve",
     )
 
     def __init__(self, callbacks: Callbacks, clock_ns: Callable[[], int]) -> None:
-        self._callbacks = callbacks
-        self._define = callbacks.define
-        self._clock_ns = clock_ns
+        self.callbacks = callbacks
+        self.define = callbacks.define
+        self.clock_ns = clock_ns
         self._root = Scope(None, NO_NODE, None)
-        self._position = finder(lambda: Position(self._root))
-        self._recording = True
-        self._forked_ns = BEFORE_ALL_NS
+        self.find_position = finder(lambda: Position(self._root))
+        self.is_on = True
+        self.forked_ns = BEFORE_ALL_NS
         self.attach(None)
 
     @property
     def position(self) -> Position:
         """The caller's place in the graph: its next start begins there."""
-        return self._position()
+        return self.find_position()
 
     @property
     def recording(self) -> bool:
         """Whether the caller's next start is timed."""
-        return self._recording and self._position().recording
+        return self.is_on and self.find_position().recording
 
     def start_brick(self, brick: Hashable, /) -> BrickTimer:
         """Start timing `brick` at the caller's place: a BrickId, a BrickDefinition, or a name of your own."""
-        if not self._recording:
+        if not self.is_on:
             return None
-        position = self._position()
+        position = self.find_position()
         if not position.recording:
             return None
         scope = position.scope
         try:
             inside = scope.children[brick]
         except KeyError:
-            inside = self._define(scope, brick)
-        clock_ns = self._clock_ns
+            inside = self.define(scope, brick)
+        clock_ns = self.clock_ns
         try:
             start_ns = clock_ns()
         except Exception as error:  # noqa: BLE001 - whatever the host's clock raises must not reach the host
-            self._callbacks.give_up(error)
+            self.callbacks.give_up(error)
             return None
         position.scope = inside
         return inside, position, start_ns
@@ -154,41 +154,41 @@ class HotPath:
         """Record the brick that `timer` timed, with the `elements` it worked on."""
         if timer is None:
             return
-        clock_ns = self._clock_ns
+        clock_ns = self.clock_ns
         scope, position, start_ns = timer
         try:
             end_ns = clock_ns()
         except Exception as error:  # noqa: BLE001 - as in start_brick
             position.leave(scope)
-            self._callbacks.give_up(error)
+            self.callbacks.give_up(error)
             return
         loose = 0
         if position.scope is scope:
             position.scope = scope.parent  # type: ignore[assignment]  # only the root has none
         elif not position.leave(scope):
-            if start_ns <= self._forked_ns:
+            if start_ns <= self.forked_ns:
                 return
             loose = FLAG_LOOSE
-        if self._recording:
+        if self.is_on:
             tag = position.lane | scope.node | FLAG_FAILED if failed else position.lane | scope.node
             if loose or scope.node < 0 or scope.work is not None:
-                self._seldom(scope, position, start_ns, end_ns, elements, FLAG_FAILED * failed | loose)
+                self.record_seldom(scope, position, start_ns, end_ns, elements, FLAG_FAILED * failed | loose)
                 return
-            at, number = next(self._reserve)
+            at, number = next(self.reserve)
             try:
                 if elements >= TOO_MANY:
                     raise OverflowError
-                pack_record(self._memory, at, start_ns, end_ns, elements, tag, number)
+                pack_record(self.memory, at, start_ns, end_ns, elements, tag, number)
             except BaseException as error:
-                self._refused(at, number, tag, start_ns, end_ns, elements)
+                self.write_refused(at, number, tag, start_ns, end_ns, elements)
                 if not is_ours(error):  # an interrupt is not ours to swallow
                     raise
 
     def brick(self, brick: Hashable, elements: int = 1) -> Span:
         """`with profiler.brick(BrickId.RMS_NORM, elements=4096):` times the block; an exception marks it failed."""
         span = Span()  # without an __init__, which would cost as much as both clock reads
-        span._hot_path = self
-        span._key = brick
+        span.hot_path = self
+        span.key = brick
         span.elements = elements
         return span
 
@@ -198,11 +198,11 @@ class HotPath:
 
     def set_recording(self, on: bool, /) -> None:
         """Turn recording on or off."""
-        self._recording = bool(on)
+        self.is_on = bool(on)
 
     def after_fork(self) -> None:
         """In a child: calls that began before the fork are the parent's to record."""
-        self._forked_ns = self._clock_ns()
+        self.forked_ns = self.clock_ns()
 
     def enter(self, position: Position, scope: Scope, start_ns: int, /) -> None:
         """Move `position` to `scope`, which began at `start_ns` (the compiled one publishes that in the ring)."""
@@ -213,38 +213,38 @@ class HotPath:
 
     def now_ns(self) -> int:
         """Read the clock that everything here is timed with."""
-        return self._clock_ns()
+        return self.clock_ns()
 
     def attach(self, ring: RingWriter | None, /) -> Record:
         """Write into `ring` from now on. Returns a function that writes further records into it."""
         if ring is None:
             # This makes every write fail; each record then takes the slow way to `record`.
-            self._memory: bytearray | memoryview = bytearray()
-            self._reserve: Iterator[tuple[int, int]] = repeat((NOWHERE, 0))
+            self.memory: bytearray | memoryview = bytearray()
+            self.reserve: Iterator[tuple[int, int]] = repeat((NOWHERE, 0))
             self._ring: RingWriter | None = None
-            return self._callbacks.record
-        self._ring, self._memory, self._reserve = ring, ring.memory, ring.reserve
+            return self.callbacks.record
+        self._ring, self.memory, self.reserve = ring, ring.memory, ring.reserve
         return self._write
 
     def _write(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
-        at, number = next(self._reserve)
+        at, number = next(self.reserve)
         try:
             if elements >= TOO_MANY:
                 raise OverflowError
-            pack_record(self._memory, at, start_ns, end_ns, elements, tag, number)
+            pack_record(self.memory, at, start_ns, end_ns, elements, tag, number)
         except BaseException as error:
-            self._refused(at, number, tag, start_ns, end_ns, elements)
+            self.write_refused(at, number, tag, start_ns, end_ns, elements)
             if not is_ours(error):
                 raise
 
-    def _seldom(
+    def record_seldom(
         self, scope: Scope, position: Position, start_ns: int, end_ns: int, elements: int, flags: int
     ) -> None:
         """Record a call that is loose, has work of its own, or must wait for the name of its step."""
         if scope.node >= 0:
             self._write(position.lane | scope.node | flags, start_ns, end_ns, elements)
             if scope.work is not None:
-                self._callbacks.amounts(scope, elements)
+                self.callbacks.amounts(scope, elements)
         elif position.held is not None and len(position.held) < MAX_HELD:
             position.held.append((scope, start_ns, end_ns, self._counted(elements), flags))
         else:
@@ -256,50 +256,50 @@ class HotPath:
             return operator.index(elements)  # type: ignore[arg-type]
         except Exception as error:  # noqa: BLE001 - whatever an object of the host's raises when asked for a number
             reraise_host_error(error)
-            self._callbacks.uncounted(elements)
+            self.callbacks.uncounted(elements)
             return -1
 
-    def _refused(self, at: int, number: int, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
+    def write_refused(self, at: int, number: int, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
         """Handle a record that was not written: no ring is attached, a lap is due, or `elements` is not a count."""
         if at == NOWHERE:
             try:
-                self._callbacks.record(tag, start_ns, end_ns, elements)
+                self.callbacks.record(tag, start_ns, end_ns, elements)
             except Exception as error:  # noqa: BLE001 - a recorder that fails must not reach the host
-                self._callbacks.give_up(error)
+                self.callbacks.give_up(error)
         elif self._ring is not None and not self._ring.refused(at, number, tag, start_ns, end_ns, elements):
-            self._callbacks.uncounted(elements)
+            self.callbacks.uncounted(elements)
 
 
 class Span:
     """The `with` form of a brick or a layer."""
 
-    __slots__ = ("_hot_path", "_key", "_position", "_scope", "_start_ns", "elements")
+    __slots__ = ("_position", "_scope", "_start_ns", "elements", "hot_path", "key")
 
     elements: int  # may be set inside the block, if it is known only then
-    _hot_path: HotPath
-    _key: Hashable
+    hot_path: HotPath
+    key: Hashable
     _scope: Scope
     _start_ns: int
     _position: Position | None
 
     def __enter__(self) -> Span:
-        hot_path = self._hot_path
+        hot_path = self.hot_path
         self._position = None
-        if not hot_path._recording:
+        if not hot_path.is_on:
             return self
-        position = hot_path._position()
+        position = hot_path.find_position()
         if not position.recording:
             return self
         scope = position.scope
         try:
-            inside = scope.children[self._key]
+            inside = scope.children[self.key]
         except KeyError:
-            inside = hot_path._define(scope, self._key)
-        clock_ns = hot_path._clock_ns
+            inside = hot_path.define(scope, self.key)
+        clock_ns = hot_path.clock_ns
         try:
             self._start_ns = clock_ns()
         except Exception as error:  # noqa: BLE001 - as in start_brick
-            hot_path._callbacks.give_up(error)
+            hot_path.callbacks.give_up(error)
             return self
         self._scope = position.scope = inside
         self._position = position
@@ -311,35 +311,35 @@ class Span:
         position = self._position
         if position is None:
             return
-        hot_path = self._hot_path
+        hot_path = self.hot_path
         scope = self._scope
-        clock_ns = hot_path._clock_ns
+        clock_ns = hot_path.clock_ns
         try:
             end_ns = clock_ns()
         except Exception as error:  # noqa: BLE001 - as in start_brick
             position.leave(scope)
-            hot_path._callbacks.give_up(error)
+            hot_path.callbacks.give_up(error)
             return
         loose = 0
         if position.scope is scope:
             position.scope = scope.parent  # type: ignore[assignment]  # only the root has none
         elif not position.leave(scope):
-            if self._start_ns <= hot_path._forked_ns:
+            if self._start_ns <= hot_path.forked_ns:
                 return
             loose = FLAG_LOOSE
-        if hot_path._recording:
+        if hot_path.is_on:
             tag = position.lane | scope.node if kind is None else position.lane | scope.node | FLAG_FAILED
             if loose or scope.node < 0 or scope.work is not None:
                 flags = loose if kind is None else loose | FLAG_FAILED
-                hot_path._seldom(scope, position, self._start_ns, end_ns, self.elements, flags)
+                hot_path.record_seldom(scope, position, self._start_ns, end_ns, self.elements, flags)
                 return
-            at, number = next(hot_path._reserve)
+            at, number = next(hot_path.reserve)
             try:
                 if self.elements >= TOO_MANY:
                     raise OverflowError
-                pack_record(hot_path._memory, at, self._start_ns, end_ns, self.elements, tag, number)
+                pack_record(hot_path.memory, at, self._start_ns, end_ns, self.elements, tag, number)
             except BaseException as error:
-                hot_path._refused(at, number, tag, self._start_ns, end_ns, self.elements)
+                hot_path.write_refused(at, number, tag, self._start_ns, end_ns, self.elements)
                 if not is_ours(error):
                     raise
 

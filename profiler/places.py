@@ -84,7 +84,7 @@ class Adopted:
         position, step = path.position, place.step
         is_there = position.step is step and position.scope is place.scope
         is_nowhere = step is None and place.scope.parent is None
-        if is_there or is_nowhere or (step is not None and step._position is None):  # the last: it has ended
+        if is_there or is_nowhere or (step is not None and step.position is None):  # the last: it has ended
             return
         self._before = position.scope, position.lane, position.held, position.step, position.recording
         self._scope = None
@@ -97,8 +97,8 @@ class Adopted:
             path.enter(position, scope, path.now_ns())
         self._position = position  # complete: from here on the step's end may undo it
         if step is not None:
-            step._adopted[self] = None
-            if step._position is None:  # it has ended meanwhile
+            step.adopted[self] = None
+            if step.position is None:  # it has ended meanwhile
                 self.let_go()
 
     def _end(self, *, failed: bool) -> None:
@@ -121,7 +121,7 @@ class Adopted:
             if position is None:
                 return
             if self._place.step is not None:
-                self._place.step._adopted.pop(self, None)
+                self._place.step.adopted.pop(self, None)
             scope, position.lane, position.held, position.step, position.recording = self._before
             self._path.enter(position, scope, 0)
         finally:

@@ -6,8 +6,8 @@ greenlet that is started inside a step begins outside of it, because the step ma
 
 from __future__ import annotations
 
-import _thread
 import sys
+from _thread import _local as thread_local  # not threading.local, which gevent replaces
 from collections.abc import Callable
 from typing import TypeVar
 from weakref import ref
@@ -49,7 +49,7 @@ def finder(make: Callable[[], Position]) -> Callable[[], Position]:
 
     A position lives as long as its thread, task or greenlet.
     """
-    of_thread = _thread._local()  # not threading.local, which gevent replaces
+    of_thread = thread_local()
     # Not a WeakKeyDictionary: it runs Python code when a task goes, and a signal handler's exception is lost there.
     of_unit: dict[ref[object], Position] = {}
     modules = sys.modules

@@ -11,16 +11,14 @@ Rules
 
 from __future__ import annotations
 
-import _thread
 import functools
-import inspect
 import logging
 import operator
 import os
 import random
 import weakref
+from _thread import _local as thread_local  # not threading.local, which gevent replaces
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
@@ -28,13 +26,16 @@ from cbtop.profiler.analysis.graph.nodes import Function, Layer
 from cbtop.profiler.clocks import DeviceClock, HostClock
 from cbtop.profiler.graph_recorder import Brick, GraphRecorder, UsageError, checked, checked_ns
 from cbtop.profiler.hot_path import Callbacks
-from cbtop.profiler.path import Path, TimedBlock, host_path
+from cbtop.profiler.parts import Parts
+from cbtop.profiler.path import TimedBlock
+from cbtop.profiler.paths import Paths
 from cbtop.profiler.pending import MAX_PENDING, HostTime, Pending
 from cbtop.profiler.places import Adopted, GraphPlace
 from cbtop.profiler.read_back import ReadBack
 from cbtop.profiler.recorder import Recorder, RingRecorder
 from cbtop.profiler.scopes import Scopes
 from cbtop.profiler.steps import ActiveStep, Steps
+from cbtop.profiler.timed import timed
 from cbtop.protocol import clock
 from cbtop.protocol.attributes import Grid, Work
 from cbtop.protocol.codec import EncodedNode
@@ -47,7 +48,6 @@ from cbtop.protocol.vocabulary import BrickCategory, SyncMode, TransferDirection
 if TYPE_CHECKING:
     from cbtop.profiler.analysis.brick_stats import BrickStats, CategoryStats
     from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
-    from cbtop.profiler.device_path import DevicePath
     from cbtop.profiler.session import Report
 
 Arguments = ParamSpec("Arguments")
@@ -105,11 +105,10 @@ class BrickProfiler:
     and this process's ring. With a `device_clock`, bricks are timed on that device. Each thread, asyncio or trio task
     and greenlet has its own place in the graph.
 
-    `graph` records work timed elsewhere, `stats` reads back the records; the methods below call them.
+    `graph` records work timed elsewhere, `stats` reads back the records; the methods below call them. `parts` is for
+    the instrumentation of models.
     """
 
-    #: Whether steps of eager models on a CUDA device are recorded by their kernels: instrument/kernel_steps.py.
-    _by_kernels: bool = False
     #: `timer = profiler.start_brick(BrickId.RMS_NORM)`: start timing a BrickId, a BrickDefinition, or a name.
     start_brick: Callable[[Hashable], Any]
     #: `profiler.stop_brick(timer, elements, failed=False)`: record it, with the elements it worked on.
@@ -137,7 +136,7 @@ class BrickProfiler:
         self._said: set[str] = set()
         self._now_ns = clock_ns
         self._epoch_ns: int | None = None
-        self._turns = _thread._local()  # not threading.local, which gevent replaces
+        self._turns = thread_local()
         self._chance = random.Random()  # its own, so that the host's random numbers stay the same
         self._recorder: Recorder = RingRecorder() if recorder is None else recorder
         self._scopes = Scopes(self._announce_nodes)
@@ -148,31 +147,32 @@ class BrickProfiler:
             amounts=self._amounts,
             give_up=self._give_up,
         )
-        self._sync_mode = sync_mode
         self._clock: DeviceClock = HostClock(clock_ns) if device_clock is None else device_clock
-        self._callbacks = callbacks
         self._pending = Pending(self._clock, callbacks.record)
-        # Each records work that a device has reported meanwhile, and waits for the device if allowed.
-        self._settlers: list[Callable[[bool], None]] = []
-        self._model_paths: list[DevicePath] = []
-        self._device_path: DevicePath | None = None
-        self._host_path = host_path(callbacks, clock_ns)
-        self._path: Path = self._host_path
-        if device_clock is not None:
-            self._path = self._device_path = self._path_on(device_clock, callbacks)
+        self._paths = Paths(
+            callbacks, clock_ns, device_clock, sync_mode, self._pending, self._scopes, self._recorder.flush
+        )
+        self._path = self._paths.own
         self.start_brick, self.stop_brick = self._path.start_brick, self._path.stop_brick
         self.brick, self.layer = self._path.brick, self._path.layer
         show = self._recorder.open if isinstance(self._recorder, RingRecorder) else lambda: None
         self._steps = Steps(self._path, self._scopes, self._is_sampled, self._give_up, self._recorder.flush, show)
         self.graph = GraphRecorder(self._path, callbacks, self._scopes, self.announce)
         self.stats = ReadBack(
-            self._recorder, self.graph, self._scopes, clock_ns, sample_every, lambda: self._ended_why, self._settle
+            self._recorder,
+            self.graph,
+            self._scopes,
+            clock_ns,
+            sample_every,
+            lambda: self._ended_why,
+            self._paths.settle,
         )
+        self.parts = Parts(self._recorder, self._clock, clock_ns, self._scopes, self._paths, self._steps)
         self._set_recording()
         if isinstance(self._recorder, RingRecorder):
             self._recorder.add_listener(
                 _Listener(
-                    self._path.implementation, self.sample_every, self._host_path.attach, self.finalize, self._ended
+                    self._path.implementation, self.sample_every, self._paths.host.attach, self.finalize, self._ended
                 )
             )
         _profilers.add(self)
@@ -204,14 +204,12 @@ class BrickProfiler:
     @property
     def sync_mode(self) -> SyncMode:
         """When to wait for the device."""
-        return self._sync_mode
+        return self._paths.sync_mode
 
     def set_sync_mode(self, mode: SyncMode) -> None:
         """Wait for the device as `mode` says from now on; records deferred until now are written first."""
         self.finalize()
-        self._sync_mode = mode
-        if self._device_path is not None:
-            self._device_path.mode = mode
+        self._paths.set_sync_mode(mode)
         self._set_recording()
 
     @property
@@ -222,45 +220,8 @@ class BrickProfiler:
     @_unless_it_fails(None)
     def finalize(self) -> None:
         """Wait for the device once and record all deferred timings, each with its own start and end."""
-        self._settle(True)
+        self._paths.settle(True)
         self._pending.finalize()
-
-    def _settle(self, may_wait: bool = False) -> None:
-        for settle in list(self._settlers):
-            settle(may_wait)
-
-    def _path_on(self, clock: DeviceClock, callbacks: Callbacks) -> DevicePath:
-        """Return a path on a device's clock. If the clock reports marks without waiting, steps wait for it."""
-        from cbtop.profiler.device_path import DevicePath
-        from cbtop.profiler.held_steps import HeldSteps
-
-        kept = None
-        if hasattr(clock, "is_reached"):
-            stamping: Any = clock
-            kept = HeldSteps(stamping, callbacks, self._scopes, self._recorder.flush)
-            self._settlers.append(kept.settle)
-        return DevicePath(clock, self._host_path, self._sync_mode, callbacks, self._pending, kept)
-
-    def _path_for_models(self, clock: DeviceClock, give_up: Callable[[Exception], None]) -> DevicePath:
-        """Return a path for models on the device of `clock`, until `_end_path`. `give_up` is called if that fails."""
-        path = self._path_on(clock, replace(self._callbacks, give_up=give_up))
-        path.mode = SyncMode.DEFERRED
-        self._model_paths.append(path)
-        self._set_recording()
-        return path
-
-    def _end_path(self, path: DevicePath) -> None:
-        """Stop timing on `path`."""
-        if path in self._model_paths:
-            self._model_paths.remove(path)
-        path.is_over = True
-        path.set_recording(False)
-        if path.kept is not None and path.kept.settle in self._settlers:
-            self._settlers.remove(path.kept.settle)
-
-    def _steps_on(self, path: Path) -> Steps:
-        """Return the steps of this profiler, timed on `path`."""
-        return self._steps.on(path)
 
     def timed(
         self, brick: Brick, elements: int | Callable[Arguments, int] = 1
@@ -271,30 +232,7 @@ class BrickProfiler:
         generator, whose time between the awaits belongs to others: use `with profiler.brick(...)` inside.
         """
 
-        def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-            name = getattr(function, "__name__", type(function).__name__)
-            called = (function, type(function).__call__)
-            kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-            if any(is_kind(one) for is_kind in kinds for one in called):
-                raise TypeError(f"{name} runs in pieces; time them with `with profiler.brick(...)` inside")
-
-            @functools.wraps(function)
-            def timed_function(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-                if not self.recording:
-                    return function(*args, **kwargs)
-                count: Any = elements
-                if callable(elements):
-                    try:
-                        count = elements(*args, **kwargs)
-                    except Exception as error:  # noqa: BLE001 - a count that fails must not end the call
-                        reraise_host_error(error)
-                        count = error
-                with self.brick(brick, count):
-                    return function(*args, **kwargs)
-
-            return timed_function
-
-        return decorate
+        return timed(self._path, brick, elements)
 
     @_unless_it_fails(None)
     def reset(self) -> None:
@@ -303,11 +241,9 @@ class BrickProfiler:
         Settings stay, as does each thread's place. The daemon's totals stay too, because they are the process's.
         """
         self._pending.discard()
-        for path in self._device_paths:
-            if path.kept is not None:
-                path.kept.discard()
+        self._paths.discard_kept()
         self._epoch_ns = None
-        self._turns = _thread._local()  # not threading.local, which gevent replaces
+        self._turns = thread_local()
         self._chance = random.Random()  # its own, so that the host's random numbers stay the same
         self._scopes.dropped = 0
         self.graph.reset()
@@ -521,18 +457,9 @@ class BrickProfiler:
     # ------------------------------------------------------------------------------------------------------------
 
     def _set_recording(self) -> None:
-        on = self._enabled and not self._ended_why and self._sync_mode is not SyncMode.NONE
+        on = self._enabled and not self._ended_why and self._paths.sync_mode is not SyncMode.NONE
         self._steps.turn(on)
-        for path in self._paths:
-            path.set_recording(on)
-
-    @property
-    def _paths(self) -> list[Path]:
-        return [self._host_path, *self._device_paths]
-
-    @property
-    def _device_paths(self) -> list[DevicePath]:
-        return [*self._model_paths, *([] if self._device_path is None else [self._device_path])]
+        self._paths.set_recording(on)
 
     def _is_replay_sampled(self, key: tuple[object, ...]) -> bool:
         """Whether the replay of a captured graph that begins now is recorded."""

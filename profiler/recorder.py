@@ -45,7 +45,8 @@ from cbtop.protocol.messages import (
 )
 from cbtop.protocol.process import boot_id, pid_namespace, process_start
 from cbtop.protocol.ranks import ranks_of
-from cbtop.protocol.ring import DEFAULT_RING_BYTES, Batch, Record, RingReader, RingWriter
+from cbtop.protocol.ring import DEFAULT_RING_BYTES, Record, RingWriter
+from cbtop.protocol.ring_reader import Batch, RingReader
 from cbtop.protocol.signals import reraise_host_error, suppressed
 
 CLOCK_READINGS = 256  # to find the smallest difference between two of them
@@ -91,6 +92,34 @@ class RingListener(Protocol):
     def ended(self, why: str, /) -> None: ...
 
 
+class Failures:
+    """Counts calls that failed, and logs the first of each kind. The host is not told of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._logged: set[str] = set()
+
+    def log_once(self, about: str, line: str) -> None:
+        """Log `line` if nothing was logged `about` this yet."""
+        if about not in self._logged:
+            self._logged.add(about)
+            _log.warning("%s", line)
+
+    def note(self, what: str, error: Exception) -> None:
+        """Count that we could not do `what`."""
+        self.count += 1
+        self.log_once(what, f"cbtop could not {what}: {str(error) or type(error).__name__}")
+
+    @contextmanager
+    def kept_from_the_host(self, what: str) -> Iterator[None]:
+        """`with failures.kept_from_the_host("announce"):` notes an error of ours, and continues after the block."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - see the rules
+            reraise_host_error(error)
+            self.note(what, error)
+
+
 class RingRecorder:
     """Writes records into this process's ring and messages into its catalog.
 
@@ -110,7 +139,7 @@ class RingRecorder:
         ring_bytes: int = DEFAULT_RING_BYTES,
         clock_ns: Callable[[], int] = clock.monotonic_ns,
     ) -> None:
-        self.failures = 0  # failed calls; the host was not told of them
+        self._failures = Failures()
         self.left_out = 0  # announcements
         self._directory = directory
         self._ring_bytes = ring_bytes
@@ -123,7 +152,6 @@ class RingRecorder:
         self._written_nodes = 0  # number written into the open catalog
         self._is_writing_nodes = False
         self._lost_a_node = False  # not in the catalog: those that follow have no place in it either
-        self._logged: set[str] = set()
         self._opening = threading.RLock()
         self._ring: RingWriter | None = None
         # Holds the number of `asked`, and needs no Python frame: each step of a model reads it.
@@ -138,6 +166,11 @@ class RingRecorder:
         self.record = self._first_record
         _recorders.add(self)
 
+    @property
+    def failures(self) -> int:
+        """Number of failed calls. The host was not told of them."""
+        return self._failures.count
+
     def open(self) -> None:
         """Open the files, if they are not open, so that a process that only began something is seen to run."""
         if self._catalog is None:
@@ -145,14 +178,14 @@ class RingRecorder:
 
     def add_listener(self, listener: RingListener) -> None:
         """Attach `listener` to each ring when it opens, and to None when it is gone."""
-        with self._opening, self._kept_from_the_host("write beside the hot path"):
+        with self._opening, self._failures.kept_from_the_host("write beside the hot path"):
             self._listeners.append(listener)
             if self._ring:
                 self.record = listener.attach(self._ring)
 
     def announce(self, message: CatalogMessage) -> None:
         """Write `message` into the catalog, replacing one with the same key. A message that is invalid is logged."""
-        with self._opening, self._kept_from_the_host("announce"):
+        with self._opening, self._failures.kept_from_the_host("announce"):
             try:
                 payload = codec.encode(message)
                 said = codec.decode(payload)  # as the daemon will: it drops the source of a message that it refuses
@@ -171,38 +204,38 @@ class RingRecorder:
 
     def announce_nodes(self, nodes: Sequence[EncodedNode]) -> None:
         """Announce nodes that `codec.encode_node` has encoded, in one piece."""
-        with self._opening, self._kept_from_the_host("announce"):
+        with self._opening, self._failures.kept_from_the_host("announce"):
             self._announce_nodes(nodes)
             self._write_updates()
 
     def flush(self) -> None:
         """Write the waiting announcements, if their pause is over. Costs nothing if none waits."""
         if self._updates or (self._catalog is not None and self._catalog.is_behind):
-            with self._opening, self._kept_from_the_host("write what waits"):
+            with self._opening, self._failures.kept_from_the_host("write what waits"):
                 self._write_updates()
 
     def close(self, reason: str) -> None:
         """Send a goodbye; the files stay for the daemon to read to their end."""
         for listener in self._listeners:
-            with self._kept_from_the_host("record what waits for a device"):
+            with self._failures.kept_from_the_host("record what waits for a device"):
                 listener.finish()
         with self._opening:
-            with self._kept_from_the_host("write what waits"):
+            with self._failures.kept_from_the_host("write what waits"):
                 self._pause_until_ns = 0
                 self._write_updates()
             catalog, self._catalog = self._catalog, None
             if catalog:
                 self._let_files_go.detach()
-                with self._kept_from_the_host("say goodbye"):
+                with self._failures.kept_from_the_host("say goodbye"):
                     catalog.write(Goodbye(reason[: codec.MAX_NAME_CHARS]))
-                with self._kept_from_the_host("close its catalog"):
+                with self._failures.kept_from_the_host("close its catalog"):
                     catalog.close()
             ring, self._ring, self.asked_word = self._ring, None, NOT_ASKED
             self._closed = True
             self.record = _nowhere
             self._let_go()
             if ring:
-                with self._kept_from_the_host("close its ring"):
+                with self._failures.kept_from_the_host("close its ring"):
                     ring.close()
 
     @property
@@ -229,7 +262,7 @@ class RingRecorder:
             return self._reader.read() if self._reader else None
         except Exception as error:  # noqa: BLE001 - see the rules
             reraise_host_error(error)
-            self._failed("read its ring", error)
+            self._failures.note("read its ring", error)
             return None
 
     def read_again(self) -> Batch | None:
@@ -244,7 +277,7 @@ class RingRecorder:
                 reader.close()
         except Exception as error:  # noqa: BLE001 - see the rules
             reraise_host_error(error)
-            self._failed("read its ring", error)
+            self._failures.note("read its ring", error)
             return None
 
     def forget(self) -> None:
@@ -252,7 +285,7 @@ class RingRecorder:
         self._opening = threading.RLock()  # another thread of the parent may have held the old one
         if self._catalog:
             self._let_files_go.detach()
-            with self._kept_from_the_host("close its catalog"):
+            with self._failures.kept_from_the_host("close its catalog"):
                 self._catalog.close()  # or the parent would seem to live as long as this child
         self._ring = self._catalog = self._path = self._reader = None
         self.asked_word = NOT_ASKED
@@ -330,7 +363,7 @@ class RingRecorder:
         if not taken:
             self._leave_out("the catalog", f"cbtop leaves out an announcement: no room for it in {catalog.path}")
         elif catalog.trouble is not None:
-            self._log_once(
+            self._failures.log_once(
                 "trouble", f"cbtop keeps what it cannot write to {catalog.path}: {catalog.trouble.strerror}"
             )
         return taken
@@ -339,28 +372,11 @@ class RingRecorder:
         self.left_out += 1
         if self._ring:
             self._ring.set_left_out(self.left_out)
-        self._log_once(about, line)
-
-    def _log_once(self, about: str, line: str) -> None:
-        if about not in self._logged:
-            self._logged.add(about)
-            _log.warning("%s", line)
-
-    @contextmanager
-    def _kept_from_the_host(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 - see the rules
-            reraise_host_error(error)
-            self._failed(what, error)
-
-    def _failed(self, what: str, error: Exception) -> None:
-        self.failures += 1
-        self._log_once(what, f"cbtop could not {what}: {str(error) or type(error).__name__}")
+        self._failures.log_once(about, line)
 
     def _let_go(self) -> None:
         for listener in self._listeners:
-            with self._kept_from_the_host("let go of the hot path"):
+            with self._failures.kept_from_the_host("let go of the hot path"):
                 listener.attach(None)
 
     def _first_record(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
@@ -381,13 +397,13 @@ class RingRecorder:
                     self._open_files()
                 except Exception as error:  # noqa: BLE001 - see the rules
                     reraise_host_error(error)  # it opens them the next time
-                    self.failures += 1
+                    self._failures.count += 1
                     why = str(error) or type(error).__name__
                     _log.warning("cbtop records nothing in process %d: %s", os.getpid(), why)
                     self._closed = True
                     self.record = _nowhere
                     for listener in self._listeners:
-                        with self._kept_from_the_host("end its recording"):
+                        with self._failures.kept_from_the_host("end its recording"):
                             listener.ended(why)
                 finally:
                     self._is_opening = False
@@ -422,11 +438,11 @@ class RingRecorder:
             self._ring, self._catalog, self._path, self.record = ring, catalog, ring.path, ring.record
             self.asked_word = ring.asked_word
             for listener in self._listeners:
-                with self._kept_from_the_host("write beside the hot path"):
+                with self._failures.kept_from_the_host("write beside the hot path"):
                     self.record = listener.attach(ring)
         except BaseException:
             if self._catalog is None:  # else everything exists except for a listener: its records take the slow way
-                with self._kept_from_the_host("remove a file it began"):
+                with self._failures.kept_from_the_host("remove a file it began"):
                     catalog.path.with_suffix(".ring").unlink(missing_ok=True)
                     catalog.path.unlink(missing_ok=True)
                     catalog.close()

@@ -21,7 +21,8 @@ from cbtop.profiler.analysis.stats import NodeStats, sane
 from cbtop.profiler.analysis.time_breakdown import Beside, TimeBreakdown, books_of, outside_steps
 from cbtop.protocol.codec import sanitise
 from cbtop.protocol.messages import Dependency, Node
-from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN, LANE_SHIFT, Batch
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN, LANE_SHIFT
+from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
 # Nodes without a time of their own: they are in the graph if the node around them ran.

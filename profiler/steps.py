@@ -17,26 +17,23 @@ from __future__ import annotations
 
 import copy
 import logging
-import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet, ref
+from weakref import WeakSet
 
 from cbtop.profiler.graph_recorder import checked
 from cbtop.profiler.held_steps import HeldStep, HeldSteps, Part
+from cbtop.profiler.lanes import SHARED_LANE, Lanes
 from cbtop.profiler.path import MOST, Told, amount_of
 from cbtop.profiler.pending import HostTime
 from cbtop.profiler.scopes import UNNAMED, NamedScopes, Scopes
+from cbtop.profiler.step_parts import AlikeParts, Ended, Inside, scope_of
 from cbtop.protocol import clock
 from cbtop.protocol.ring import (
     FLAG_AMOUNTS,
     FLAG_CANCELLED,
     FLAG_FAILED,
     FLAG_PLAIN,
-    LANE_SHIFT,
-    LANES,
-    NO_NODE,
     UNKNOWN_AMOUNT,
 )
 from cbtop.protocol.vocabulary import NodeKind
@@ -47,8 +44,8 @@ if TYPE_CHECKING:
     from cbtop.profiler.places import Adopted
 
 NO_NAME = "step"  # of a step that ended without one
+CANCELLED_PLAIN = FLAG_CANCELLED | SHARED_LANE  # a cancelled step takes nothing along in the shared lane
 STEP = NodeKind.STEP  # looking it up in its class takes as long as the rest of a key
-SHARED_LANE = (LANES - 1) << LANE_SHIFT  # shared by all further steps: their times are not told apart
 
 _log = logging.getLogger("cbtop")
 
@@ -58,9 +55,7 @@ class Steps:
 
     __slots__ = (
         "__weakref__",
-        "_holders",
         "_others",
-        "_taking",
         "_warned",
         "flush",
         "forks",
@@ -68,9 +63,11 @@ class Steps:
         "governor",
         "is_on",
         "is_sampled",
+        "lanes",
         "path",
         "scopes",
         "show",
+        "take_lane",
         "warm_ups",
     )
 
@@ -94,9 +91,8 @@ class Steps:
         self.governor: Any = None  # notified of each step, if set: see instrument/governor.py
         self.warm_ups: Any = None  # names the first steps of each kind, see instrument/warm_up.py; None: not done
         self._others: WeakSet[Steps] = WeakSet()  # on other paths
-        # The step that took each lane last. The shared lane has none: it is for all further steps.
-        self._holders: dict[int, ref[ActiveStep] | None] = {lane << LANE_SHIFT: None for lane in range(LANES - 1)}
-        self._taking = threading.RLock()
+        self.lanes = Lanes()
+        self.take_lane = self.lanes.take  # unwrapped, because this runs at every recorded step
         self._warned: set[str] = set()  # shared by the same steps on other paths
 
     def warn_once(self, line: str, *arguments: object) -> None:
@@ -116,23 +112,6 @@ class Steps:
         """Turn recording on or off."""
         for steps in (self, *self._others):
             steps.is_on = on
-
-    @property
-    def free_lanes(self) -> list[int]:
-        """The lanes without a step: their last one has ended, or has gone with its thread, task or generator."""
-        return [lane for lane, holder in self._holders.items() if _is_free(lane, holder)]
-
-    def take_lane(self, step: ActiveStep) -> int:
-        """Give `step` a lane. It is the shared one if all others are taken."""
-        with self._taking:
-            for lane, holder in self._holders.items():
-                held_by = None if holder is None else holder()
-                if held_by is None or held_by._lane != lane:  # as _is_free
-                    self._holders[lane] = ref(step)
-                    step._lane = lane
-                    return lane
-        step._lane = SHARED_LANE
-        return SHARED_LANE
 
     def record(
         self,
@@ -156,16 +135,16 @@ class Steps:
                 lane = FLAG_PLAIN if parts is None else self.take_lane(step)
                 root = self._root
                 for keys, began_ns, ended_ns, elements in parts or ():
-                    self.emit(root, (step._key, *keys), began_ns, ended_ns, elements, lane)
-                self.emit(root, (step._key,), start_ns, end_ns, tokens, lane)
+                    self.emit(root, (step.key, *keys), began_ns, ended_ns, elements, lane)
+                self.emit(root, (step.key,), start_ns, end_ns, tokens, lane)
                 if sequences is not None:
-                    self.emit(root, (step._key,), sequences, UNKNOWN_AMOUNT, 0, FLAG_AMOUNTS)
+                    self.emit(root, (step.key,), sequences, UNKNOWN_AMOUNT, 0, FLAG_AMOUNTS)
                 self.path.step_ended()
                 self.flush()
         except Exception as error:  # noqa: BLE001 - as in Step
             self.give_up(error)
         finally:
-            step._lane = None
+            step.lane = None
         self.lose(lost)
 
     def lose(self, count: int) -> None:
@@ -187,73 +166,25 @@ class Steps:
         self, root: Scope, keys: tuple[Hashable, ...], start_ns: int, end_ns: int, elements: int, lane: int
     ) -> None:
         """Record a call at `keys` below `root`, and define its place if it is new."""
-        scope = _scope_of(root, keys, self.scopes)
+        scope = scope_of(root, keys, self.scopes)
         self.path.emit(scope, None, HostTime(start_ns), HostTime(end_ns), elements, lane)
 
     def after_fork(self) -> None:
         """In a child: leave running steps to the parent, and make a new lock, which the parent may have held."""
-        self._taking = threading.RLock()
+        self.lanes.after_fork()
         for steps in (self, *self._others):
-            steps._taking = self._taking
             steps.forks += 1
         position = self.path.position
-        running = [holder() for holder in self._holders.values() if holder is not None]
-        for step in [*running, position.step]:  # the last: it may be in the shared lane
+        for step in [*self.lanes.holders, position.step]:  # the last: it may be in the shared lane
             if isinstance(step, ActiveStep):
                 step.leave_to_parent()
         inner: Any = position.step
         while inner is not None:
             inner.leave_to_parent()
-            inner = inner._outer
+            inner = inner.outer
         root = self._root
         position.lane, position.held, position.recording = 0, None, True
         self.path.enter(position, root, 0)
-
-
-class AlikeParts:
-    """The parts of a group of similar steps: for each part its keys from the step down.
-
-    Their places are looked up once for a step of each name.
-    """
-
-    __slots__ = ("_known", "keys")
-
-    def __init__(self, keys: Sequence[tuple[Hashable, ...]]) -> None:
-        self.keys = keys
-        self._known: dict[int, tuple[Scope, list[Scope]]] = {}
-
-    def scopes_in(self, step: Scope, scopes: Scopes) -> list[Scope]:
-        """Return the scope of each part in that step, and define it if it is new."""
-        known = self._known.get(id(step))
-        if known is not None and known[0] is step:
-            return known[1]
-        found = [_scope_of(step, keys, scopes) for keys in self.keys]
-        if step.node != NO_NODE:  # else each step has a new scope, and their number has no bound
-            self._known[id(step)] = step, found
-        return found
-
-
-def _scope_of(scope: Scope, keys: tuple[Hashable, ...], scopes: Scopes) -> Scope:
-    for key in keys:
-        scope = scope.children.get(key) or scopes.define(scope, key)
-    return scope
-
-
-Inside = tuple[Any, Any, int]  # the scope around a step, its position, and that position's lane
-
-
-class Ended:
-    """The data to record of a step that has ended."""
-
-    __slots__ = ("end", "flags", "inside", "outside", "scope", "start")
-
-    def __init__(self, scope: Scope, start: Any, end: Any, flags: int, inside: Inside | None) -> None:
-        self.scope = scope
-        self.outside: Any = scope.parent  # outside all steps
-        self.start = start
-        self.end = end
-        self.flags = flags
-        self.inside = inside
 
 
 def _key(name: str | None, model: str) -> tuple[object, ...]:
@@ -261,9 +192,9 @@ def _key(name: str | None, model: str) -> tuple[object, ...]:
     return (STEP, name, model) if model else (STEP, name)
 
 
-def _is_free(lane: int, holder: ref[ActiveStep] | None) -> bool:
-    step = None if holder is None else holder()
-    return step is None or step._lane != lane
+def _let_go(adopted: Iterable[Adopted]) -> None:
+    for one in list(adopted):
+        one.let_go()
 
 
 class ActiveStep:
@@ -277,29 +208,29 @@ class ActiveStep:
 
     __slots__ = (
         "__weakref__",
-        "_adopted",
         "_begun_ns",
         "_cancelled",
         "_ended",
-        "_forks",
         "_inside",
         "_is_outermost",
         "_is_plain",
-        "_key",
-        "_lane",
         "_mark",
         "_model",
         "_name",
-        "_outer",
         "_outer_held",
-        "_position",
         "_scope",
         "_start",
         "_start_ns",
         "_steps",
         "_waits",
+        "adopted",
         "cached",
+        "forks",
+        "key",
+        "lane",
+        "outer",
         "own_ns",
+        "position",
         "returned_ns",
         "sequences",
         "tokens",
@@ -307,19 +238,19 @@ class ActiveStep:
 
     def __init__(self, steps: Steps, name: str | None, tokens: int, model: str) -> None:
         self._steps = steps
-        self._lane: int | None = None  # while it has one
-        self._position: Position | None = None  # while it runs
+        self.lane: int | None = None  # while it has one
+        self.position: Position | None = None  # while it runs
         self._scope: Any = None  # None if its inside is not recorded
         self._cancelled = False
-        self._adopted: dict[Adopted, None] = {}  # work that other threads do for it now
+        self.adopted: dict[Adopted, None] = {}  # work that other threads do for it now
         self._waits = 0  # number of calls of `wait` not answered yet
         self._ended: Ended | HeldStep | None = None  # set once it has ended and waits
         self._mark: Any = None  # the governor's mark, while it runs
         self._name = name
         self._model = model
-        self._key: tuple[object, ...] = (STEP, NO_NAME if name is None else name)
+        self.key: tuple[object, ...] = (STEP, NO_NAME if name is None else name)
         if model:
-            self._key += (model,)
+            self.key += (model,)
         self._start_ns: int | None = None
         self.own_ns = 0  # overhead of beginning it, and of calls in it that are not the model's
         self.returned_ns: int | None = None  # when the timed call had returned, if that is all of it
@@ -338,7 +269,7 @@ class ActiveStep:
     @name.setter
     def name(self, name: str) -> None:
         self._name = checked(name, "step")
-        self._key = _key(name, self._model)
+        self.key = _key(name, self._model)
         self._rename()
 
     @property
@@ -349,7 +280,7 @@ class ActiveStep:
     @model.setter
     def model(self, model: str) -> None:
         self._model = checked(model, "model")
-        self._key = _key(self._name, model)
+        self.key = _key(self._name, model)
         self._rename()
 
     @property
@@ -380,7 +311,7 @@ class ActiveStep:
 
     def leave_lane(self) -> None:
         """Release the lane: records of the next step in it come after those of this one."""
-        self._lane = None
+        self.lane = None
 
     def wait(self) -> None:
         """Delay recording this step, once it has ended, until a device's times arrive (`told`)."""
@@ -403,7 +334,7 @@ class ActiveStep:
         def read(scopes: Scopes) -> Told:
             told = list(parts or ())
             keys, *columns = zip(*told, strict=True) if told else ((), (), (), ())
-            return [_scope_of(ended.scope, one, scopes) for one in keys], *columns
+            return [scope_of(ended.scope, one, scopes) for one in keys], *columns
 
         self._record(ended, read)
 
@@ -423,22 +354,22 @@ class ActiveStep:
         steps, path = self._steps, self._steps.path
         try:
             told = _, _, ends_ns, _ = read(steps.scopes)
-            path.emit_deferred(told, self._lane or 0)
+            path.emit_deferred(told, self.lane or 0)
             if isinstance(ended.end, int):
                 ended.end = HostTime(max([ended.end, *ends_ns]))
             if not self._waits:
                 self._emit(ended.scope, ended.start, ended.end, ended.flags, ended.inside)
-                self._ended = self._lane = None
+                self._ended = self.lane = None
                 path.step_ended()
                 steps.flush()
         except Exception as error:  # noqa: BLE001 - as in __enter__
-            self._ended = self._lane = None
+            self._ended = self.lane = None
             steps.give_up(error)
 
     @property
     def is_running(self) -> bool:
         """Whether it has begun, and not ended."""
-        return self._position is not None
+        return self.position is not None
 
     # Both are in one piece, because after a model has run the code of each Python function must be fetched anew.
 
@@ -449,39 +380,40 @@ class ActiveStep:
             if governor is not None:
                 self._begun_ns = clock.perf_counter_ns()
             outer: Any = position.step
-            while outer is not None and outer._position is None:  # a signal cut its end short
-                outer = outer._outer
-            self._outer = outer
-            self._scope, self._is_plain, self._forks = None, False, steps.forks
-            self._is_outermost = outer is None or outer._forks != steps.forks
+            while outer is not None and outer.position is None:  # a signal cut its end short
+                outer = outer.outer
+            self.outer = outer
+            self._scope, self._is_plain, self.forks = None, False, steps.forks
+            self._is_outermost = outer is None or outer.forks != steps.forks
             if self._is_outermost:
                 position.recording = True
             if not (steps.is_on and position.recording):
-                self._position, position.step = position, self
+                self.position, position.step = position, self
                 return self
             root = top = self._inside = position.scope
             while root.parent is not None:
                 top, root = root, root.parent
             if outer is None and isinstance(top.key, tuple) and top.key[0] is STEP:
                 self._inside = root  # a signal cut a step's end short: nothing is inside of that one any longer
-            if self._is_outermost and not steps.is_sampled(None if self._name is None else self._key):
+            if self._is_outermost and not steps.is_sampled(None if self._name is None else self.key):
                 # Not a clock that waits for a device; if steps are stamped where they are recorded, the host's.
                 self._start = path.end_mark() if path.held_steps is None else HostTime(path.now_ns())
                 self._is_plain = True
                 if governor is not None:
                     self._mark = governor.began(self, self._model, recorded=False)
                     self.own_ns = clock.perf_counter_ns() - self._begun_ns
-                self._position, position.step = position, self
+                self.position, position.step = position, self
                 position.recording = False  # until it ends
-                there = root.children.get(self._key)
+                there = root.children.get(self.key)
                 if there is not None:
                     start = self._start
                     start_ns = start if isinstance(start, int) else path.now_ns()
-                    path.publish(position, there, start_ns, self._known_tokens)
+                    tokens = self.tokens if type(self.tokens) is int and 0 <= self.tokens <= MOST else 0
+                    path.publish(position, there, start_ns, tokens)
                 return self
             if self._name is None:
                 steps.show()  # because its records wait for its name
-            key = UNNAMED if self._name is None or path.held_steps is not None else self._key
+            key = UNNAMED if self._name is None or path.held_steps is not None else self.key
             scope = root.children.get(key) or steps.scopes.define(root, key)
             if governor is not None and self._is_outermost:
                 self._mark = governor.began(self, self._model, recorded=True)
@@ -493,100 +425,66 @@ class ActiveStep:
             position.held = [] if key is UNNAMED else None
             position.lane = steps.take_lane(self)
             # A step without a position counts as ended: a handler that runs steps here must not see that.
-            self._scope, self._position, position.step = scope, position, self
+            self._scope, self.position, position.step = scope, position, self
             path.enter(position, scope, now_ns)
             if self._is_outermost:
-                path.publish(position, scope, now_ns, self._known_tokens)
+                tokens = self.tokens if type(self.tokens) is int and 0 <= self.tokens <= MOST else 0
+                path.publish(position, scope, now_ns, tokens)
         except BaseException as error:
-            self._position = self._mark = None  # what has not begun will not be ended
+            self.position = self._mark = None  # what has not begun will not be ended
             if not isinstance(error, Exception):
                 raise
             self._steps.give_up(error)  # an error of ours, or of a clock, is not the host's
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        position, self._position = self._position, None
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object, /) -> None:
+        position, self.position = self.position, None
         if position is None:
             return
-        mark = self._mark
+        mark, governor = self._mark, self._steps.governor
         if mark is not None:
             ending_ns = clock.perf_counter_ns() if self.returned_ns is None else self.returned_ns
         try:
-            path, scope, lane, failed = self._steps.path, self._scope, self._lane or 0, kind is not None
-            if self._adopted:
-                for adopted in list(self._adopted):
-                    adopted.let_go()
+            path, scope, lane, failed = self._steps.path, self._scope, self.lane or 0, kind is not None
+            if self.adopted:
+                _let_go(self.adopted)
             outer: Any = position.step
-            while outer is not None and outer._position is None:  # this one, and any that ended before one inside it
-                outer = outer._outer
+            while outer is not None and outer.position is None:  # this one, and any that ended before one inside it
+                outer = outer.outer
             position.step = outer
             if self._is_outermost:
                 position.recording = True
             if self._is_plain:  # it is recorded as a whole, under its current name
-                self._is_plain = False
-                steps, root = self._steps, self._inside
+                self._is_plain, steps, root = False, self._steps, self._inside
                 path.publish(position, position.scope, 0, 0)
-                if not steps.is_on or self._forks != steps.forks:
+                if not steps.is_on or self.forks != steps.forks:
                     return
                 end = path.end_mark() if path.held_steps is None else HostTime(path.now_ns())  # as in __enter__
                 while root.parent is not None:
                     root = root.parent
-                # A cancelled one takes nothing along in the shared lane.
-                flags = FLAG_CANCELLED | SHARED_LANE if self._cancelled else FLAG_PLAIN
-                flags = flags | FLAG_FAILED if failed else flags
-                scope = root.children.get(self._key) or steps.scopes.define(root, self._key)
+                flags = (CANCELLED_PLAIN if self._cancelled else FLAG_PLAIN) | (FLAG_FAILED if failed else 0)
+                scope = root.children.get(self.key) or steps.scopes.define(root, self.key)
                 start = self._start if self._start_ns is None else HostTime(self._start_ns)
-                inside = None
-                if position.scope is self._inside and self._inside.parent is not None:
-                    inside = self._named(self._inside), position, position.lane
-                if inside is None and not self._cancelled:
+                if self._cancelled or (position.scope is self._inside and self._inside.parent is not None):
+                    self._emit(scope, start, end, flags, self._inside_at(position))
+                else:
                     path.emit_step(scope, start, end, self.tokens, flags, self.sequences, self.cached)
-                else:
-                    self._emit(scope, start, end, flags, inside)
-                return
-            if scope is None:
-                return
-            held = None
-            try:
-                end = path.end_mark()
-            finally:
-                held, position.held = position.held, self._outer_held
-                position.leave(scope)  # to where it began, or to the root if the step around it has ended meanwhile
-                if position.scope.parent is None and (self._outer is None or self._outer._position is not None):
-                    path.enter(position, self._inside, 0)
-                position.lane = 0 if outer is None else outer._lane or 0
-            if path.recording:
-                flags = (FLAG_FAILED if failed else 0) | (FLAG_CANCELLED if self._cancelled else 0)
-                start = self._start if self._start_ns is None else HostTime(self._start_ns)
-                if path.held_steps is not None and held is not None:
-                    self._hold(path.held_steps, position, scope, held, start, end, flags)
-                else:
-                    if scope.key == UNNAMED:
-                        scope = self._give_name(scope, held or [], lane)
-                    elif scope.key != self._key:  # it was renamed while a brick ran in it
-                        path.emit(scope, None, self._start, end, 0, lane | FLAG_CANCELLED)
-                        scope = self._named(scope.parent)
-                    inside = None
-                    if position.scope is self._inside and self._inside.parent is not None:
-                        inside = self._named(self._inside), position, position.lane
-                    if self._waits:
-                        self._ended = Ended(scope, start, end, lane | flags, inside)
-                    else:
-                        self._emit(scope, start, end, lane | flags, inside)
-            if not isinstance(self._ended, Ended):
-                self._lane = None  # only now, so that the next step's records come after this step's end
-            if self._is_outermost:
-                path.step_ended()
-                self._steps.flush()
+            elif scope is not None:
+                try:
+                    end = path.end_mark()
+                finally:
+                    held, position.held = position.held, self._outer_held
+                    position.leave(scope)  # to where it began, or to the root if the step around it has ended since
+                    if position.scope.parent is None and (self.outer is None or self.outer.position is not None):
+                        path.enter(position, self._inside, 0)
+                    position.lane = 0 if outer is None else outer.lane or 0
+                self._record_inside(position, scope, held, end, lane, failed)
         except Exception as trouble:  # noqa: BLE001 - as above
             self._steps.give_up(trouble)
         finally:
             if mark is not None:
                 self._mark = None
                 try:
-                    governor = self._steps.governor
                     if self._scope is not None:
                         governor.left(self, mark)
                     if kind is None:
@@ -602,10 +500,43 @@ class ActiveStep:
                     self._steps.give_up(trouble)
 
     _begun_ns: int  # if a governor is notified
-    _outer: Any  # the step around this one, if any
+    outer: Any  # the step around this one, if any
     _is_outermost: bool  # within this process
     _is_plain: bool  # not sampled: timed as a whole
-    _forks: int  # forks of the process it began in: a process with more of them is a child
+    forks: int  # forks of the process it began in: a process with more of them is a child
+
+    def _record_inside(
+        self, position: Position, scope: Scope, held: list[HeldRecord] | None, end: Any, lane: int, failed: bool
+    ) -> None:
+        """Record a step whose inside was recorded, or keep it until the device's times are known."""
+        path = self._steps.path
+        if path.recording:
+            flags = (FLAG_FAILED if failed else 0) | (FLAG_CANCELLED if self._cancelled else 0)
+            start = self._start if self._start_ns is None else HostTime(self._start_ns)
+            if path.held_steps is not None and held is not None:
+                self._hold(path.held_steps, position, scope, held, start, end, flags)
+            else:
+                if scope.key == UNNAMED:
+                    scope = self._give_name(scope, held or [], lane)
+                elif scope.key != self.key:  # it was renamed while a brick ran in it
+                    path.emit(scope, None, self._start, end, 0, lane | FLAG_CANCELLED)
+                    scope = self._named(scope.parent)
+                inside = self._inside_at(position)
+                if self._waits:
+                    self._ended = Ended(scope, start, end, lane | flags, inside)
+                else:
+                    self._emit(scope, start, end, lane | flags, inside)
+        if not isinstance(self._ended, Ended):
+            self.lane = None  # only now, so that the next step's records come after this step's end
+        if self._is_outermost:
+            path.step_ended()
+            self._steps.flush()
+
+    def _inside_at(self, position: Position) -> Inside | None:
+        """Return the place where it began if that is inside something and `position` is there now, else None."""
+        if position.scope is self._inside and self._inside.parent is not None:
+            return self._named(self._inside), position, position.lane
+        return None
 
     def _hold(
         self,
@@ -618,24 +549,16 @@ class ActiveStep:
         flags: int,
     ) -> None:
         """Queue the step to be recorded once its times are known."""
+        amounts = HostTime(amount_of(self.sequences)), HostTime(amount_of(self.cached))
         kept = HeldStep(
-            self,
-            self._key,
-            scope,
-            held,
-            self._start,
-            start,
-            end,
-            self.tokens,
-            flags,
-            amounts=(HostTime(amount_of(self.sequences)), HostTime(amount_of(self.cached))),
-            waits=self._waits,
+            self, self.key, scope, held, self._start, start, end, self.tokens, flags, amounts, waits=self._waits
         )
         self._ended = kept if self._waits else None
         held_steps.add(kept)
-        if position.scope is self._inside and self._inside.parent is not None:
-            path = self._steps.path
-            path.emit(self._named(self._inside), position, self._start, end, self.tokens, position.lane)
+        inside = self._inside_at(position)
+        if inside is not None:
+            outer, position, lane = inside
+            self._steps.path.emit(outer, position, self._start, end, self.tokens, lane)
 
     def _emit(self, scope: Scope, start: Any, end: Any, flags: int, inside: Inside | None) -> None:
         """Record this step, its amounts of work, and the time it took of the place where it began."""
@@ -646,39 +569,33 @@ class ActiveStep:
             outer, position, lane = inside
             path.emit(outer, position, self._start, end, self.tokens, lane)
 
-    @property
-    def _known_tokens(self) -> int:
-        tokens = self.tokens
-        return tokens if type(tokens) is int and 0 <= tokens <= MOST else 0
-
     def leave_to_parent(self) -> None:
         """In a forked child: leave this step, and the work done for it, to the parent to record."""
-        for adopted in list(self._adopted):
-            adopted.let_go()
-        self._scope = self._lane = self._ended = None
+        _let_go(self.adopted)
+        self._scope = self.lane = self._ended = None
 
     def _rename(self) -> None:
         """Continue under the newly set name, if this step began under a different one."""
-        position, scope = self._position, self._scope
-        if position is None or scope is None or scope.key in (UNNAMED, self._key) or position.scope is not scope:
+        position, scope = self.position, self._scope
+        if position is None or scope is None or scope.key in (UNNAMED, self.key) or position.scope is not scope:
             return
         path = self._steps.path
         try:
             position.leave(scope)
-            path.emit(scope, None, self._start, path.end_mark(), 0, (self._lane or 0) | FLAG_CANCELLED)
+            path.emit(scope, None, self._start, path.end_mark(), 0, (self.lane or 0) | FLAG_CANCELLED)
             self._scope = self._named(scope.parent)
             path.enter(position, self._scope, path.now_ns())
         except Exception as error:  # noqa: BLE001 - as in __enter__
             self._steps.give_up(error)
 
     def _named(self, outer: Any) -> Scope:
-        found: Scope = outer.children.get(self._key) or self._steps.scopes.define(outer, self._key)
+        found: Scope = outer.children.get(self.key) or self._steps.scopes.define(outer, self.key)
         return found
 
     def _give_name(self, unnamed: Scope, held: list[HeldRecord], lane: int) -> Scope:
         """Record the held calls under this step's name, and return the step's scope there."""
         path = self._steps.path
-        places = NamedScopes(self._steps.scopes, unnamed, self._key)
+        places = NamedScopes(self._steps.scopes, unnamed, self.key)
         for scope, start, end, elements, flags in held:
             path.emit(places.of(scope), None, start, end, elements, flags | lane)
         return places.named

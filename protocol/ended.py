@@ -25,7 +25,7 @@ from cbtop.protocol import clock
 from cbtop.protocol.catalog import is_locked
 from cbtop.protocol.errors import RingError
 from cbtop.protocol.process import boot_id, has_mapped, is_running
-from cbtop.protocol.ring import RingReader
+from cbtop.protocol.ring_reader import RingReader
 from cbtop.protocol.signals import reraise_host_error, suppressed
 
 MAX_ENDED = 256  # processes

@@ -22,16 +22,16 @@ class OpenFile:
     file by then: a process that becomes a daemon closes every one it finds.
     """
 
-    _descriptor = _NONE  # also if a signal handler raises before the first line of `__init__`
+    descriptor = _NONE  # also if a signal handler raises before the first line of `__init__`
 
     def __init__(self, path: Path) -> None:
         # A pipe of that name must not hold us up.
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            self.status = os.fstat(self._descriptor)  # as it was opened
+            self.status = os.fstat(self.descriptor)  # as it was opened
         except BaseException:
-            os.close(self._descriptor)
-            self._descriptor = _NONE
+            os.close(self.descriptor)
+            self.descriptor = _NONE
             raise
 
     def read_no_further(self) -> None:
@@ -39,26 +39,26 @@ class OpenFile:
 
         Reading ahead in the unwritten part of a sparse file takes memory: it made a record cost 0.4 ms.
         """
-        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
     def read_at(self, offset: int, size_bytes: int) -> bytes:
         """Return at most `size_bytes` from `offset` on; fewer at the end of the file. Raises OSError."""
-        return os.pread(self._descriptor, size_bytes, offset)
+        return os.pread(self.descriptor, size_bytes, offset)
 
     def status_now(self) -> os.stat_result:
         """Return the current status of the descriptor's file, with its size. Raises OSError."""
-        return os.fstat(self._descriptor)
+        return os.fstat(self.descriptor)
 
     def duplicate(self) -> OpenFile:
         """Return the same file opened again, even if it no longer has a name. Raises OSError."""
         other = copy(self)
-        other._descriptor = _NONE  # until it has its own: garbage collection must not close the first one's
-        other._descriptor = os.dup(self._descriptor)
+        other.descriptor = _NONE  # until it has its own: garbage collection must not close the first one's
+        other.descriptor = os.dup(self.descriptor)
         return other
 
     def close(self) -> None:
         """Close it; a second call has no effect."""
-        descriptor, self._descriptor = self._descriptor, _NONE
+        descriptor, self.descriptor = self.descriptor, _NONE
         if descriptor != _NONE:
             with suppressed(OSError):  # it was closed already, or closing failed: it is gone in both cases
                 if os.path.samestat(os.fstat(descriptor), self.status):

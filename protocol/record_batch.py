@@ -16,7 +16,8 @@ import numpy as np
 from cbtop.protocol.columns import pack_columns, unpack_columns
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import Heartbeat, Message, Packed, RecordBatch, SourceState
-from cbtop.protocol.ring import NODE_BITS, Batch
+from cbtop.protocol.ring import NODE_BITS
+from cbtop.protocol.ring_reader import Batch
 
 MAX_TALLIES = 1 << 14  # sources of one receiver: its daemon has 256 at a time
 MAX_BATCH_RECORDS = 1 << 16  # per message: a late reader finds millions in a ring

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cbtop.protocol.errors import RequestError, RingError
-from cbtop.protocol.ring import ANSWER_WORD, ASKED_WORD, RingReader
+from cbtop.protocol.ring import ANSWER_WORD, ASKED_WORD
+from cbtop.protocol.ring_reader import RingReader
 
 try:
     import fcntl

@@ -36,8 +36,13 @@ WANTED = 0.80
 MODULES: dict[str, tuple[str, ...]] = {
     "cbtop.protocol.ring": (
         "tests/protocol/test_ring.py",
-        "tests/protocol/test_record_batch.py",
         "tests/profiler/test_recorder.py",
+        "tests/cbtop/daemon/test_source.py",
+    ),
+    "cbtop.protocol.ring_reader": (
+        "tests/protocol/test_ring_reader.py",
+        "tests/protocol/test_ring.py",
+        "tests/protocol/test_record_batch.py",
         "tests/cbtop/daemon/test_source.py",
     ),
     "cbtop.protocol.codec": ("tests/protocol/test_codec.py", "tests/protocol/test_hostile.py"),

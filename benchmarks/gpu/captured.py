@@ -25,8 +25,9 @@ import torch
 
 from benchmarks.gpu.lean import Engine, lean, transformers_llama
 from cbtop.profiler.device.graph_surgery import StampedGraph, StampSites
-from cbtop.profiler.instrument import attach, captured_graphs
+from cbtop.profiler.instrument import attach, captured_graphs, device_graphs
 from cbtop.profiler.instrument.governor import GovernedProfiler, Sort
+from cbtop.profiler.instrument.stamp_plans import StampPlan
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 
@@ -78,12 +79,12 @@ def with_events(model: Any, batch: int) -> Engine:
 def with_layer_stamps(engine: Engine) -> Callable[[], None]:
     """Return a step of a clone of the engine's graph that only has stamps between its layers."""
     captured = captured_graphs._graphs[engine.graph]
-    device = captured._on.device
-    plan = captured_graphs.StampPlan(StampSites.of(device.driver, captured.clone), captured._spans, None)
+    device = captured.on.device
+    plan = StampPlan(StampSites.of(device.driver, captured.clone), captured._spans)
     ends = {0, len(plan.places) - 1}
-    for time_range in plan.time_ranges:
-        if isinstance(time_range.keys[-1], tuple):  # a layer
-            ends |= {time_range.begin, time_range.end}
+    for interval in plan.intervals:
+        if isinstance(interval.keys[-1], tuple):  # a layer
+            ends |= {interval.begin, interval.end}
     stream = torch.cuda.current_stream().cuda_stream
     stamped = StampedGraph(device, captured.clone, [plan.places[end] for end in sorted(ends)], stream)
 
@@ -102,7 +103,7 @@ def of_batch(batch: int, make: Callable[[int], Any]) -> None:
     attach(model, governed)
     attach(another, every)
     default, everywhere = Engine(model, batch).capture(), Engine(another, batch).capture()
-    nodes = len(captured_graphs._devices[0].device.driver.nodes(captured_graphs._graphs[default.graph].clone))
+    nodes = len(device_graphs.devices[0].device.driver.nodes(captured_graphs._graphs[default.graph].clone))
     took = {"default": build_bytes(default), "every step": build_bytes(everywhere)}
     plain = torch._C._CUDAGraph.replay
     kinds: dict[str, tuple[Engine, Callable[[], None]]] = {
@@ -134,7 +135,7 @@ def of_batch(batch: int, make: Callable[[int], Any]) -> None:
         )
     for name, (size, seconds) in took.items():
         print(f"  {name:12} {size / (1 << 20):.0f} MiB on the device, longest of 8 steps {1000 * seconds:.0f} ms")
-    cost, last = captured_graphs._graphs[default.graph].costs.known, captured_graphs._devices[0].device.time.last
+    cost, last = captured_graphs._graphs[default.graph].costs.known, device_graphs.devices[0].device.time.last
     print(f"  one step in {governed.governor.every}; a stamp costs {cost}; {last}")
     for (name, _), kind in governed.governor._kinds.items():
         costs = {sort.name.lower(): kind.estimate(sort) for sort in Sort if kind.counts[sort]}

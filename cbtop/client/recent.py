@@ -9,7 +9,7 @@ import numpy as np
 
 from cbtop.protocol.messages import RecordBatch
 from cbtop.protocol.record_batch import RecordTally, joined, unpack
-from cbtop.protocol.ring import Batch
+from cbtop.protocol.ring_reader import Batch
 
 MAX_RECENT = 1 << 15  # records per source
 RECENT_BYTES = 40  # per record

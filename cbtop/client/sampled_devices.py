@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from cbtop.client.source_record import HISTORY_S
-from cbtop.protocol.messages import DeviceProcess, DeviceSample
+from cbtop.protocol.device_messages import DeviceProcess, DeviceSample
 from cbtop.protocol.vocabulary import DeviceKind
 
 MAX_FOLLOWED = 64  # processes per sampler with a history of the last two minutes

@@ -12,6 +12,7 @@ from cbtop.client.source_record import SourceRecord, remember
 from cbtop.client.stats_update import update_stats
 from cbtop.client.window import Losses, Window
 from cbtop.protocol.announcements import AnnouncedTotal
+from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample, Unknown
 from cbtop.protocol.errors import DecodeError, LimitError, VersionError
 from cbtop.protocol.messages import (
     PROTOCOL_MAJOR,
@@ -25,9 +26,6 @@ from cbtop.protocol.messages import (
     DaemonGoodbye,
     DaemonHello,
     Dependency,
-    Device,
-    DeviceProcess,
-    DeviceSample,
     Goodbye,
     Heartbeat,
     HistoryPiece,
@@ -48,7 +46,6 @@ from cbtop.protocol.messages import (
     TraceNumber,
     TraceSummary,
     Training,
-    Unknown,
 )
 from cbtop.protocol.vocabulary import SourceStatus
 

@@ -30,10 +30,10 @@ from cbtop.commands.shared.settings import check_values, read_config, unknown_ke
 from cbtop.daemon.devices.nvml import Nvml
 from cbtop.errors import UsageError
 from cbtop.profiler.hot_path import chosen
+from cbtop.protocol.device_messages import DeviceSample
 from cbtop.protocol.ended import rings_of, runs
 from cbtop.protocol.endpoint import default_endpoint, runtime_dir
 from cbtop.protocol.errors import EndpointError, RoofsError
-from cbtop.protocol.messages import DeviceSample
 from cbtop.protocol.ring import DEFAULT_RING_BYTES
 from cbtop.protocol.roofs import cpu_name, driver_version, known_roofs
 from cbtop.protocol.runtime_directory import is_copied_on_write

@@ -20,7 +20,8 @@ from cbtop.profiler.analysis.growth import Growth
 from cbtop.profiler.analysis.histograms import Column
 from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.record_batch import joined
-from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_LOOSE, FLAG_PLAIN, LANE_SHIFT, LANES, Batch
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_LOOSE, FLAG_PLAIN, LANE_SHIFT, LANES
+from cbtop.protocol.ring_reader import Batch
 
 Flags = NDArray[np.bool_]
 

@@ -13,7 +13,8 @@ from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.protocol.messages import Node
 from cbtop.protocol.record_batch import joined, unpack
-from cbtop.protocol.ring import FLAG_PLAIN, NODE_BITS, Batch, RingReader
+from cbtop.protocol.ring import FLAG_PLAIN, NODE_BITS
+from cbtop.protocol.ring_reader import Batch, RingReader
 from cbtop.protocol.vocabulary import NodeKind, Provenance, SourceStatus
 
 LAST_STEPS = 10

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cbtop.protocol.messages import Quiet
-from cbtop.protocol.ring import NO_NODE, SLOTS, InFlight, RingReader
+from cbtop.protocol.ring import NO_NODE, SLOTS
+from cbtop.protocol.ring_reader import InFlight, RingReader
 
 MIN_QUIET_NS = 1_000_000_000  # shorter pauses are not reported
 LOOK_NS = 500_000_000  # between looks at the threads of a quiet process

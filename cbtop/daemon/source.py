@@ -37,7 +37,8 @@ from cbtop.protocol.messages import (
 )
 from cbtop.protocol.process import has_mapped, is_running, is_suspended, pid_namespace
 from cbtop.protocol.record_batch import batches, joined
-from cbtop.protocol.ring import LANE_SHIFT, LANES, NO_NODE, Batch, RingReader
+from cbtop.protocol.ring import LANE_SHIFT, LANES, NO_NODE
+from cbtop.protocol.ring_reader import Batch, RingReader
 from cbtop.protocol.vocabulary import SourceStatus
 
 _log = logging.getLogger("cbtop.daemon")

@@ -24,7 +24,7 @@ from cbtop.protocol.messages import (
 from cbtop.protocol.process import is_running
 from cbtop.protocol.record_batch import MAX_TALLIES, RecordTally, tally, unpack
 from cbtop.protocol.recording import Frame, FrameKind, RecordingReader
-from cbtop.protocol.ring import Batch, RingReader
+from cbtop.protocol.ring_reader import Batch, RingReader
 
 CHUNK_RECORDS = 1 << 16  # a full chunk: a few seconds of a busy process
 

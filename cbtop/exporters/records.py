@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from cbtop.protocol.ring import FLAG_FAILED, FLAG_LOOSE, FLAG_PLAIN, FLAG_UNCOUNTED, Batch
+from cbtop.protocol.ring import FLAG_FAILED, FLAG_LOOSE, FLAG_PLAIN, FLAG_UNCOUNTED
+from cbtop.protocol.ring_reader import Batch
 
 if TYPE_CHECKING:
     import numpy as np

@@ -21,8 +21,9 @@ from cbtop.comparison.comparison import Comparison, baselines_of, compare, rate_
 from cbtop.daemon.devices.base import NO_ANSWER_YET, TWO_SAMPLES
 from cbtop.daemon.history import MAX_HISTORY_S
 from cbtop.feeds.marks import Marks
+from cbtop.protocol.device_messages import Unknown
 from cbtop.protocol.keys import ViewerKeys
-from cbtop.protocol.messages import Ceiling, Unknown
+from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.viewmodels.devices import MachineView, machine_view, waiting_percent
 from cbtop.viewmodels.merge import members_of, merged_view

@@ -16,8 +16,9 @@ from cbtop.feeds.replay import ReplayFeed
 from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.profiler.analysis.stats import sane
 from cbtop.protocol.codec import sanitise
+from cbtop.protocol.device_messages import Device, DeviceSample
 from cbtop.protocol.errors import DecodeError
-from cbtop.protocol.messages import Device, DeviceSample, Heartbeat, RecordBatch, SourceState
+from cbtop.protocol.messages import Heartbeat, RecordBatch, SourceState
 from cbtop.protocol.record_batch import RecordTally, unpack
 from cbtop.protocol.recording import FrameKind, RecordingReader
 from cbtop.protocol.vocabulary import DeviceKind, SourceStatus

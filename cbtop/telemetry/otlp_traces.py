@@ -12,7 +12,8 @@ from cbtop.client.source_record import SourceRecord
 from cbtop.exporters.base import kind_name
 from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.protocol.messages import Node
-from cbtop.protocol.ring import FLAG_FAILED, Batch
+from cbtop.protocol.ring import FLAG_FAILED
+from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.version import __version__
 

@@ -18,7 +18,8 @@ from cbtop.protocol.keys import ViewerKeys
 from cbtop.protocol.messages import RecordBatch
 from cbtop.protocol.publisher import LIVE, RECORDS
 from cbtop.protocol.record_batch import joined, unpack
-from cbtop.protocol.ring import FLAG_PLAIN, LANE_SHIFT, Batch
+from cbtop.protocol.ring import FLAG_PLAIN, LANE_SHIFT
+from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.subscriber import Subscriber
 from cbtop.protocol.vocabulary import SourceStatus
 

@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Any
 
 from cbtop import units
-from cbtop.protocol.messages import Device
+from cbtop.protocol.device_messages import Device
 from cbtop.protocol.vocabulary import DeviceKind, Provenance
 from cbtop.text import source_text
 from cbtop.viewmodels.devices import ProcessRow, WhyView

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cbtop.client.sampled_devices import DeviceMoment, ProcessMoment, SampledDevices
 from cbtop.client.source_record import SourceRecord
 from cbtop.client.store import Store
-from cbtop.protocol.messages import Device, DeviceProcess
+from cbtop.protocol.device_messages import Device, DeviceProcess
 from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
 
 STALE_AFTER_S = 3.0  # three samples

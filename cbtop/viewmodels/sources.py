@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from cbtop.client.source_record import SourceRecord
 from cbtop.client.store import Store
 from cbtop.comparison.noise import Change
-from cbtop.protocol.messages import Sampling, Unknown
+from cbtop.protocol.device_messages import Unknown
+from cbtop.protocol.messages import Sampling
 from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
 from cbtop.viewmodels.devices import MachineView
 from cbtop.viewmodels.loss import LossView, loss_view

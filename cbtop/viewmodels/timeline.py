@@ -20,7 +20,8 @@ from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.profiler.analysis.histograms import distinct
 from cbtop.profiler.analysis.stats import sane
-from cbtop.protocol.ring import FLAG_FAILED, FLAG_PLAIN, FLAG_UNCOUNTED, LANE_SHIFT, LANES, Batch
+from cbtop.protocol.ring import FLAG_FAILED, FLAG_PLAIN, FLAG_UNCOUNTED, LANE_SHIFT, LANES
+from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.vocabulary import LAUNCHES, NodeKind
 from cbtop.viewmodels.lane_maker import GapNames, LaneMaker, is_step
 from cbtop.viewmodels.lanes import (

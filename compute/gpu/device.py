@@ -24,7 +24,7 @@ from cbtop.compute.ptx_registry import PtxRegistry
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.planes import PlaneLayout
 from cbtop.profiler.definitions import KernelDefinition
-from cbtop.profiler.device.driver import DriverError
+from cbtop.profiler.device.cuda_calls import DriverError
 from cbtop.profiler.device.launch_times import LaunchTimes
 
 BACKEND = "cuda"

@@ -22,7 +22,7 @@ from cbtop.compute.kernels.base import Arguments
 from cbtop.compute.kernels.linear_int8 import Int8Scratch
 from cbtop.profiler.analysis.graph.nodes import Transfer
 from cbtop.profiler.definitions import KernelDefinition
-from cbtop.profiler.steps import AlikeParts
+from cbtop.profiler.step_parts import AlikeParts
 from cbtop.protocol.vocabulary import NodeKind, TransferDirection
 
 STAMPS = 2  # of a launch: its begin and its end, in ns of %globaltimer

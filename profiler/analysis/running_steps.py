@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from cbtop.profiler.analysis.histograms import Column, distinct
 from cbtop.profiler.analysis.sparse_columns import SparseColumns
-from cbtop.protocol.ring import FLAG_CANCELLED, FLAG_LOOSE, FLAG_PLAIN, LANE_SHIFT, LANES, Batch
+from cbtop.protocol.ring import FLAG_CANCELLED, FLAG_LOOSE, FLAG_PLAIN, LANE_SHIFT, LANES
+from cbtop.protocol.ring_reader import Batch
 
 MAX_OPEN_GROUPS = 4096  # steps that run at the same time, by node and lane: a host has sixteen lanes
 MAX_OPEN_PARTS = 64  # per group, before they are added up

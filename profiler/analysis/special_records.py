@@ -6,15 +6,8 @@ import numpy as np
 
 from cbtop.profiler.analysis.histograms import Column
 from cbtop.profiler.analysis.sparse_columns import SparseColumns
-from cbtop.protocol.ring import (
-    FLAG_AMOUNTS,
-    FLAG_CANCELLED,
-    FLAG_LOOSE,
-    FLAG_PLAIN,
-    FLAG_UNCOUNTED,
-    UNKNOWN_AMOUNT,
-    Batch,
-)
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_LOOSE, FLAG_PLAIN, FLAG_UNCOUNTED, UNKNOWN_AMOUNT
+from cbtop.protocol.ring_reader import Batch
 
 
 def take_amounts(sparse: SparseColumns, batch: Batch, step_of: Column) -> Batch:

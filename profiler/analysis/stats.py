@@ -15,7 +15,8 @@ from cbtop.profiler.analysis.running_steps import RunningSteps
 from cbtop.profiler.analysis.sparse_columns import SparseColumns
 from cbtop.profiler.analysis.special_records import leave_out_cancelled, take_amounts, take_loose, take_plain
 from cbtop.profiler.analysis.step_intervals import StepIntervals
-from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_FAILED, FLAG_LOOSE, FLAG_UNCOUNTED, UNKNOWN_AMOUNT, Batch
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_FAILED, FLAG_LOOSE, FLAG_UNCOUNTED, UNKNOWN_AMOUNT
+from cbtop.protocol.ring_reader import Batch
 
 # The number of nodes with a histogram of their own. Further nodes share one with all of the same name in the same
 # phase: percentiles are then known for the brick, and not for each place.

@@ -7,7 +7,7 @@ import numpy as np
 from cbtop.profiler.analysis.histograms import Column, distinct
 from cbtop.profiler.analysis.node_columns import ANY_STEP
 from cbtop.profiler.analysis.sparse_columns import SparseColumns
-from cbtop.protocol.ring import Batch
+from cbtop.protocol.ring_reader import Batch
 
 MOST_SQUARED = 1 << 32  # tokens of a step; larger numbers are cut to it, so that sums of squares do not overflow
 MAX_KEPT_INTERVALS = 1 << 12  # per step node: a step that covers time before these counts it twice

@@ -7,8 +7,9 @@ import threading
 import weakref
 from collections.abc import Callable
 
+from cbtop.profiler.device.cuda_calls import DriverError
 from cbtop.profiler.device.device_time import DeviceTime
-from cbtop.profiler.device.driver import Driver, DriverError, Words
+from cbtop.profiler.device.driver import Driver, Words
 from cbtop.profiler.device.kernels import NOTHING, PONG, PTX, STAMP
 from cbtop.profiler.device.ping_pong import PingPong
 from cbtop.protocol import clock

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cbtop.profiler.device.device import CudaDevice
-from cbtop.profiler.device.driver import Arguments, DependencyEdge, Driver
+from cbtop.profiler.device.driver import Arguments, Driver
+from cbtop.profiler.device.graph_driver import DependencyEdge
 
 START, END = 0, -1  # no node has these handles
 MAX_NODES = 8192

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import deque
 
 from cbtop.profiler.device.compiled import chosen
+from cbtop.profiler.device.cuda_calls import DriverError
 from cbtop.profiler.device.device import CudaDevice
-from cbtop.profiler.device.driver import Arguments, DriverError, Launch, Words
+from cbtop.profiler.device.driver import Arguments, Launch, Words
 
 PAIRS = 1024
 MAX_STREAMS = 64

@@ -17,8 +17,9 @@ from collections.abc import Callable
 
 from cbtop.profiler.clocks import Mark, NoTimeError, Stamp
 from cbtop.profiler.device.compiled import chosen
+from cbtop.profiler.device.cuda_calls import DriverError
 from cbtop.profiler.device.device import CudaDevice
-from cbtop.profiler.device.driver import Arguments, CudaDriver, Driver, DriverError, Launch, Words
+from cbtop.profiler.device.driver import Arguments, CudaDriver, Driver, Launch, Words
 from cbtop.profiler.device.in_line_cost import InLineCost
 from cbtop.protocol import clock
 

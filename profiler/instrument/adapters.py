@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cbtop.profiler.instrument.module_tree import dictionary_of, home_of_class
+from cbtop.profiler.instrument.torch_internals import submodules
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,7 +45,7 @@ def low_rank_products(module: nn.Module) -> tuple[nn.Module, list[nn.Module]] | 
 
     Returns None if that is not known: for methods other than LoRA, its variants, and mixed batches.
     """
-    own, children = dictionary_of(module), module._modules
+    own, children = dictionary_of(module), submodules(module)
     base = children.get("base_layer")
     kind = type(module)
     if base is None or not home_of_class(kind).startswith(_LORA) or not kind.__name__.startswith("Linear"):

@@ -7,17 +7,12 @@ Rules
 
 from __future__ import annotations
 
-import enum
-import functools
-import gc
 import operator
 import os
-import sys
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -25,7 +20,6 @@ from torch import nn
 from torch.compiler import is_compiling
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument import captured_graphs, eager_stamps, unseen
 from cbtop.profiler.instrument.awaited import once_imported, stop_awaiting
 from cbtop.profiler.instrument.call_attribute import (
@@ -43,26 +37,26 @@ from cbtop.profiler.instrument.call_attribute import (
     stand_by,
     standing,
 )
-from cbtop.profiler.instrument.collectives import wrap_collectives
+from cbtop.profiler.instrument.candidates import Candidates
+from cbtop.profiler.instrument.collectives import settle_before_groups_end, wrap_collectives
 from cbtop.profiler.instrument.compilations import compilations
 from cbtop.profiler.instrument.compiled_steps import compile_steps
 from cbtop.profiler.instrument.eager_stamps import Timing, timing_of
 from cbtop.profiler.instrument.functions import GENERATION, TimedFunctions, forget_types
+from cbtop.profiler.instrument.garbage import nothing_collected
+from cbtop.profiler.instrument.given_names import models_of, said_by
 from cbtop.profiler.instrument.kernel_steps import KernelSteps
+from cbtop.profiler.instrument.manifests import manifest_of
 from cbtop.profiler.instrument.module_tree import (
     WeakModuleDict,
-    attribute_of,
     kinds_of,
     modules_of,
-    parameters_and_buffers,
     walked_once,
 )
-from cbtop.profiler.instrument.multiplied import Mode, types_of_float32
+from cbtop.profiler.instrument.multiplied import types_of_float32
 from cbtop.profiler.instrument.planning import (
     Plan,
-    Product,
-    Section,
-    TimedModule,
+    devices_in,
     has_products,
     holds_a_stack,
     plan_of,
@@ -71,59 +65,28 @@ from cbtop.profiler.instrument.planning import (
 from cbtop.profiler.instrument.roofs import roofs_over
 from cbtop.profiler.instrument.steps import ModelCall, ModelSteps
 from cbtop.profiler.instrument.swapping import swaps
+from cbtop.profiler.instrument.timed_sections import CallMaker, TimedSection
+from cbtop.profiler.instrument.torch_internals import without_torch_function
 from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
-from cbtop.profiler.instrument.work import adapted_in, backend_of, device_of, mode_of, stored_bytes_of, work_of
-from cbtop.profiler.instrument.wrapping import BrickCall, KeyIn, SizedCall, follow_host, is_compiled, is_symbolic
+from cbtop.profiler.instrument.work import adapted_in, device_of, mode_of
+from cbtop.profiler.instrument.wrapping import follow_host, is_compiled, is_symbolic
 from cbtop.profiler.profiler import BrickProfiler
-from cbtop.protocol.messages import Ceiling, Manifest
+from cbtop.protocol.messages import Manifest
 
 _COPIES = "nn.DataParallel copies its model at each call: it cannot be instrumented (DistributedDataParallel can)"
-MAX_IN_MODE = 4096  # remembered bricks
 MAX_ASKING = 2  # products before the layers, and first layers: each adds a check of 0.2 us per step
-MANY_OBJECTS = 10_000  # made by attaching: they are young, and a collection takes 2 ms and more
 MOST_TRIES = 3  # to attach, if a signal handler of the host's raises meanwhile
 _lock = threading.RLock()
 _attached: WeakModuleDict[Attachment] = WeakModuleDict()  # by the trunk's modules
-_called_once: dict[int, weakref.ref[nn.Module]] = {}  # by the id of the class: possible models without layers
-_layers: set[int] = set()  # classes with several modules that take turns
 
 
-@dataclass(slots=True)
-class _Said:
-    """The names that a profiler has given a model and its bricks: they stay when the model is attached again."""
-
-    model: str  # its name
-    definitions: dict[Hashable, Hashable] = field(default_factory=dict)  # of all plans, by their content
-    in_mode: dict[Hashable, BrickDefinition] = field(default_factory=dict)  # by brick, mode, and size of an image
+def _is_attached(module: nn.Module) -> bool:
+    return module in _attached
 
 
-@dataclass(slots=True)
-class _TimedSection:
-    """A section of the plan with the calls that time it. Holds no module."""
-
-    state: list[object] | None
-    visited: set[int]
-    calls: list[BrickCall]
-    others: list[weakref.ref[nn.Module]]  # all its modules
-
-    @property
-    def modules(self) -> list[nn.Module]:
-        """The modules that are alive."""
-        return [module for module in (other() for other in self.others) if module is not None]
+_candidates = Candidates(_is_attached)
 
 
-class _Models:
-    """The models that one profiler has shown, and the announcements for the named one."""
-
-    def __init__(self) -> None:
-        self.said: WeakModuleDict[_Said] = WeakModuleDict()
-        self.names: dict[str, int] = {}  # number of uses so far
-        self.rank = (False, -1)  # of the named one: whether it decodes, and the bytes of its weights
-        self.manifest: Manifest | None = None
-        self.ceilings: dict[str, Ceiling] = {}
-
-
-_models: weakref.WeakKeyDictionary[BrickProfiler, _Models] = weakref.WeakKeyDictionary()
 compile_steps()
 compile_lookup()
 
@@ -136,10 +99,10 @@ class Attachment:
     ) -> None:
         self.root = weakref.ref(root)
         self.profiler = profiler
-        self._models = _models.setdefault(profiler, _Models())
-        self._said = _said_by(self._models, root, plan)
+        self._models = models_of(profiler)
+        self._said = said_by(self._models, root, plan)
         self.model = self._said.model
-        self.steps = ModelSteps(profiler, self.model, self._look_again, self._give_up)
+        self.steps = ModelSteps(profiler, self.model, self._look_again, self.give_up)
         self.steps.root = self.root
         self.steps.follow_mode = self._follow_mode
         self._engine = engine
@@ -152,32 +115,18 @@ class Attachment:
         if plan.parts:
             self.timing = timing_of(self.profiler, root) if timing is None else timing
         else:
-            self.timing = Timing(self.profiler._host_path)
+            self.timing = Timing(self.profiler.parts.paths.host)
         self.steps.time_on(self.timing)
         self.steps.kernel_steps = KernelSteps(self.steps) if self.timing.by_kernels else None
         self._state = state_of(root)
         self._look_at_mode(root)
-        self._sections = self._timed_all(plan.sections)
+        self._sections = self._calls().sections(plan.sections)
         self._ask_first()
         self.steps.look_through(len(self._others))
         self._trunk = [ModelCall(module, self.steps) for module in plan.trunk if module not in _attached]
 
-    def _timed_all(
-        self, sections: list[Section], former: Mapping[Hashable, _TimedSection] = MappingProxyType({})
-    ) -> dict[Hashable, _TimedSection]:
-        """Make the calls of all sections, by place. Those that are unchanged keep the ones in `former`."""
-        self._made: dict[int, tuple[Hashable, KeyIn]] = {}  # by the id of the product, which similar layers share
-        timed = {
-            section.place: former[section.place] if section.is_unchanged else self._timed(section)
-            for section in sections
-        }
-        del self._made
-        return timed
-
-    def _timed(self, section: Section) -> _TimedSection:
-        calls = [self._call(part) for part in section.parts]
-        others = [*map(weakref.ref, section.others), *[call.module for call in calls]]
-        return _TimedSection(section.state, section.visited, calls, others)
+    def _calls(self) -> CallMaker:
+        return CallMaker(self.steps, self._said, self._mode, is_timed_there=self.timing.is_there)
 
     def _ask_first(self) -> None:
         """Let the first layers, and the first products before them, check the mode of each step."""
@@ -186,30 +135,6 @@ class Attachment:
         for call in (*[call for call in calls if call.may_be_first][:MAX_ASKING], *layers[:MAX_ASKING]):
             call.asks = self.steps.ask
         self.steps.calls = calls
-
-    def _call(self, part: TimedModule) -> BrickCall:
-        _, module, key, product, place = part
-        if product is None:
-            brick = _said_at(place, key) if isinstance(key, BrickDefinition) else key
-            return BrickCall(module, self._said.definitions.setdefault(brick, key), self.steps)
-        made = self._made.get(id(product))
-        if made is None:
-            made = self._made[id(product)] = self._key_of(part, product)
-        key, key_in = made
-        if product.axes:
-            call: BrickCall = SizedCall(module, key, self.steps, key_in, product.axes)
-            call.follow(self._mode)
-        else:
-            call = BrickCall(module, key, self.steps, key_in, self._mode)
-        call.may_be_first = product.may_be_first
-        return call
-
-    def _key_of(self, part: TimedModule, product: Product) -> tuple[Hashable, KeyIn]:
-        """Return the brick of `part`, and a function that gives its brick in other modes."""
-        key, place = part.key, part.place
-        if isinstance(key, BrickDefinition):
-            key = self._said.definitions.setdefault(_said_at(place, key), key)
-        return key, functools.partial(_key_in, self._said, product, place, key, self.timing.is_there)
 
     def _look_at_mode(self, root: nn.Module) -> bool:
         """Note the mode in which `root` is called here. Returns whether it has changed."""
@@ -239,7 +164,7 @@ class Attachment:
                     for module in section.modules:
                         if standing(module) is None:  # else a different model's call replaces it
                             forget(module)
-            self._sections = self._timed_all(plan.sections, former)
+            self._sections = self._calls().sections(plan.sections, former)
             self._ask_first()
             if has_new_mode:
                 for call in self.steps.calls:
@@ -270,7 +195,7 @@ class Attachment:
 
         A process announces one model: the largest one that decodes, or else the largest; the first if equal.
         """
-        manifest = _manifest(root, plan, self._engine, self.timing, self.model)
+        manifest = manifest_of(root, plan, self._engine, self.timing, self.model)
         there = self._models.manifest
         if there is not None:
             there = replace(there, threads=manifest.threads, roofs=manifest.roofs)
@@ -327,7 +252,7 @@ class Attachment:
                 if _profiler is None:
                     end()
             self.is_attached = False
-            self.timing = Timing(self.profiler._host_path)
+            self.timing = Timing(self.profiler.parts.paths.host)
             self.steps.time_on(self.timing)
             eager_stamps.leave(self.profiler, [other.timing.path for other in _attached.values()])
 
@@ -355,7 +280,7 @@ class Attachment:
         compilations.tell(self.profiler)
         state = state_of(root)
         self._look_at_float32(root)
-        may_lie_elsewhere = bool(self.timing.backend) or _devices_in(state) != _devices_in(self._state)
+        may_lie_elsewhere = bool(self.timing.backend) or devices_in(state) != devices_in(self._state)
         is_as_it_was = is_as_it_was and state == self._state
         timing = self.timing
         if self.stacks and self.steps.calls and may_lie_elsewhere:
@@ -395,7 +320,7 @@ class Attachment:
                 call.follow(self._mode)
             forget_types()
 
-    def _known(self) -> dict[Hashable, _TimedSection]:
+    def _known(self) -> dict[Hashable, TimedSection]:
         """Return the sections that can stay if their state is the same. Otherwise an id may be a newer module's."""
         return {
             place: section
@@ -406,7 +331,7 @@ class Attachment:
     def after_fork(self) -> None:
         self.steps.after_fork()
 
-    def _give_up(self, error: Exception) -> None:
+    def give_up(self, error: Exception) -> None:
         log_once(f"{self.model or 'the model'} is no longer shown: {in_words(error)}")
         self.detach()
         root = self.root()
@@ -414,63 +339,9 @@ class Attachment:
             leave_alone(root)
 
 
-def _devices_in(state: list[object]) -> set[object]:
-    return {entry for entry in state if type(entry) not in (int, torch.Size, torch.dtype, tuple)}
-
-
-def _said_at(place: Hashable, brick: BrickDefinition) -> Hashable:
-    return place, brick.name, brick.label, brick.backend, brick.work
-
-
-def _key_in(
-    said: _Said,
-    product: Product,
-    place: Hashable,
-    key: Hashable,
-    is_timed_there: bool,
-    reference: weakref.ref[nn.Module],
-    mode: Mode,
-    size: Any,
-) -> Hashable:
-    """Return the brick of a module in a mode, for an image of `size`. `key` is the brick of the plan."""
-    module = reference()
-    if module is None or not isinstance(key, BrickDefinition):
-        return key
-    brick = said.in_mode.get((key, mode, size))
-    if brick is None:
-        top_k = product.top_k
-        work = work_of(module, product.brick, is_timed_there=is_timed_there, mode=mode, top_k=top_k, size=size)
-        brick = key if work == key.work else replace(key, work=work)
-        if not module._modules:  # else it may have adapters of its own
-            if len(said.in_mode) >= MAX_IN_MODE:
-                said.in_mode.clear()
-            said.in_mode[key, mode, size] = brick
-    return said.definitions.setdefault(_said_at(place, brick), brick)
-
-
-class _nothing_collected:  # noqa: N801 - used as a function
-    """`with _nothing_collected():` the new objects trigger no garbage collection, now or later.
-
-    They all stay alive, and join the oldest generation at once. For 24,000 modules, collections took 0.4 s of 1.1 s,
-    and one that the new objects triggered in a later step took 0.2 s.
-    """
-
-    def __enter__(self) -> None:
-        self._is_on = gc.isenabled()
-        gc.disable()
-
-    def __exit__(self, *raised: object) -> None:
-        if self._is_on:
-            # Objects that the host has frozen would not stay frozen.
-            if gc.get_count()[0] >= MANY_OBJECTS and not gc.get_freeze_count():
-                gc.freeze()
-                gc.unfreeze()
-            gc.enable()
-
-
 def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachment:
     """Attach to `model`, or return its attachment. Raises ValueError if it cannot be attached."""
-    with _lock, _nothing_collected():
+    with _lock, nothing_collected():
         if not isinstance(model, nn.Module):
             raise ValueError(f"a torch.nn.Module is wanted, not {model!r:.60}")
         there = _attached.get(model)
@@ -536,8 +407,7 @@ def _begin(
             keep_dynamo_out()
             meeting.was_set = _was_set
             _functions.replace(nn.Module, "_replicate_for_data_parallel", _replicated)
-            for name in ("torch.distributed", "torch.distributed.distributed_c10d"):
-                _functions.replace(sys.modules.get(name), "destroy_process_group", _ends_a_group)
+            settle_before_groups_end(_functions)
             kinds = kinds_of(model)
             held = [module for module in modules_of(model) if ATTRIBUTE in module.__dict__]
             if any([is_compiled(module) for module in (*kinds, *held)]):
@@ -559,67 +429,6 @@ def _why_not(model: nn.Module) -> str:
     if any([issubclass(type(module), nn.DataParallel) for module in kinds_of(model)]):
         return _COPIES
     return ""
-
-
-def _said_by(models: _Models, root: nn.Module, plan: Plan) -> _Said:
-    """Return the names given to `root`.
-
-    The first model's name is "", even if only a part of it had been called before. Others have the name of their
-    class, with a number if that was used before.
-    """
-    if root not in models.said:
-        others = [said for module, said in models.said.items() if not any([module is one for one in plan.trunk])]
-        parts = [models.said[module] for module in plan.trunk if module in models.said]
-        first = next((part for part in parts if not part.model and not any([part is one for one in others])), None)
-        if first is None:
-            name = type(root).__name__ if models.names else ""
-            models.names[name] = models.names.get(name, 0) + 1
-            first = _Said(name if models.names[name] == 1 else f"{name} {models.names[name]}")
-        models.said[root] = first
-    return models.said[root]
-
-
-def _manifest(model: nn.Module, plan: Plan, engine: str, timing: Timing, steps_of: str) -> Manifest:
-    """Return the manifest of `model`, without its roofs."""
-    modules = (model, *plan.trunk)
-    configs = [config for config in map(_config_of, modules) if config is not None]
-    config = configs[0] if configs else None
-    parameters, buffers = parameters_and_buffers(model)
-    dtype = str(parameters[0].dtype).removeprefix("torch.") if parameters else ""
-    return Manifest(
-        model=_text(attribute_of(config, "_name_or_path")) or type(model).__name__,
-        architecture=_text(attribute_of(config, "model_type")) or type(model).__name__,
-        backend=engine + backend_of(model, is_timed_there=timing.is_there).removeprefix("torch"),
-        quantization=_text(attribute_of(attribute_of(config, "quantization_config"), "quant_method")) or dtype,
-        threads=torch.get_num_threads(),
-        layers=sum(plan.stacks.values()),
-        hidden_size=_whole(_setting(config, "hidden_size")),
-        context_length=_whole(_setting(config, "max_position_embeddings")),
-        parameters=sum(parameter.numel() for parameter in parameters),
-        weights_bytes=stored_bytes_of(parameters + buffers),
-        steps_of=steps_of,
-    )
-
-
-def _config_of(module: nn.Module) -> Any:
-    """Return the attribute `config` of `module`; None if it is a property, or a function."""
-    config = attribute_of(module, "config")
-    return None if hasattr(type(config), "__get__") else config
-
-
-def _setting(config: Any, name: str) -> Any:
-    """Return a number of a config. transformers keeps some under a different name, which the class gives."""
-    names = attribute_of(config, "attribute_map")
-    return attribute_of(config, names.get(name, name) if type(names) is dict else name)
-
-
-def _text(value: Any) -> str:
-    value = value.value if issubclass(type(value), enum.Enum) else value
-    return str(value) if issubclass(type(value), str) else ""
-
-
-def _whole(value: Any) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
 
 
 # --- every model, at its first call ---------------------------------------------------------------------------
@@ -648,8 +457,7 @@ def uninstall() -> None:
     for attachment in attachments():
         attachment.detach()
     end()
-    _called_once.clear()
-    _layers.clear()
+    _candidates.clear()
     with _lock:
         if not len(_attached):  # even if the models were dropped, not detached
             _functions.unwrap()
@@ -686,7 +494,7 @@ _functions = TimedFunctions(_met_generating)
 
 def _look_first_at(module: nn.Module) -> None:
     try:
-        with torch._C.DisableTorchFunction():  # so that the host's do not see our calls
+        with without_torch_function():  # so that the host's do not see our calls
             _look_at(module)
     except BaseException as error:  # noqa: BLE001 - an error of ours is not the host's
         try:
@@ -728,7 +536,7 @@ def _replicated(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
             leave(replica)
             attachment = _attached.get(self)
             if attachment is not None:
-                attachment._give_up(ValueError(_COPIES))
+                attachment.give_up(ValueError(_COPIES))
         except Exception as error:  # noqa: BLE001 - as in _first_call
             log_own_error(error, f"{type(self).__name__} is not shown")
         return replica
@@ -736,19 +544,9 @@ def _replicated(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     return replicate
 
 
-def _ends_a_group(original: Callable[..., None]) -> Callable[..., None]:
-    """Release our copies of dropped graphs first, because NCCL ends only when no graph holds its kernels."""
-
-    def destroy_process_group(*args: Any, **kwargs: Any) -> None:
-        captured_graphs.settle(may_wait=True)
-        original(*args, **kwargs)
-
-    return destroy_process_group
-
-
 def _look_at(module: nn.Module) -> None:
     with _lock:
-        shall = _profiler is not None and _is_to_be_attached(module)
+        shall = _profiler is not None and _candidates.is_model(module)
         if shall:
             with walked_once(module):
                 if any([issubclass(type(one), LazyModuleMixin) for one in kinds_of(module)]):
@@ -759,31 +557,6 @@ def _look_at(module: nn.Module) -> None:
         elif shall is not None:
             unseen.note_call(module)
             leave(module)
-
-
-def _is_to_be_attached(module: nn.Module) -> bool | None:
-    """Whether `module` is a model; None if its next call will tell.
-
-    A module without a list of layers is a model if it is called twice before a second one of its class, because
-    layers that a program calls by itself take turns.
-    """
-    kind = id(type(module))
-    if holds_a_stack(module):
-        return True
-    if kind in _layers or not has_products(module) or unseen.is_called_by_another():
-        return False
-    reference = _called_once.get(kind)
-    first = None if reference is None else reference()
-    if first is module:
-        return True
-    if first is None or first in _attached:
-        _called_once[kind] = weakref.ref(module)
-        unseen.note_once(module)
-        return None
-    _layers.add(kind)
-    unseen.note_call(first)
-    leave(first)
-    return False
 
 
 def _after_fork() -> None:

@@ -15,6 +15,8 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
+from operator import attrgetter
+from sys import _getframe
 from types import CodeType, FrameType, FunctionType
 from typing import Any, cast
 
@@ -25,6 +27,10 @@ from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.protocol.signals import reraise_host_error
 
 ATTRIBUTE = "_compiled_call_impl"
+#: Returns the method by which torch calls a module if nothing replaces its call.
+plain_call: Callable[[Any], Callable[..., Any]] = attrgetter("_call_impl")
+#: Returns the state of `torch.jit.trace`, or None if it does not run.
+_tracing_state: Callable[[], object] = torch._C._get_tracing_state
 
 #: The replacement of each module's call, by the id of the module. None: the module is known and has no replacement.
 _standing: dict[int, Any] = {}
@@ -120,7 +126,7 @@ def prepared(look: Callable[[Any], None], module: Any) -> Any:
     """Call `look` with `module`, and return what torch calls next: its replacement, or as without us."""
     look(module)
     call = replacement(module) if id(module) in _standing else of_host(module)
-    return module._call_impl if call is None else call
+    return plain_call(module) if call is None else call
 
 
 def _call_after(look: Callable[[Any], None], module: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -128,7 +134,7 @@ def _call_after(look: Callable[[Any], None], module: Any, /, *args: Any, **kwarg
         call = prepared(look, module)
     except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
         _failed(error)
-        call = module._call_impl
+        call = plain_call(module)
     return call(*args, **kwargs)
 
 
@@ -148,7 +154,7 @@ def after(look: Callable[[Any], None], module: Any) -> Any:
 
 def _missed(module: Any) -> Any:
     first_call = meeting.first_call
-    return of_host(module) if first_call is None or torch._C._get_tracing_state() is not None else first_call(module)
+    return of_host(module) if first_call is None or _tracing_state() is not None else first_call(module)
 
 
 def replacement(module: Any) -> Any:
@@ -157,7 +163,7 @@ def replacement(module: Any) -> Any:
     if there is _standing:
         return _missed(module)
     # torch.jit.trace saves the line of torch's file that made each call, so a traced call takes the usual line.
-    return of_host(module) if there is None or torch._C._get_tracing_state() is not None else there
+    return of_host(module) if there is None or _tracing_state() is not None else there
 
 
 # Dynamo traces these functions because `Slot` is a property.
@@ -165,7 +171,7 @@ def _get(module: Any) -> Any:
     if is_dynamo_compiling():
         return module.__dict__.get(ATTRIBUTE)
     # Other readers get the host's value: peft checks whether a model is compiled.
-    asking: FrameType | None = sys._getframe(2)
+    asking: FrameType | None = _getframe(2)
     while asking is not None and asking.f_code.co_name == "__getattribute__":
         asking = asking.f_back
     if asking is None or asking.f_code is not _TORCH_CALL:
@@ -175,7 +181,7 @@ def _get(module: Any) -> Any:
         _last.replaced = id(module)
     elif getattr(_last, "replaced", None) == id(module):
         # torch reads the attribute twice for a call, and a second thread has removed the replacement in between.
-        return module._call_impl
+        return plain_call(module)
     return call
 
 
@@ -234,9 +240,10 @@ def compile_lookup() -> None:
 
     if chosen() is not HotPath:
         from cbtop.profiler import _hot_path
+        from cbtop.profiler.instrument.torch_internals import is_tracing
 
         code = cast(CodeType, _TORCH_CALL)
-        _hot_path.compile_slot(Slot, _standing, ATTRIBUTE, _missed, torch._C._is_tracing, _failed, code)
+        _hot_path.compile_slot(Slot, _standing, ATTRIBUTE, _missed, is_tracing, _failed, code)
         _after_in_c = _hot_path.call_after
 
 
@@ -249,10 +256,15 @@ def is_supported() -> bool:
         _compiled_call_impl = property(lambda self: lambda: called.append(None))
 
     CallProbe()()
-    dynamo = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-    can_be_told = all([hasattr(dynamo, name) for name in ("set_code_exec_strategy", "_debug_get_cache_entry_list")])
+    frames = _frame_decisions()
+    can_be_told = all([hasattr(frames, name) for name in ("set_code_exec_strategy", "_debug_get_cache_entry_list")])
     is_asked = getattr(torch.nn.Module, ATTRIBUTE, True) is None and _TORCH_CALL is not None and bool(called)
     return is_asked and can_be_told
+
+
+def _frame_decisions() -> Any:
+    """Return the part of Dynamo that decides about each frame of Python; None if this torch has none."""
+    return getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 
 
 def keep_dynamo_out() -> None:
@@ -260,7 +272,7 @@ def keep_dynamo_out() -> None:
 
     If it meets a function of ours while compiling one of the host's, it still enters it.
     """
-    frames = torch._C._dynamo.eval_frame
+    frames = _frame_decisions()
     actions = frames._FrameAction
     as_it_is = frames._FrameExecStrategy(actions.SKIP, actions.DEFAULT)  # the second: of its callees
     codes = [

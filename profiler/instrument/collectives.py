@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from cbtop.profiler.definitions import BrickDefinition
-from cbtop.profiler.instrument.functions import Function, named, timed
+from cbtop.profiler.instrument import device_graphs
+from cbtop.profiler.instrument.functions import named, timed
+from cbtop.profiler.instrument.generation import Function
 from cbtop.profiler.instrument.steps import recorded_here
 from cbtop.profiler.instrument.wrapping import elements_of
 from cbtop.protocol.attributes import UNKNOWN_WORK, Work
@@ -238,3 +240,17 @@ def _brick(name: str, ranks: int = 0, itemsize: int = 0, has_bus: bool = False) 
         work=Work(bytes_per_element=bus, size_bytes_per_element=itemsize) if itemsize else UNKNOWN_WORK,
         label=f"{ranks} ranks" if ranks else "",
     )
+
+
+def settle_before_groups_end(functions: TimedFunctions) -> None:
+    """Release our copies of dropped graphs before a process group ends: NCCL waits until no graph has its kernels."""
+    for name in ("torch.distributed", "torch.distributed.distributed_c10d"):
+        functions.replace(sys.modules.get(name), "destroy_process_group", _ends_a_group)
+
+
+def _ends_a_group(original: Callable[..., None]) -> Callable[..., None]:
+    def destroy_process_group(*args: Any, **kwargs: Any) -> None:
+        device_graphs.settle(may_wait=True)
+        original(*args, **kwargs)
+
+    return destroy_process_group

@@ -63,7 +63,7 @@ class Compilations:
 
     def _begins(self, *_: Any) -> None:
         try:
-            self._begun_ns = {profiler: profiler._now_ns() for profiler in self._profilers}
+            self._begun_ns = {profiler: profiler.parts.now_ns() for profiler in self._profilers}
         except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
             log_own_error(error, "a compilation is not told of")
 
@@ -74,7 +74,7 @@ class Compilations:
             is_again = found is not None and int(found[1]) > 0
             number, self._number = self._number, self._number + 1
             for profiler, began_ns in begun_ns.items():
-                profiler.announce(Compilation(number, began_ns, profiler._now_ns(), is_again))
+                profiler.announce(Compilation(number, began_ns, profiler.parts.now_ns(), is_again))
         except Exception as error:  # noqa: BLE001 - as above
             log_own_error(error, "a compilation is not told of")
 

@@ -33,6 +33,7 @@ from cbtop.profiler.instrument.capturing import Capture, CapturedCall, Last, cap
 from cbtop.profiler.instrument.classification import RESIDUAL_ADD
 from cbtop.profiler.instrument.functions import brick_of_function, brick_of_name
 from cbtop.profiler.instrument.steps import unit
+from cbtop.profiler.instrument.torch_internals import without_torch_function
 from cbtop.profiler.instrument.trouble import log_once, log_own_error
 from cbtop.protocol.vocabulary import BrickCategory
 
@@ -167,7 +168,7 @@ def _followed(original: Callable[..., Any]) -> Callable[..., Any]:
         _compiling.add(thread)
         try:
             try:
-                with torch._C.DisableTorchFunction():  # so that the host's do not see our calls
+                with without_torch_function():  # so that the host's do not see our calls
                     found = GraphOrigins.of((args[0] if args else kwargs["model_"]).graph)
                 loaded = len(_loaded())
             except Exception as error:  # noqa: BLE001 - an error of ours is not the host's

@@ -6,7 +6,6 @@ both leave the same records, and the same state in the governor.
 
 from __future__ import annotations
 
-from torch._C import _is_tracing, _len_torch_dispatch_stack
 from torch.compiler import is_compiling
 
 from cbtop.profiler.hot_path import HotPath, chosen
@@ -22,6 +21,7 @@ from cbtop.profiler.instrument.governor import (
     StepStart,
 )
 from cbtop.profiler.instrument.steps import LOOK_EVERY, ModelCall, ModelSteps, OpenStep, Unit
+from cbtop.profiler.instrument.torch_internals import dispatch_modes, is_tracing
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.steps import STEP, ActiveStep, Steps
 from cbtop.protocol.signals import reraise_host_error
@@ -58,8 +58,8 @@ def compile_steps() -> None:
             "step": STEP,
             "is_compiling": is_compiling,
             "compiling_flags": is_compiling.__globals__ if is_flag_alone else None,
-            "is_tracing": _is_tracing,
-            "dispatch_stack": _len_torch_dispatch_stack,
+            "is_tracing": is_tracing,
+            "dispatch_stack": dispatch_modes,
             "is_sampled": Governor.is_sampled,
             "golden": GOLDEN,
             "warm_up": PASSED_OVER,

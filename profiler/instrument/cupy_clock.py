@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import cupy
 
-from cbtop.profiler.device.driver import CudaDriver, DriverError
+from cbtop.profiler.device.cuda_calls import DriverError
+from cbtop.profiler.device.driver import CudaDriver
 from cbtop.profiler.device.stamp_clock import StampClock
 
 

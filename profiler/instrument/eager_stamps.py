@@ -83,17 +83,17 @@ def timing_of(profiler: BrickProfiler, model: nn.Module) -> Timing:
     """Return how `profiler` times `model` on its current devices."""
     kinds = _kinds_of_devices(model) - {"cpu"}
     if not kinds:
-        return Timing(profiler._host_path)
+        return Timing(profiler.parts.paths.host)
     device = _only_cuda_device(model)
-    if device is not None and profiler._by_kernels:
-        return Timing(profiler._host_path, "torch on cuda", is_there=True, by_kernels=True)
+    if device is not None and profiler.parts.by_kernels:
+        return Timing(profiler.parts.paths.host, "torch on cuda", is_there=True, by_kernels=True)
     stamped = None if device is None else _on(profiler, device)
     if stamped is not None:
         return Timing(stamped.path, "torch on cuda", is_there=True)
-    given = profiler._device_path  # on a different kind of clock: the host's own choice
+    given = profiler.parts.paths.device  # on a different kind of clock: the host's own choice
     is_given = given is not None and given.kept is None
     backend = f"torch on {min(kinds)}{LAUNCHES}"
-    return Timing(given if given is not None and is_given else profiler._host_path, backend)
+    return Timing(given if given is not None and is_given else profiler.parts.paths.host, backend)
 
 
 def leave(profiler: BrickProfiler, used: list[Path]) -> None:
@@ -134,7 +134,7 @@ def _on(profiler: BrickProfiler, device: int) -> _Stamped | None:
 
 
 def _made(profiler: BrickProfiler, device: int) -> _Stamped:
-    given: Any = profiler._clock
+    given: Any = profiler.parts.clock
     is_ours = getattr(given, "index", None) != device
     clock = torch_clock() if is_ours else given
 
@@ -146,10 +146,10 @@ def _made(profiler: BrickProfiler, device: int) -> _Stamped:
         stamped = known.get(device)
         if stamped is not None:
             known[device] = None
-            profiler._end_path(stamped.path)
+            profiler.parts.paths.end(stamped.path)
             _say_once(f"what runs on cuda:{device} is timed by the host again, as launches: {in_words(error)}")
 
-    return _Stamped(profiler._path_for_models(clock, failed), clock, is_ours)
+    return _Stamped(profiler.parts.paths.begin_for_models(clock, failed), clock, is_ours)
 
 
 def _end(profiler: BrickProfiler, stamped: _Stamped) -> None:
@@ -161,7 +161,7 @@ def _end(profiler: BrickProfiler, stamped: _Stamped) -> None:
     except Exception as error:  # noqa: BLE001 - a device that is lost: nothing can be released on it
         reraise_host_error(error)
     finally:
-        profiler._end_path(stamped.path)
+        profiler.parts.paths.end(stamped.path)
 
 
 def _say_once(line: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch.nn import Parameter
 
 from cbtop.profiler.instrument.module_tree import attribute_of, home_of_class
+from cbtop.profiler.instrument.torch_internals import own_parameters
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,7 +36,7 @@ def chosen_experts(experts: nn.Module, around: nn.Module, beside: Iterable[nn.Mo
     routed: set[int] = set()  # the number of experts a router chooses from
     for module in beside:
         of_router = {attribute_of(module, name) for name in _TOP_K} - {None}
-        weight = module._parameters.get("weight")
+        weight = own_parameters(module).get("weight")
         if weight is not None and (of_router or weight.shape[0] == count):
             routed.add(weight.shape[0])
         told |= of_router
@@ -65,7 +66,7 @@ def _matrices(experts: nn.Module) -> dict[str, Parameter] | None:
     if not home_of_class(type(experts)).startswith(_LIBRARY) or not all([name in own for name in _LAYOUT]):
         return None
     expected = {"gate_up_proj" if own["has_gate"] else "up_proj", "down_proj"}
-    held = {name: weights for name, weights in experts._parameters.items() if weights is not None}
+    held = {name: weights for name, weights in own_parameters(experts).items() if weights is not None}
     plain = {name: weights for name, weights in held.items() if type(weights) is Parameter and weights.ndim == 3}
     others = [name for name in held if name not in plain and not name.endswith("_bias")]
     if own["_is_expert_parallel"] or set(plain) != expected or others:

@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from operator import gt
 from types import BuiltinFunctionType, CellType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, get_autocast_dtype, is_autocast_enabled
@@ -30,8 +30,9 @@ from torch.compiler import is_dynamo_compiling
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument import classification
+from cbtop.profiler.instrument.generation import Function, assists, chooses, generates, prepares, scores
 from cbtop.profiler.instrument.multiplied import AUTOCAST_DEVICES, multiplied_type
-from cbtop.profiler.instrument.steps import Generation, recorded_here, unit
+from cbtop.profiler.instrument.steps import recorded_here
 from cbtop.profiler.instrument.swapping import (
     SwapTarget,
     TimedBuiltin,
@@ -41,22 +42,19 @@ from cbtop.profiler.instrument.swapping import (
     swapped_in,
     swaps,
 )
+from cbtop.profiler.instrument.torch_internals import dispatch_modes, without_torch_function
 from cbtop.profiler.instrument.trampolines import is_plain
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.profiler.instrument.wrapping import elements_of
 from cbtop.protocol.attributes import Work
-from cbtop.protocol.clock import perf_counter_ns
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-Function = Callable[..., Any]
 # From the arguments of a call: its brick and its elements, or None if it is not timed.
 BrickOf = Callable[[Any, Any], tuple[Any, Any] | None]
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
 
 LIBRARY = "transformers"  # its functions are known by name
 # Functions that apply rotary position, each with the accepted names of its first parameter.
@@ -150,13 +148,13 @@ class TimedFunctions:
         generation = sys.modules.get(GENERATION)
         mixin = getattr(generation, "GenerationMixin", None)
         self._wrap_known(mixin, "generate", functools.partial(generates, met=self._met))
-        self._wrap_known(mixin, "_assisted_decoding", _assisted)
+        self._wrap_known(mixin, "_assisted_decoding", assists)
         self._wrap_inputs(mixin)
-        self._wrap_known(getattr(generation, "LogitsProcessorList", None), "__call__", _scores)
-        self._wrap_known(getattr(generation, "StoppingCriteriaList", None), "__call__", _chosen)
+        self._wrap_known(getattr(generation, "LogitsProcessorList", None), "__call__", scores)
+        self._wrap_known(getattr(generation, "StoppingCriteriaList", None), "__call__", chooses)
 
     def _wrap_inputs(self, kind: Any) -> None:
-        self._wrap_known(kind, "prepare_inputs_for_generation", _prepares)
+        self._wrap_known(kind, "prepare_inputs_for_generation", prepares)
         update = functools.partial(_plain, name=classification.GENERATE_INPUTS)
         self._swap_known(kind, "_update_model_kwargs_for_generation", _ANYTHING, update)
 
@@ -276,16 +274,14 @@ _compiled: Callable[[Function], Function] | None = None
 if chosen() is not HotPath:
     from cbtop.profiler import _hot_path
 
-    _hot_path.compile_function_calls(
-        FunctionCall, BrickDefinition, swapped_in, _HIDE, torch._C._len_torch_dispatch_stack
-    )
+    _hot_path.compile_function_calls(FunctionCall, BrickDefinition, swapped_in, _HIDE, dispatch_modes)
     _compiled = _hot_path.compile_wrapper
 
 
 def _unless_it_is_odd(brick_of: BrickOf, name: str) -> BrickOf:
     def guarded(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         try:
-            with torch._C.DisableTorchFunction():  # so that the host's do not see our calls
+            with without_torch_function():  # so that the host's do not see our calls
                 return brick_of(args, kwargs)
         except Exception as error:  # noqa: BLE001 - see the rules
             log_own_error(error, f"some calls of {name} are not timed")
@@ -476,149 +472,3 @@ def _attention_brick(name: str, label: str, columns: int, read_bytes: float, dty
     if columns:
         work = Work(flops_per_element=2 * columns, bytes_per_element=read_bytes or None, dtype=dtype)
     return BrickDefinition(name, BrickCategory.ATTENTION, backend="torch", work=work, label=label)
-
-
-# --- generate: the step stays open until its token is chosen --------------------------------------------------
-
-
-def generates(original: Function, met: Callable[[object], None] = lambda model: None) -> Function:
-    met = _unless_it_fails(met)
-
-    def generate(*args: Any, **kwargs: Any) -> Any:
-        depth = None
-        try:
-            model = args[0] if args else None
-            met(model)
-            depth = _begin_generate(model)
-            return original(*args, **kwargs)
-        finally:
-            try:
-                _end_generate(depth)
-            except BaseException:  # of a signal handler: what has ended by then is not ended twice
-                _end_generate(depth)
-                raise
-
-    return generate
-
-
-def _unless_it_fails(function: Callable[Arguments, Result]) -> Callable[Arguments, Result | None]:
-    @functools.wraps(function)
-    def guarded(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result | None:
-        try:
-            return function(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - see the rules
-            log_own_error(error, "some steps of generate lack their sampling")
-        return None
-
-    return guarded
-
-
-@_unless_it_fails
-def _begin_generate(model: object) -> int:
-    """Begin a call of `generate`. Returns the number of such calls around it."""
-    generations = unit().generations
-    generations.append(Generation(model))
-    return len(generations) - 1
-
-
-@_unless_it_fails
-def _end_generate(depth: int | None) -> None:
-    if depth is not None:
-        unit().end_generate(depth)
-
-
-@_unless_it_fails
-def _is_assisted() -> None:
-    generation = unit().generation
-    if generation is not None:
-        generation.is_assisted = True
-
-
-@_unless_it_fails
-def _begin_sampling() -> Any:
-    """Begin choosing a token. Returns the step it is for."""
-    waiting = _waiting()
-    if waiting is not None:
-        waiting.begin_sampling()
-    return waiting
-
-
-@_unless_it_fails
-def _end_sampling(args: tuple[Any, ...]) -> None:
-    """End choosing a token. `args` are the arguments of stopping criteria: the chosen tokens come second."""
-    waiting = _waiting()
-    if waiting is not None:
-        words = args[1] if len(args) > 1 else None
-        with torch._C.DisableTorchFunction():  # so that the host's do not see our calls
-            length = words.shape[-1] if isinstance(words, Tensor) else None
-        waiting.end_sampling(length)
-
-
-@_unless_it_fails
-def _prepares_now() -> int:
-    """End the last step, even without a token, because the next inputs are being prepared. Returns the time."""
-    waiting = _waiting()
-    if waiting is not None:
-        waiting.close()
-    return perf_counter_ns()
-
-
-@_unless_it_fails
-def _prepared(start_ns: int | None) -> None:
-    """Count the preparation from `start_ns` until now towards the next step, which has not begun."""
-    generation = unit().generation
-    if generation is not None and start_ns is not None:
-        generation.prepared = start_ns, perf_counter_ns() - start_ns
-
-
-def _prepares(original: Function) -> Function:
-    def prepare_inputs(*args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling():
-            return original(*args, **kwargs)
-        start_ns = _prepares_now()
-        result = original(*args, **kwargs)
-        _prepared(start_ns)
-        return result
-
-    return prepare_inputs
-
-
-def _assisted(original: Function) -> Function:
-    def assisted_decoding(*args: Any, **kwargs: Any) -> Any:
-        _is_assisted()
-        return original(*args, **kwargs)
-
-    return assisted_decoding
-
-
-def _scores(original: Function) -> Function:
-    def process_scores(*args: Any, **kwargs: Any) -> Any:
-        step = None if is_dynamo_compiling() else _begin_sampling()
-        try:
-            return original(*args, **kwargs)
-        finally:
-            if step is not None:
-                step.is_running = False  # the scores are there
-
-    return process_scores
-
-
-def _chosen(original: Function) -> Function:
-    def is_done(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        if not is_dynamo_compiling():
-            _end_sampling(args)
-        return result
-
-    return is_done
-
-
-def _waiting() -> Any:
-    """Return the step of the innermost `generate` whose model has returned."""
-    here = unit()
-    step = here.open[-1] if here.open else None
-    return (
-        step
-        if step is not None and step.waits and not step.is_running and step.generation is here.generation
-        else None
-    )

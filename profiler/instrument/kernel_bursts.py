@@ -129,7 +129,7 @@ class Bursts:
 
     def __init__(self, profiler: BrickProfiler) -> None:
         self._profiler = weakref.ref(profiler)
-        recorder = profiler._recorder
+        recorder = profiler.parts.recorder
         self._recorder = recorder if isinstance(recorder, RingRecorder) else None
         #: Its `asked_word` holds `looked_at` if there is no new request: so a step can check without a call.
         self.asked: Any = self._recorder or _Nobody
@@ -282,7 +282,7 @@ def _node_of(profiler: BrickProfiler, keys: Keys) -> int:
     while scope.parent is not None:
         scope = scope.parent
     for key in keys:
-        scope = scope.children.get(key) or profiler._scopes.define(scope, key)
+        scope = scope.children.get(key) or profiler.parts.scopes.define(scope, key)
     return int(scope.node)
 
 

@@ -131,7 +131,7 @@ class KernelSteps:
         """Time the model by stamps from its next step on, because CUPTI is not available."""
         self.is_running, self.has_failed = False, True
         self.burst = KernelBurstResults()
-        self._steps.profiler._by_kernels = False
+        self._steps.profiler.parts.by_kernels = False
         self._governor.models_by_kernels.discard(self._steps.model)
         why = in_words(error)
         log_once(f"kernels are not recorded ({why}): the device is timed by stamps, which slow the steps they are in")
@@ -187,7 +187,7 @@ class KernelSteps:
         now_ns = clock.perf_counter_ns()
         parts = _parts(took_ns, now_ns - duration_ns, self._elements)
         call, steps = self._call, self._steps
-        steps.profiler._steps.record(
+        steps.profiler.parts.steps.record(
             call.phase,
             call.tokens,
             now_ns - duration_ns,

@@ -82,8 +82,8 @@ def instrument(overhead_percent: float, nothing_yet: str, is_lent: bool) -> None
     profiler = (
         GovernedProfiler(overhead_percent, recorder=recorder) if is_governed else BrickProfiler(recorder=recorder)
     )
-    profiler._steps.warm_ups = WarmUps()
-    profiler._by_kernels = is_governed
+    profiler.parts.steps.warm_ups = WarmUps()
+    profiler.parts.by_kernels = is_governed
     instrumentation.install(profiler)
     once_imported("sglang", _await_sglang)
     if is_lent:

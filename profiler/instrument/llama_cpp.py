@@ -77,7 +77,7 @@ class _Callback:
             raise ValueError("threads are greenlets here: llama.cpp's steps could not be handed over")
         name_of, operation_of, elements_of, rows_of = _loaded()
         self._compiled = compiled
-        self._steps = profiler._steps
+        self._steps = profiler.parts.steps
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._definitions: dict[tuple[str, str], BrickDefinition] = {}
         self._lost = 0

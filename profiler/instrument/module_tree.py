@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 from torch.nn import Module
 
+from cbtop.profiler.instrument.torch_internals import own_buffers, own_parameters, submodules
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -27,7 +29,7 @@ Value = TypeVar("Value")
 
 def children_of(module: Module) -> list[tuple[str, Module]]:
     """Return the names and children of `module`, each child once."""
-    children = module._modules
+    children = submodules(module)
     if not children:
         return []
     unique: dict[int, tuple[str, Module]] = {}
@@ -47,8 +49,7 @@ def modules_of(root: Module) -> list[Module]:
 
 def _modules_of(root: Module) -> list[Module]:
     found = {id(root): root}
-    if root._modules:
-        _add_modules(root, found)
+    _add_modules(submodules(root), found)
     return list(found.values())
 
 
@@ -98,12 +99,13 @@ def kinds_of(root: Module) -> list[Module]:
     return one_of_each_class(_modules_of(root))
 
 
-def _add_modules(module: Module, found: dict[int, Module]) -> None:
-    for child in module._modules.values():
+def _add_modules(children: dict[str, Module | None], found: dict[int, Module]) -> None:
+    for child in children.values():
         if child is not None and id(child) not in found:
             found[id(child)] = child
-            if child._modules:
-                _add_modules(child, found)
+            inside = child._modules
+            if inside:
+                _add_modules(inside, found)
 
 
 def one_of_each_class(modules: Iterable[Module]) -> list[Module]:
@@ -130,12 +132,12 @@ def parameters_and_buffers(module: Module) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def _tensors_of(modules: list[Module]) -> tuple[list[Tensor], list[Tensor]]:
-    parameters = _by_id([held for one in modules if (held := one._parameters)])
-    buffers = _by_id([held for one in modules if (held := one._buffers)])
+    parameters = _by_id(filter(None, map(own_parameters, modules)))
+    buffers = _by_id(filter(None, map(own_buffers, modules)))
     return list(parameters.values()), [tensor for key, tensor in buffers.items() if key not in parameters]
 
 
-def _by_id(held: list[dict[str, Tensor | None]]) -> dict[int, Tensor]:
+def _by_id(held: Iterable[dict[str, Tensor | None]]) -> dict[int, Tensor]:
     """Return the tensors in these dictionaries, each once."""
     return {id(tensor): tensor for tensors in held for tensor in tensors.values() if tensor is not None}
 
@@ -150,7 +152,7 @@ def parameters_of(module: Module) -> list[Tensor]:
     walked = _walked_here.tree
     if walked is not None and walked.root is module:
         return walked.tensors[0][:]
-    return list(_by_id([held for one in _modules_of(module) if (held := one._parameters)]).values())
+    return list(_by_id(filter(None, map(own_parameters, _modules_of(module)))).values())
 
 
 def first_tensor(module: Module) -> Tensor | None:
@@ -171,7 +173,7 @@ def first_tensor(module: Module) -> Tensor | None:
                 for tensor in held.values():
                     if tensor is not None:
                         return tensor
-            children = one._modules
+            children = submodules(one)
             if children:
                 waiting += [child for child in reversed(list(children.values())) if child is not None]
     return None

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from cbtop.profiler.instrument.torch_internals import precision_of_float32
 from cbtop.protocol.attributes import UNKNOWN_TYPE
 
 # Types that autocast converts. It leaves float64 and whole numbers as they are.
@@ -63,8 +64,8 @@ def _setting(device: str, operator: str) -> str:
     backend = _BACKENDS.get(device)
     if backend is None:
         return ""
-    get = getattr(torch._C, "_get_fp32_precision_getter", None)
-    if get is not None:
+    if precision_of_float32 is not None:
+        get = precision_of_float32
         settings = (get(backend, operator), get(backend, "all"), get("generic", "all"))
         return next((setting for setting in settings if setting != "none"), "none")
     if device == "cuda" and operator == CONVOLUTION:  # torch before 2.9

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import torch
 from torch.nn import Parameter
 
 from cbtop.profiler.definitions import BrickDefinition
@@ -28,6 +29,7 @@ from cbtop.profiler.instrument.module_tree import (
     parameters_of,
 )
 from cbtop.profiler.instrument.multiplied import PLAIN, Mode
+from cbtop.profiler.instrument.torch_internals import own_buffers, own_parameters, submodules
 from cbtop.profiler.instrument.work import backend_of, device_of, product_sizes, work_of
 from cbtop.protocol.attributes import UNKNOWN_WORK
 from cbtop.protocol.vocabulary import BrickId, NodeKind
@@ -118,7 +120,7 @@ def holds_a_stack(root: nn.Module) -> bool:
 
 def has_products(root: nn.Module) -> bool:
     """Whether two or more modules inside `root` have weights, so that it may be a model without a list of layers."""
-    leaves = [module for module in modules_of(root) if module._parameters and not children_of(module)]
+    leaves = [module for module in modules_of(root) if own_parameters(module) and not children_of(module)]
     return len(leaves) > 1
 
 
@@ -141,7 +143,7 @@ def plan_of(
     planner = _Planner({id(stack): name for (_, stack), name in zip(found, names, strict=True)}, root, is_timed_there)
     planner.mode = mode
     planner.known = known or {}
-    planner.plan.stacks = {name: len(stack._modules) for (_, stack), name in zip(found, names, strict=True)}
+    planner.plan.stacks = {name: len(submodules(stack)) for (_, stack), name in zip(found, names, strict=True)}
     planner.plan.trunk = stacks.trunk or [root]
     if found and found[0][1] is root:
         planner.walk_stack(root, "", (type(root).__name__,), names[0])
@@ -174,6 +176,11 @@ def _weights_in(modules: list[nn.Module]) -> list[object]:
     return state
 
 
+def devices_in(state: list[object]) -> set[object]:
+    """Return the devices in a state that `state_of` returned."""
+    return {entry for entry in state if type(entry) not in (int, torch.Size, torch.dtype, tuple)}
+
+
 class _Stacks:
     """The stacks of a model with their paths, and the modules that hold them, outermost first.
 
@@ -200,7 +207,7 @@ class _Stacks:
             inside = f"{path}.{name}" if path else name
             if type(child).__name__ in _LISTS and _is_stack(child):
                 self.found.append((inside, child))
-            elif child._modules:
+            elif submodules(child):
                 self._visit(child, inside)
         if len(self.found) == stacks_before:
             del self.trunk[place:]
@@ -215,7 +222,7 @@ def _may_be_layer(module: nn.Module) -> bool:
     """Whether it has modules inside, or is of a class that is not torch's and computes with its own parameters."""
     if children_of(module):
         return True
-    return bool(module._parameters) and not home_of_class(type(module)).startswith("torch.")
+    return bool(own_parameters(module)) and not home_of_class(type(module)).startswith("torch.")
 
 
 def _names(paths: list[str]) -> list[str]:
@@ -465,10 +472,10 @@ class _Planner:
 
 def _weights_of(module: nn.Module) -> tuple[object, ...] | None:
     """The inputs of the work of a module with plain parameters and nothing else; None for any other."""
-    if module._modules or module._buffers or not module._parameters or is_convolution(module):
+    if submodules(module) or own_buffers(module) or not own_parameters(module) or is_convolution(module):
         return None  # for a convolution it also follows from its settings
     held: list[object] = []
-    for weight in module._parameters.values():
+    for weight in own_parameters(module).values():
         if weight is not None:
             if type(weight) is not Parameter:
                 return None

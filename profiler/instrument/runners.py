@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from cbtop.profiler.instrument.attachment import Attachment, attach_to_runner, installed, leave_alone
 from cbtop.profiler.instrument.awaited import once_imported
-from cbtop.profiler.instrument.functions import Function, TimedFunctions, timed
+from cbtop.profiler.instrument.functions import TimedFunctions, timed
+from cbtop.profiler.instrument.generation import Function
 from cbtop.profiler.instrument.phases import Call
 from cbtop.profiler.instrument.steps import Generation, OpenStep, unit
 from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error

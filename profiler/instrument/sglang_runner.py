@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cbtop.profiler.instrument import phases
-from cbtop.profiler.instrument.functions import generates
+from cbtop.profiler.instrument.generation import generates
 from cbtop.profiler.instrument.runners import Engine, loads, once_there, runs, samples
 from cbtop.profiler.instrument.steps import unit
 

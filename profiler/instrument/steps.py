@@ -216,7 +216,7 @@ class OpenStep:
             if steps._are_in is not False:
                 steps.follow(None)
             if by_kernels is not None and by_kernels.times_host:
-                self._note_in(by_kernels.begin_host(self._step._key))
+                self._note_in(by_kernels.begin_host(self._step.key))
 
     @_unless_it_fails
     def ended(self) -> None:
@@ -311,7 +311,7 @@ class OpenStep:
     def _begin_by_kernels(self, by_kernels: KernelSteps) -> bool:
         """Record this step by its kernels. Returns whether that is possible."""
         self.steps.follow(None)
-        placed = by_kernels.begin(self._step._key, self.call)
+        placed = by_kernels.begin(self._step.key, self.call)
         if placed is None:
             return False
         self._note_in(placed)
@@ -326,7 +326,7 @@ class OpenStep:
     def _begin_in_burst(self) -> bool:
         """Record its kernels instead of its times. Returns whether they are recorded."""
         self.steps.follow(None)
-        recording = self.steps.bursts.begin(self._step._key, self.steps, has_calls=True)
+        recording = self.steps.bursts.begin(self._step.key, self.steps, has_calls=True)
         if recording is None:
             return False
         self._note_in(PlacedCalls(recording, self.steps.labelled))
@@ -426,7 +426,7 @@ class ModelSteps:
         give_up: Callable[[Exception], None],
     ) -> None:
         self.profiler = profiler
-        self.time_on(Timing(profiler._host_path))
+        self.time_on(Timing(profiler.parts.paths.host))
         self.model = model
         self.changed = changed  # plans anew if the model has changed
         self.give_up = give_up
@@ -457,7 +457,7 @@ class ModelSteps:
         #: Times the calls of modules and functions. It is the hot path itself, called from C, if there is one.
         self.path: HotPath | Path = getattr(timing.path, "_hot_path", timing.path)
         self.times = timing if timing.backend and not timing.by_kernels else self.path
-        self._steps = self.profiler._steps_on(timing.path)
+        self._steps = self.profiler.parts.steps.on(timing.path)
 
     def after_fork(self) -> None:
         """Make a new lock in a child process, and keep only this thread's steps: other threads are gone."""

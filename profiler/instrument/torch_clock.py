@@ -10,6 +10,7 @@ import torch
 from cbtop.profiler.clocks import Mark
 from cbtop.profiler.device.driver import CudaDriver
 from cbtop.profiler.device.stamp_clock import StampClock
+from cbtop.profiler.instrument.torch_internals import device_exchange, stream_functions
 
 
 def torch_clock() -> StampClock:
@@ -21,7 +22,7 @@ def torch_clock() -> StampClock:
     if not driver.context():
         torch.cuda.synchronize()  # from here on there is one
     device = torch.cuda.current_device()
-    is_capturing, stream_of = torch._C._cuda_isCurrentStreamCapturing, torch._C._cuda_getCurrentRawStream
+    is_capturing, stream_of = stream_functions()
 
     def stream() -> int | None:
         return None if is_capturing() else stream_of(device)
@@ -38,7 +39,7 @@ def while_current(device: int) -> contextlib.AbstractContextManager[object]:
 
 
 def _while_current(device: int, mark: Callable[[], Mark]) -> Callable[[], Mark]:
-    exchange, put_back = torch._C._cuda_exchangeDevice, torch._C._cuda_maybeExchangeDevice
+    exchange, put_back = device_exchange()
 
     def marked() -> Mark:
         before = exchange(device)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from sys import _getframe
 from types import FrameType
 
 from torch import nn
 
+from cbtop.profiler.instrument.call_attribute import plain_call
 from cbtop.profiler.instrument.module_tree import children_of
 from cbtop.profiler.instrument.trouble import first_said
 
@@ -33,8 +35,8 @@ def note_once(module: nn.Module) -> None:
 
 
 def is_called_by_another() -> bool:
-    calls = nn.Module._call_impl.__code__
-    frame: FrameType | None = sys._getframe(1)
+    calls = plain_call(nn.Module).__code__
+    frame: FrameType | None = _getframe(1)
     while frame is not None and frame.f_code is not calls:
         frame = frame.f_back
     return frame is not None

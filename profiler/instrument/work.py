@@ -44,6 +44,7 @@ from cbtop.profiler.instrument.multiplied import (
     type_name,
     types_of_float32,
 )
+from cbtop.profiler.instrument.torch_internals import own_buffers, own_parameters, submodules
 from cbtop.protocol.attributes import UNKNOWN_TYPE, UNKNOWN_WORK, Work
 from cbtop.protocol.vocabulary import LAUNCHES, BrickId
 
@@ -122,9 +123,9 @@ def _work_of_product(module: nn.Module, mode: Mode) -> Work:
         return _work_of_packed(packed, columns, rows)
     if any([first_tensor(child) is not None for _, child in children_of(module)]):
         return UNKNOWN_WORK  # it computes its weights, or multiplies by more
-    if all([one is None for one in (*module._parameters.values(), *module._buffers.values())]):
+    if all([one is None for one in (*own_parameters(module).values(), *own_buffers(module).values())]):
         return Work(flops_per_element=2 * rows, dtype=UNKNOWN_TYPE)  # its weights are stored elsewhere
-    weight = module._parameters.get("weight", attribute_of(module, "weight"))
+    weight = own_parameters(module).get("weight", attribute_of(module, "weight"))
     shape = tuple(getattr(getattr(weight, "_local_tensor", weight), "shape", ()))  # of a DTensor this rank's part
     if len(shape) > 2:
         return _work_of_matrices(module, rows, mode)
@@ -161,7 +162,7 @@ def _work_of_adapted(module: nn.Module, mode: Mode) -> Work:
         return UNKNOWN_WORK
     columns, flops, moved, dtypes = sizes[0], base.flops_per_element, base.bytes_per_call, {base.dtype}
     for product in found[1]:
-        weight = product._parameters.get("weight")
+        weight = own_parameters(product).get("weight")
         if home_of_class(type(product)) != _TORCHS or weight is None:
             return UNKNOWN_WORK
         flops += 2 * weight.numel() / columns
@@ -182,7 +183,7 @@ class _Packed(NamedTuple):
 
 def _packed_weights(module: nn.Module) -> _Packed | None:
     activation_bytes = PACKED.get(home_of_class(type(module)))
-    holder = module._modules.get("_packed_params")
+    holder = submodules(module).get("_packed_params")
     if activation_bytes is None or holder is None:
         return None
     dtype, packed = attribute_of(holder, "dtype"), attribute_of(holder, "_packed_params")

@@ -16,13 +16,21 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument.call_attribute import forget, of_host, put, standing
 from cbtop.profiler.instrument.capturing import Capture, capture_here
+from cbtop.profiler.instrument.torch_internals import (
+    SYMBOLIC_MODES,
+    compiled_versions,
+    dispatch_mode,
+    dispatch_modes,
+    has_torch_function,
+    submodules,
+    without_torch_function,
+)
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.protocol.signals import reraise_host_error
 
@@ -38,19 +46,18 @@ MAX_KEYS = 64  # of a call; the work of a convolution is unknown for images of f
 
 def is_symbolic() -> bool:
     """Whether calls are traced into a graph, or run on tensors without contents: their times are not a model's."""
-    if not torch._C._len_torch_dispatch_stack():
+    if not dispatch_modes():
         return False
-    keys = torch._C._TorchDispatchModeKey
-    return any([torch._C._get_dispatch_mode(key) is not None for key in (keys.FAKE, keys.PROXY)])
+    return any([dispatch_mode(key) is not None for key in SYMBOLIC_MODES])
 
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether Dynamo has compiled the call of `module` before, in any way."""
-    if "_orig_mod" in module._modules or of_host(module) is not None:
+    if "_orig_mod" in submodules(module) or of_host(module) is not None:
         return True
     forward = getattr(type(module), "forward", None)  # a scripted module's class has none
     code = None if forward is None else getattr(inspect.unwrap(forward), "__code__", None)
-    return code is not None and bool(torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code))
+    return code is not None and bool(compiled_versions(code))
 
 
 class CallWrapper:
@@ -253,7 +260,7 @@ class SizedCall(BrickCall):
         image = args[0] if args else kwargs.get("input")
         if not issubclass(type(image), Tensor) or is_symbolic():
             return self._key
-        with torch._C.DisableTorchFunction():  # so that the host's do not see our calls
+        with without_torch_function():  # so that the host's do not see our calls
             size = tuple(image.shape[-self._axes :])
         keys = self._keys or {}
         is_new = (self._image_mode, size) not in keys
@@ -304,8 +311,8 @@ def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any], failed: Exception
 
 def _count(tensor: Tensor) -> int | None:
     """Return its elements; None for a symbol. No `__torch_function__` of the host's sees this."""
-    if torch._C._has_torch_function_unary(tensor):
-        with torch._C.DisableTorchFunction():
+    if has_torch_function(tensor):
+        with without_torch_function():
             count = tensor.numel()
     else:
         count = tensor.numel()
@@ -315,4 +322,4 @@ def _count(tensor: Tensor) -> int | None:
 if chosen() is not HotPath:
     from cbtop.profiler import _hot_path
 
-    _hot_path.compile_module_calls(BrickCall, elements_of, Tensor, torch._C._has_torch_function_unary)
+    _hot_path.compile_module_calls(BrickCall, elements_of, Tensor, has_torch_function)

@@ -10,17 +10,8 @@ from typing import Any
 
 from cbtop.client.store import Store
 from cbtop.protocol import codec
-from cbtop.protocol.messages import (
-    DaemonHello,
-    Device,
-    DeviceProcess,
-    DeviceSample,
-    Heartbeat,
-    HostHello,
-    Message,
-    SourceCatalog,
-    Unknown,
-)
+from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample, Unknown
+from cbtop.protocol.messages import DaemonHello, Heartbeat, HostHello, Message, SourceCatalog
 from cbtop.protocol.vocabulary import DeviceKind
 from cbtop.viewmodels.devices import MachineView, machine_view
 

@@ -12,7 +12,8 @@ from cbtop.comparison.comparison import compare
 from cbtop.comparison.items import PlaceTimes
 from cbtop.comparison.noise import Change
 from cbtop.profiler.analysis.roofline import distance
-from cbtop.protocol.messages import Device, DeviceProcess, DeviceSample, Sampling, Unknown
+from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample, Unknown
+from cbtop.protocol.messages import Sampling
 from cbtop.protocol.vocabulary import BrickCategory, DeviceKind, NodeKind, Provenance, SourceStatus
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow

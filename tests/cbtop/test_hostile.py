@@ -20,14 +20,12 @@ from cbtop.daemon.source import Source
 from cbtop.protocol import codec
 from cbtop.protocol.attributes import FunctionAttributes
 from cbtop.protocol.catalog import CatalogWriter
+from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample, Unknown
 from cbtop.protocol.errors import DecodeError, VersionError
 from cbtop.protocol.messages import (
     Activity,
     CatalogMessage,
     CheckResult,
-    Device,
-    DeviceProcess,
-    DeviceSample,
     Goodbye,
     HostHello,
     Manifest,
@@ -36,7 +34,6 @@ from cbtop.protocol.messages import (
     TraceAnomaly,
     TraceNumber,
     TraceSummary,
-    Unknown,
     WireMessage,
 )
 from cbtop.protocol.ring import CURSOR_WORD, HEADER_BYTES, RECORD_BYTES, RingWriter

@@ -22,7 +22,7 @@ from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.columns import pack_columns
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import Activity, Heartbeat, HostHello, Message, Packed, SourceCatalog, StatsUpdate
-from cbtop.protocol.ring import Batch
+from cbtop.protocol.ring_reader import Batch
 from cbtop.reports import REPORTS
 from cbtop.text.range_text import between_steps
 from cbtop.viewmodels.merge import merged_view

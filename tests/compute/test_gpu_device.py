@@ -19,7 +19,7 @@ from cbtop.compute.gpu.device import Gpu
 from cbtop.compute.gpu.prepared import CONFIG_WORDS
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.q4_k import Q4_K
-from cbtop.profiler.device.driver import DriverError
+from cbtop.profiler.device.cuda_calls import DriverError
 
 
 class FakeDevice:

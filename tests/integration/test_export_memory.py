@@ -20,7 +20,7 @@ from cbtop.protocol import codec
 from cbtop.protocol.messages import HostHello, Node, Packed, RecordBatch, SourceCatalog, StatsUpdate
 from cbtop.protocol.record_batch import MAX_BATCH_RECORDS, pack
 from cbtop.protocol.recording import FrameKind, RecordingOrigin, RecordingWriter, encode_frame
-from cbtop.protocol.ring import Batch
+from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.vocabulary import NodeKind
 from tests.integration.hosts import CBTOP
 

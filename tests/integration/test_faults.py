@@ -30,7 +30,8 @@ from cbtop.profiler.analysis.graph.node_table import MAX_NODES
 from cbtop.protocol.catalog import CatalogWriter
 from cbtop.protocol.messages import HostHello, Node
 from cbtop.protocol.process import process_start
-from cbtop.protocol.ring import CURSOR_WORD, DEFAULT_RING_BYTES, RECORD_BYTES, RingReader, RingWriter
+from cbtop.protocol.ring import CURSOR_WORD, DEFAULT_RING_BYTES, RECORD_BYTES, RingWriter
+from cbtop.protocol.ring_reader import RingReader
 from cbtop.protocol.vocabulary import NodeKind
 from cbtop.viewmodels.source import SourceView
 from tests.integration.hosts import CBTOP, DEADLINE_S, cbtop, cbtop_apart, eventually

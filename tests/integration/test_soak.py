@@ -18,8 +18,9 @@ from benchmarks.load import Load, final_states
 from cbtop.daemon.source import Source
 from cbtop.profiler.analysis import step_intervals
 from cbtop.protocol import codec
+from cbtop.protocol.device_messages import DeviceSample
 from cbtop.protocol.endpoint import default_endpoint
-from cbtop.protocol.messages import DaemonHello, DeviceSample, Heartbeat, Message, SourceCatalog, SourceState
+from cbtop.protocol.messages import DaemonHello, Heartbeat, Message, SourceCatalog, SourceState
 from cbtop.protocol.subscriber import Subscriber
 from tests.integration import hosts
 from tests.integration.hosts import daemon, eventually

@@ -22,7 +22,7 @@ from cbtop.profiler.pending import HostTime, Pending
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.attributes import Work
-from cbtop.protocol.ring import Batch, RingReader
+from cbtop.protocol.ring_reader import Batch, RingReader
 from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.telemetry.steps import whole_step
 from tests.cbtop.recorded import source_of
@@ -139,10 +139,10 @@ def test_a_step_whose_begin_failed_gives_its_lane_back(make: MAKE) -> None:
             pass
         fails = False
         profiler.enable()
-    assert (len(profiler._steps.free_lanes), profiler._path.position.lane) == (15, 0)
+    assert (len(profiler._steps.lanes.free), profiler._path.position.lane) == (15, 0)
 
 
-def test_a_child_has_the_lanes_that_other_threads_of_its_parent_hold(make: MAKE, profiler_module: ModuleType) -> None:
+def test_a_child_has_the_lanes_that_other_threads_of_its_parent_hold(make: MAKE) -> None:
     profiler = make(recorder=Memory())
     inside, go_on = threading.Event(), threading.Event()
 
@@ -154,8 +154,8 @@ def test_a_child_has_the_lanes_that_other_threads_of_its_parent_hold(make: MAKE,
     thread = threading.Thread(target=run)
     thread.start()
     inside.wait()
-    profiler_module._after_fork()  # as in the child, where that thread is not
-    free = len(profiler._steps.free_lanes)
+    profiler._after_fork()  # as in the child, where that thread is not
+    free = len(profiler._steps.lanes.free)
     go_on.set()
     thread.join()
     assert free == 15

@@ -9,7 +9,7 @@ import pytest
 
 from cbtop.profiler import held_steps
 from cbtop.profiler.definitions import BrickDefinition
-from cbtop.profiler.device.driver import DriverError
+from cbtop.profiler.device.cuda_calls import DriverError
 from cbtop.profiler.device.stamp_clock import StampClock
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.attributes import Work

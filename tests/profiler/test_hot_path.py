@@ -27,17 +27,8 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.codec import EncodedNode
 from cbtop.protocol.messages import CatalogMessage
-from cbtop.protocol.ring import (
-    FLAG_FAILED,
-    FLAG_UNCOUNTED,
-    NO_NODE,
-    RECORD_BYTES,
-    SEQUENCE_MASK,
-    SLOTS,
-    InFlight,
-    RingReader,
-    RingWriter,
-)
+from cbtop.protocol.ring import FLAG_FAILED, FLAG_UNCOUNTED, NO_NODE, RECORD_BYTES, SEQUENCE_MASK, SLOTS, RingWriter
+from cbtop.protocol.ring_reader import InFlight, RingReader
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 from tests.profiler.memory import Memory
 
@@ -218,7 +209,7 @@ def test_records_are_read_once_in_order_or_counted_even_if_numbers_wrap(
 ) -> None:
     path = runtime / f"1-{time.time_ns()}-0.ring"
     profiler = make(clock_ns=count().__next__, recorder=NoFiles())
-    profiler._host_path.attach(RingWriter(path, 8 * RECORD_BYTES, first))
+    profiler.parts.paths.host.attach(RingWriter(path, 8 * RECORD_BYTES, first))
     reader = RingReader(path)
     begun = reader.read(final=True)
     assert (len(begun.node), reader.read_to, reader.produced) == (0, first, first)
@@ -502,7 +493,7 @@ def test_elements_that_raise_where_a_lap_begins_harm_no_other_record(
 ) -> None:
     path = runtime / "1-2-0.ring"
     profiler = make(clock_ns=count().__next__, recorder=NoFiles())
-    profiler._host_path.attach(RingWriter(path, 8 * RECORD_BYTES))
+    profiler.parts.paths.host.attach(RingWriter(path, 8 * RECORD_BYTES))
     reader = RingReader(path)
     elements: Any = Raising(error)
     for lap in range(3):
@@ -526,7 +517,7 @@ def test_arguments_have_the_same_names(profiler: BrickProfiler, runtime: Path) -
         lambda: profiler.start_brick(brick="a"),  # type: ignore[call-arg]
         lambda: profiler.layer(),
         lambda: profiler._path.set_recording(on=True),  # type: ignore[call-arg]
-        lambda: profiler._host_path.attach(ring=None),  # type: ignore[call-arg]
+        lambda: profiler.parts.paths.host.attach(ring=None),  # type: ignore[call-arg]
         lambda: profiler.brick(),  # type: ignore[call-arg]
         lambda: profiler.brick("a", 1, 2),  # type: ignore[call-arg]
         lambda: profiler.brick("a", brick="a"),  # type: ignore[misc]
@@ -582,7 +573,7 @@ def test_misuse_is_an_error_or_a_record_and_never_a_crash(profiler: BrickProfile
     with profiler.brick("a"):
         pass
     with pytest.raises((TypeError, AttributeError)):
-        profiler._host_path.attach(3)  # type: ignore[arg-type]
+        profiler.parts.paths.host.attach(3)  # type: ignore[arg-type]
 
 
 def test_a_stop_in_another_thread_is_recorded_and_moves_the_starting_thread(

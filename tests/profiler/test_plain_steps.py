@@ -37,7 +37,8 @@ from cbtop.profiler.recorder import RingRecorder
 from cbtop.profiler.session import Report
 from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol.messages import StatsUpdate
-from cbtop.protocol.ring import FLAG_CANCELLED, FLAG_FAILED, FLAG_PLAIN, RingReader, RingWriter
+from cbtop.protocol.ring import FLAG_CANCELLED, FLAG_FAILED, FLAG_PLAIN, RingWriter
+from cbtop.protocol.ring_reader import RingReader
 from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.reports import REPORTS
 from cbtop.telemetry import metrics
@@ -393,7 +394,7 @@ def test_twenty_plain_steps_at_once_take_no_lane_of_a_recorded_one(make: MAKE, r
         all_run = asyncio.Event()
         tasks = [asyncio.create_task(serve(all_run)) for _ in range(21)]
         await asyncio.sleep(0)
-        assert len(profiler._steps.free_lanes) == 14
+        assert len(profiler._steps.lanes.free) == 14
         all_run.set()
         await asyncio.gather(*tasks)
 

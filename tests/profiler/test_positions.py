@@ -27,7 +27,8 @@ from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.messages import Node
-from cbtop.protocol.ring import MAX_NODE, Batch
+from cbtop.protocol.ring import MAX_NODE
+from cbtop.protocol.ring_reader import Batch
 from tests.cbtop.recorded import source_of
 from tests.profiler.conftest import of_either
 from tests.profiler.memory import Memory
@@ -239,7 +240,7 @@ def test_more_steps_than_lanes_at_once_are_all_recorded(make: MAKE, runtime: Pat
         asyncio.run(serve())
     report = profiler.report()
     assert (report.steps, report.tokens, report.bricks[0].calls.count) == (320, 640, 320)
-    assert len(profiler._steps.free_lanes) == len(set(profiler._steps.free_lanes)) == 15
+    assert len(profiler._steps.lanes.free) == len(set(profiler._steps.lanes.free)) == 15
 
 
 def test_what_runs_in_an_executor_lies_outside_of_the_step_that_waits_for_it(make: MAKE) -> None:

@@ -23,7 +23,8 @@ from cbtop.profiler.scopes import MAX_RECURSION
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.catalog import CatalogReader
 from cbtop.protocol.messages import Activity, Goodbye, HostHello, Node, TraceSummary
-from cbtop.protocol.ring import FLAG_FAILED, RingReader
+from cbtop.protocol.ring import FLAG_FAILED
+from cbtop.protocol.ring_reader import RingReader
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind
 from tests.profiler.memory import Memory, is_plain
 

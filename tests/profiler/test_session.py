@@ -16,7 +16,7 @@ from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.messages import Node
-from cbtop.protocol.ring import RingReader
+from cbtop.protocol.ring_reader import RingReader
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
 
@@ -169,19 +169,15 @@ def test_reset_clears_every_field_but_settings_and_places(profiler: BrickProfile
     settings = {
         "sample_every",
         "_enabled",
-        "_sync_mode",
         "_clock",
         "_now_ns",
-        "_device_path",
-        "_model_paths",
-        "_callbacks",
         "_recorder",
         "_chance",
     }
     # Who runs where keeps its place, the graph's scopes keep their ids, and a profiler that gave up has.
-    places = {"_path", "_host_path", "start_brick", "stop_brick", "brick", "layer", "_scopes", "_steps", "_settlers"}
+    places = {"_path", "parts", "start_brick", "stop_brick", "brick", "layer", "_scopes", "_steps"}
     said = {"_ended_why", "_said"}
-    cleared = {"_epoch_ns", "_turns", "graph", "stats", "_pending", "_settlers"}  # the last: of steps that are kept
+    cleared = {"_epoch_ns", "_turns", "graph", "stats", "_pending", "_paths"}  # the last: of steps that are kept
     assert set(fresh) <= settings | places | said | cleared, "say of a new field whether reset clears it"
 
     profiler.elapsed_ns()

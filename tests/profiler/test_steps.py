@@ -26,7 +26,8 @@ from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
-from cbtop.profiler.steps import ActiveStep, AlikeParts
+from cbtop.profiler.step_parts import AlikeParts
+from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.ring import FLAG_FAILED, LANE_SHIFT
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind
@@ -323,7 +324,7 @@ def test_tokens_in_a_type_of_eight_bits_are_counted_beyond_it(make: MAKE) -> Non
 def test_the_union_of_steps_is_the_time_in_which_any_of_them_ran(spans: list[tuple[int, int]], cut: int) -> None:
     import numpy as np
 
-    from cbtop.protocol.ring import Batch
+    from cbtop.protocol.ring_reader import Batch
 
     stats = NodeStats()
     step_of, part_of = np.array([[-1, 1], [-1, -1]], np.int64)
@@ -356,7 +357,7 @@ def test_steps_that_end_out_of_order_leave_nobody_inside(make: MAKE) -> None:
         ("/after/a", 1),
         ("/after", 3),
     ]
-    assert len(profiler._steps.free_lanes) == 15
+    assert len(profiler._steps.lanes.free) == 15
 
 
 def test_a_step_may_be_entered_again_also_where_it_is_not_sampled(make: MAKE) -> None:
@@ -387,7 +388,7 @@ def test_a_clock_that_fails_as_a_step_begins_leaves_nobody_inside(make: MAKE) ->
         profiler.enable()
         position = profiler._path.position
         assert (position.step, position.scope.parent, position.held, position.lane) == (None, None, None, 0)
-    assert len(profiler._steps.free_lanes) == 15
+    assert len(profiler._steps.lanes.free) == 15
 
 
 def test_a_step_is_of_its_own_phase_whatever_runs_around_it(make: MAKE, runtime: Path) -> None:
@@ -439,7 +440,7 @@ def test_a_step_that_nobody_ended_gives_its_lane_back_when_it_goes(make: MAKE) -
         thread.start()
         thread.join()
     gc.collect()
-    assert sorted(profiler._steps.free_lanes) == [lane << LANE_SHIFT for lane in range(15)]
+    assert sorted(profiler._steps.lanes.free) == [lane << LANE_SHIFT for lane in range(15)]
 
 
 def test_timings_deferred_until_their_step_has_ended_lie_in_it(make: MAKE, runtime: Path) -> None:
@@ -552,7 +553,7 @@ def test_what_runs_after_a_step_whose_end_a_signal_cut_short_lies_in_nothing(mak
     profiler = make(recorder=memory)
     step = profiler.step("decode")
     step.__enter__()
-    step._adopted = Interrupted({0: None})  # what its end looks at first
+    step.adopted = Interrupted({0: None})  # what its end looks at first
     with pytest.raises(KeyboardInterrupt):
         step.__exit__(None, None, None)
     for _ in range(2):

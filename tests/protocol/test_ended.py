@@ -22,7 +22,8 @@ from cbtop.protocol import ended as ended_module
 from cbtop.protocol.catalog import CatalogWriter
 from cbtop.protocol.ended import beyond_bounds, left_by, runs, sweep
 from cbtop.protocol.process import process_start
-from cbtop.protocol.ring import HEADER_BYTES, RECORD_BYTES, RingReader, RingWriter
+from cbtop.protocol.ring import HEADER_BYTES, RECORD_BYTES, RingWriter
+from cbtop.protocol.ring_reader import RingReader
 
 DEAD = 1 << 30  # no such pid can be
 RECORDS_FOR_EVER = """

@@ -22,7 +22,8 @@ from cbtop.protocol.attributes import FunctionAttributes, KernelAttributes, Tran
 from cbtop.protocol.catalog import CatalogReader, CatalogWriter
 from cbtop.protocol.errors import DecodeError, RingError
 from cbtop.protocol.messages import Activity, HostHello, Node, SourceCatalog, SourceState, StatsUpdate
-from cbtop.protocol.ring import CURSOR_WORD, HEADER_BYTES, MAX_WRITERS_INSIDE, RECORD_BYTES, RingReader, RingWriter
+from cbtop.protocol.ring import CURSOR_WORD, HEADER_BYTES, MAX_WRITERS_INSIDE, RECORD_BYTES, RingWriter
+from cbtop.protocol.ring_reader import RingReader
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 
 HELLO = HostHello(2, 0, 1, 2, "here", "", "forged", "3", "python", 1, 1)

@@ -32,7 +32,7 @@ def test_it_reads_from_anywhere_and_less_at_the_end(path: Path) -> None:
 
 def test_what_nobody_holds_any_more_is_closed(path: Path) -> None:
     file = OpenFile(path)
-    descriptor = file._descriptor
+    descriptor = file.descriptor
     assert is_open(descriptor)
     del file
     assert not is_open(descriptor)
@@ -40,7 +40,7 @@ def test_what_nobody_holds_any_more_is_closed(path: Path) -> None:
 
 def test_what_is_closed_is_read_no_more_and_may_be_closed_again(path: Path) -> None:
     file = OpenFile(path)
-    descriptor = file._descriptor
+    descriptor = file.descriptor
     file.close()
     file.close()
     assert not is_open(descriptor)
@@ -52,7 +52,7 @@ def test_what_is_closed_is_read_no_more_and_may_be_closed_again(path: Path) -> N
 @pytest.mark.parametrize("by", ["closing", "going"])
 def test_another_file_that_has_its_number_by_then_stays_open(path: Path, tmp_path: Path, by: str) -> None:
     file = OpenFile(path)
-    descriptor = file._descriptor
+    descriptor = file.descriptor
     another = os.open(tmp_path, os.O_RDONLY)
     os.dup2(another, descriptor)
     os.close(another)
@@ -65,7 +65,7 @@ def test_another_file_that_has_its_number_by_then_stays_open(path: Path, tmp_pat
 
 def test_one_that_was_closed_by_others_is_no_trouble(path: Path) -> None:
     file = OpenFile(path)
-    os.close(file._descriptor)
+    os.close(file.descriptor)
     file.close()
 
 

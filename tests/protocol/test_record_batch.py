@@ -17,7 +17,8 @@ from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import Packed, RecordBatch
 from cbtop.protocol.record_batch import MAX_BATCH_RECORDS, RecordTally, batches, pack, unpack
-from cbtop.protocol.ring import FLAG_FAILED, NODE_BITS, Batch, RingReader
+from cbtop.protocol.ring import FLAG_FAILED, NODE_BITS
+from cbtop.protocol.ring_reader import Batch, RingReader
 from cbtop.protocol.vocabulary import BrickId
 
 i64 = st.integers(-(1 << 63), (1 << 63) - 1)

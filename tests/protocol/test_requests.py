@@ -10,7 +10,8 @@ import pytest
 
 from cbtop.protocol.errors import RequestError
 from cbtop.protocol.requests import KERNELS, MAX_STEPS, Answer, Request, RequestSlot, State, answer_of, request_of
-from cbtop.protocol.ring import ANSWER_WORD, ASKED_WORD, CURSOR_WORD, HEADER_BYTES, RingReader, RingWriter
+from cbtop.protocol.ring import ANSWER_WORD, ASKED_WORD, CURSOR_WORD, HEADER_BYTES, RingWriter
+from cbtop.protocol.ring_reader import RingReader
 
 
 @pytest.fixture

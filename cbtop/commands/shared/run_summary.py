@@ -14,7 +14,8 @@ from cbtop.commands.shared.ring_view import view_of
 from cbtop.daemon.source import Source
 from cbtop.protocol.ended import rings_of
 from cbtop.protocol.errors import ProtocolError
-from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN, Batch
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN
+from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.vocabulary import NodeKind, is_warm_up
 from cbtop.reports.summary import summary
 from cbtop.viewmodels.source import SourceView

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
-from cbtop.protocol.messages import DeviceSample, Unknown
+from cbtop.protocol.device_messages import DeviceSample, Unknown
 
 MAX_APART_NS = 10_000_000_000  # samples further apart do not describe the present
 MAX_RATES = 4_096

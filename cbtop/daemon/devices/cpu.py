@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from cbtop.daemon.devices.base import MAX_APART_NS, TWO_SAMPLES, Figures, NotKnownError, Rates
-from cbtop.protocol.messages import Device, DeviceProcess, DeviceSample
+from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample
 from cbtop.protocol.process import busiest_wait_ns, pid_namespace, process_start, processor_times
 from cbtop.protocol.roofs import cpu_name
 from cbtop.protocol.vocabulary import DeviceKind

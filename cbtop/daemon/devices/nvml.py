@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cbtop.daemon.devices.base import Figures, NotKnownError, Rates
-from cbtop.protocol.messages import Device, DeviceProcess, DeviceSample
+from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample
 from cbtop.protocol.process import pid_namespace, process_start
 from cbtop.protocol.vocabulary import DeviceKind
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Iterable
 
 from cbtop.daemon.devices.base import NO_ANSWER_YET, Sampler
-from cbtop.protocol.messages import DeviceSample
+from cbtop.protocol.device_messages import DeviceSample
 
 INTERVAL_S = 1.0
 LEAVE_S = 1.0  # a driver that takes longer is abandoned: its thread ends with the process

@@ -18,20 +18,18 @@ from cbtop.profiler.analysis.histograms import BUCKETS, MAX_CELLS, SUB_BUCKETS
 from cbtop.profiler.analysis.node_columns import COLUMNS
 from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.columns import pack_columns
+from cbtop.protocol.device_messages import Device, DeviceSample, Unknown
 from cbtop.protocol.errors import DecodeError, VersionError
 from cbtop.protocol.messages import (
     Activity,
     CheckResult,
     DaemonHello,
-    Device,
-    DeviceSample,
     Goodbye,
     Node,
     Packed,
     SourceCatalog,
     SourceGone,
     StatsUpdate,
-    Unknown,
 )
 from cbtop.protocol.vocabulary import DeviceKind, NodeKind
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of

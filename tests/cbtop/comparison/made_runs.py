@@ -13,7 +13,8 @@ from cbtop.comparison.runs import Run, part_of
 from cbtop.comparison.step_blocks import StepBlocks
 from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.protocol.messages import Node
-from cbtop.protocol.ring import FLAG_AMOUNTS, Batch
+from cbtop.protocol.ring import FLAG_AMOUNTS
+from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
 BRICKS = {  # µs a call

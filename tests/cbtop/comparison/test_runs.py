@@ -15,7 +15,8 @@ from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.profiler.analysis.growth import Growth
 from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.messages import Node
-from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_FAILED, FLAG_PLAIN, Batch
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_FAILED, FLAG_PLAIN
+from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 from tests.cbtop.comparison.made_runs import BRICKS, Noise, made_batch, made_run, made_table
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.comparison.step_blocks import MAX_BLOCKS, STEPS_A_BLOCK, StepBlock, StepBlocks, StepWork
-from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_PLAIN, LANE_SHIFT, Batch
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_PLAIN, LANE_SHIFT
+from cbtop.protocol.ring_reader import Batch
 from tests.cbtop.comparison.made_runs import BETWEEN_STEPS_US, Noise, made_batch, made_table
 
 QUIET = Noise(machine=0, brick=0, call=0, pauses=0)

@@ -25,13 +25,15 @@ from cbtop.protocol import catalog as catalog_module
 from cbtop.protocol import codec
 from cbtop.protocol import ended as ended_module
 from cbtop.protocol.catalog import CatalogWriter
+from cbtop.protocol.device_messages import DeviceSample
 from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.errors import RingError
-from cbtop.protocol.messages import DeviceSample, Heartbeat, HostHello, Message, Node, SourceCatalog, StatsUpdate
+from cbtop.protocol.messages import Heartbeat, HostHello, Message, Node, SourceCatalog, StatsUpdate
 from cbtop.protocol.process import process_start
 from cbtop.protocol.publisher import JOIN_PREFIX
 from cbtop.protocol.recording import FrameKind
-from cbtop.protocol.ring import RECORD_BYTES, Batch, RingReader, RingWriter
+from cbtop.protocol.ring import RECORD_BYTES, RingWriter
+from cbtop.protocol.ring_reader import Batch, RingReader
 from cbtop.protocol.vocabulary import SourceStatus
 from tests.integration.hosts import daemon as daemon_process
 from tests.integration.hosts import eventually, host, snapshot

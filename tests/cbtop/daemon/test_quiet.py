@@ -21,7 +21,8 @@ from cbtop.profiler.hot_path import chosen
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol import codec
 from cbtop.protocol.messages import Quiet, SourceState
-from cbtop.protocol.ring import HELD, RingReader, RingWriter
+from cbtop.protocol.ring import HELD, RingWriter
+from cbtop.protocol.ring_reader import RingReader
 from tests.cbtop.recorded import Clock, profiler_in
 
 SECOND_NS = 1_000_000_000

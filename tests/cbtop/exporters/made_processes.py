@@ -15,7 +15,8 @@ from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.messages import Node
-from cbtop.protocol.ring import FLAG_FAILED, FLAG_PLAIN, Batch
+from cbtop.protocol.ring import FLAG_FAILED, FLAG_PLAIN
+from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.vocabulary import BrickId, NodeKind
 
 hostile_text = st.text(st.one_of(st.characters(), st.sampled_from('"\\,;\n\r\0\x1b\ud800=+-@<&')), max_size=8)

@@ -15,7 +15,7 @@ from cbtop.exporters.base import RecordedProcess
 from cbtop.exporters.records import Records, TimedRecord
 from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.protocol.messages import Node
-from cbtop.protocol.ring import Batch
+from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.vocabulary import NodeKind
 from tests.cbtop.exporters.made_processes import batch_of
 

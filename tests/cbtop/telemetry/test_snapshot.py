@@ -18,7 +18,7 @@ from cbtop.profiler.analysis.brick_stats import BrickStats
 from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.profiler.analysis.stats import MAX_HISTOGRAM_NODES, NodeStats
 from cbtop.protocol.messages import CheckResult, Node, Quiet, SourceState
-from cbtop.protocol.ring import Batch
+from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 from cbtop.telemetry import metrics
 from cbtop.telemetry import snapshot as snapshot_module

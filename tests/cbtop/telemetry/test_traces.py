@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from cbtop.client.source_record import SourceRecord
 from cbtop.protocol.messages import RecordBatch
 from cbtop.protocol.record_batch import batches, pack
-from cbtop.protocol.ring import Batch, RingReader
+from cbtop.protocol.ring_reader import Batch, RingReader
 from cbtop.telemetry import steps
 from cbtop.telemetry.otlp_traces import MAX_PROGRAMS, PREVIOUS, RUN_BEFORE, SentSteps, spans
 from cbtop.telemetry.steps import whole_step

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cbtop.profiler.analysis.roofline import Distance
-from cbtop.protocol.messages import Device
+from cbtop.protocol.device_messages import Device
 from cbtop.reports import REPORTS
 from cbtop.text.statistics import BRICK_COLUMNS, FORMATS, STATISTICS, Of, Statistic, statistic, statistics_of
 from cbtop.tui.views import VIEWS

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cbtop.protocol.messages import Device, DeviceProcess, Heartbeat, SourceState
+from cbtop.protocol.device_messages import Device, DeviceProcess
+from cbtop.protocol.messages import Heartbeat, SourceState
 from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
 from cbtop.viewmodels.devices import machine_view
 from tests.cbtop import made_machines as made

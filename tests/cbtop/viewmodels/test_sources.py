@@ -11,7 +11,8 @@ from cbtop.client.source_record import SourceRecord
 from cbtop.client.store import Store
 from cbtop.daemon.source import Source
 from cbtop.feeds.replay import ReplayFeed
-from cbtop.protocol.messages import Activity, DeviceProcess, Sampling
+from cbtop.protocol.device_messages import DeviceProcess
+from cbtop.protocol.messages import Activity, Sampling
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.text import rate_text
 from cbtop.text.source_text import SOURCE_FIGURES, process_cost

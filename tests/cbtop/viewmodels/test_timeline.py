@@ -22,7 +22,8 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.messages import RecordBatch
 from cbtop.protocol.record_batch import batches
-from cbtop.protocol.ring import NODE_BITS, Batch
+from cbtop.protocol.ring import NODE_BITS
+from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.vocabulary import LAUNCHES, BrickCategory, BrickId
 from cbtop.viewmodels import timeline as timeline_module
 from cbtop.viewmodels.lanes import BRICKS, Gap, Lane, TimelineSpan

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cbtop.protocol.ring import FLAG_FAILED, Batch
+from cbtop.protocol.ring import FLAG_FAILED
+from cbtop.protocol.ring_reader import Batch
 
 NO_STEPS = np.full(64, -1, np.int64)
 STEP_AND_BRICK = np.array([-1, 1, 1]), np.array([-1, -1, 1])  # node 1 is a step, node 2 a brick in it

@@ -11,13 +11,8 @@ from hypothesis import strategies as st
 
 from cbtop.profiler.analysis.running_steps import MAX_OPEN_PARTS
 from cbtop.profiler.analysis.stats import NodeStats
-from cbtop.protocol.ring import (
-    FLAG_CANCELLED,
-    FLAG_LOOSE,
-    LANE_SHIFT,
-    LANES,
-    Batch,
-)
+from cbtop.protocol.ring import FLAG_CANCELLED, FLAG_LOOSE, LANE_SHIFT, LANES
+from cbtop.protocol.ring_reader import Batch
 from tests.profiler.analysis.made_batches import STEP_AND_BRICK, batch, records
 
 

@@ -20,8 +20,8 @@ from cbtop.protocol.ring import (
     FLAG_CANCELLED,
     FLAG_UNCOUNTED,
     UNKNOWN_AMOUNT,
-    Batch,
 )
+from cbtop.protocol.ring_reader import Batch
 from tests.profiler.analysis.made_batches import NO_STEPS, STEP_AND_BRICK, batch, records
 
 durations = st.lists(st.integers(0, 10**10) | st.integers(0, 10**16), min_size=1, max_size=200)  # up to months

@@ -9,9 +9,7 @@ import pytest
 
 from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.profiler.analysis.step_intervals import MAX_KEPT_INTERVALS, MAX_PARTS
-from cbtop.protocol.ring import (
-    Batch,
-)
+from cbtop.protocol.ring_reader import Batch
 from tests.profiler.analysis.made_batches import NO_STEPS, STEP_AND_BRICK, records
 
 

@@ -12,14 +12,9 @@ from ctypes import CFUNCTYPE, POINTER, c_int, c_uint64, c_void_p
 from dataclasses import dataclass, field
 from typing import Any
 
-from cbtop.profiler.device.driver import (
-    DependencyEdge,
-    DriverError,
-    DriverFunctions,
-    Launch,
-    LaunchConfig,
-    MappedWords,
-)
+from cbtop.profiler.device.cuda_calls import DriverError
+from cbtop.profiler.device.driver import DriverFunctions, Launch, LaunchConfig, MappedWords
+from cbtop.profiler.device.graph_driver import DependencyEdge
 from cbtop.profiler.device.kernels import ENDED, FIRST_PONG, NOTHING, PING, PONG, RESOLUTION, STAMP
 
 READING_NS = 50  # what the host pays to read its clock

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cbtop.profiler.device.cuda_calls import DriverError
 from cbtop.profiler.device.device import CudaDevice
-from cbtop.profiler.device.driver import DriverError
 from cbtop.profiler.device.graph_surgery import END, START, StampedGraph, StampSites
 from tests.profiler.device.fake_driver import KERNEL_NS, FakeDriver
 

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from cbtop.profiler.device import pairs as module
+from cbtop.profiler.device.cuda_calls import DriverError
 from cbtop.profiler.device.device import CudaDevice
-from cbtop.profiler.device.driver import DriverError
 from cbtop.profiler.device.pairs import NOT_HERE, Pairs
 from tests.integration.hosts import DEADLINE_S
 from tests.profiler.device.fake_driver import KERNEL_NS, FakeDriver

@@ -11,7 +11,7 @@ import pytest
 
 from cbtop.profiler.clocks import NoTimeError
 from cbtop.profiler.device import stamp_clock
-from cbtop.profiler.device.driver import DriverError
+from cbtop.profiler.device.cuda_calls import DriverError
 from cbtop.profiler.device.stamp_clock import StampClock
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.ring import NO_NODE

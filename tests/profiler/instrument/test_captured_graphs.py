@@ -17,11 +17,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 from cbtop.profiler.device import pairs  # noqa: E402
+from cbtop.profiler.device.cuda_calls import DriverError  # noqa: E402
 from cbtop.profiler.device.device import CudaDevice  # noqa: E402
-from cbtop.profiler.device.driver import DriverError  # noqa: E402
 from cbtop.profiler.instrument import (  # noqa: E402
     attach,
+    captured_graph,
     captured_graphs,
+    device_graphs,
     functions,
     kernel_bursts,
     trouble,
@@ -129,8 +131,8 @@ def play(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: world.captured is not None, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: STREAM, raising=False)
-    monkeypatch.setattr(captured_graphs, "CudaDriver", lambda: world)
-    monkeypatch.setattr(captured_graphs, "CudaDevice", lambda driver: CudaDevice(driver, driver.now_ns))
+    monkeypatch.setattr(device_graphs, "CudaDriver", lambda: world)
+    monkeypatch.setattr(device_graphs, "CudaDevice", lambda driver: CudaDevice(driver, driver.now_ns))
     monkeypatch.setattr(captured_graphs, "device_of", lambda *modules: "cuda")
     monkeypatch.setattr(trouble, "_said", {})
 
@@ -414,11 +416,11 @@ def test_graphs_captured_again_reset_or_dropped_leave_nothing(world: World) -> N
         del graph
         gc.collect()
     assert executables() == before
-    assert len(captured_graphs._devices[0].device._spare) < 10
+    assert len(device_graphs.devices[0].device._spare) < 10
     attachment.detach()
     assert kind.replay.__module__ == __name__
     assert len(world.executables) == 1
-    assert not captured_graphs._devices
+    assert not device_graphs.devices
     replayed = world.replayed
     kept.replay()
     assert world.replayed == replayed + 1
@@ -453,7 +455,7 @@ def test_graphs_dropped_while_running_are_freed_before_a_process_group_ends(
     del graph
     gc.collect()
     assert world.graphs
-    monkeypatch.setattr(captured_graphs.time, "sleep", lambda _: world.pass_time(1_000_000))
+    monkeypatch.setattr(device_graphs.time, "sleep", lambda _: world.pass_time(1_000_000))
     torch.distributed.destroy_process_group()
     assert left == [0]
     attachment.detach()
@@ -466,7 +468,7 @@ def test_copies_of_graphs_the_host_still_has_are_freed_at_interpreter_exit(
     at_exit: set[Any] = set()
     monkeypatch.setattr(captured_graphs.atexit, "register", at_exit.add)
     monkeypatch.setattr(captured_graphs.atexit, "unregister", at_exit.discard)
-    monkeypatch.setattr(captured_graphs.time, "sleep", lambda _: world.pass_time(1_000_000))
+    monkeypatch.setattr(device_graphs.time, "sleep", lambda _: world.pass_time(1_000_000))
     memory = Memory()
     attachment = attach(model := model_of(world), profiler_of(world, memory, every=1))
     graph = captured(model)
@@ -516,7 +518,7 @@ def test_the_model_is_held_by_no_graph(world: World) -> None:
 def test_the_governor_chooses_the_recorded_replays_and_learns_their_cost(
     world: World, monkeypatch: pytest.MonkeyPatch, eager_by_kernels: bool
 ) -> None:
-    monkeypatch.setattr(captured_graphs.clock, "perf_counter_ns", world.now_ns)
+    monkeypatch.setattr(captured_graph.clock, "perf_counter_ns", world.now_ns)
     memory = Memory()
     profiler = GovernedProfiler(1.0, recorder=memory)
     if eager_by_kernels:
@@ -543,7 +545,7 @@ def test_own_work_counts_as_cost_only_if_the_device_is_idle(world: World) -> Non
         graph.replay()
         return captured_graphs._graphs[graph].launches[-1].own_ns
 
-    device = captured_graphs._devices[0]
+    device = device_graphs.devices[0]
     settle = device.settle
 
     passes_ns = 0
@@ -640,13 +642,13 @@ def test_where_the_device_is_lost_its_host_is_left_in_peace(
         attachment.detach()
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in caplog.text
     assert torch.cuda.CUDAGraph.replay is replay_of_the_bare
-    assert not captured_graphs._devices
+    assert not device_graphs.devices
 
 
 def test_a_step_that_never_ends_does_not_stop_other_replays_being_recorded(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(captured_graphs, "WAIT_S", 0)
+    monkeypatch.setattr(device_graphs, "WAIT_S", 0)
     memory = Memory()
     profiler = profiler_of(world, memory)
     model = model_of(world)
@@ -673,7 +675,7 @@ def test_a_step_that_never_ends_does_not_stop_other_replays_being_recorded(
 def test_a_long_step_keeps_a_bounded_number_of_replays_and_counts_the_rest(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(captured_graphs, "MOST_WAITING", 8)
+    monkeypatch.setattr(captured_graph, "MOST_WAITING", 8)
     memory, profiler, model = attached_in(world)
     graph = captured(model)
     replay(world, graph, 8)  # by now it is known what a stamp costs
@@ -704,7 +706,7 @@ def test_a_replay_in_a_step_that_could_have_no_stamps_is_counted_as_lost(world: 
 def test_replays_the_device_has_not_reported_at_detach_are_counted_as_lost(
     in_steps: bool, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(captured_graphs, "WAIT_S", 0)
+    monkeypatch.setattr(device_graphs, "WAIT_S", 0)
     memory = Memory()
     profiler = profiler_of(world, memory, every=2)
     model = model_of(world)
@@ -884,8 +886,8 @@ def test_where_a_capture_fails_no_copy_of_its_graph_is_left(world: World, monkey
 def test_graphs_too_short_to_time_are_measured_less_then_not_and_reported(
     world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(captured_graphs.clock, "perf_counter_ns", world.now_ns)
-    monkeypatch.setattr(captured_graphs, "ENOUGH_PLAIN", 8)
+    monkeypatch.setattr(captured_graph.clock, "perf_counter_ns", world.now_ns)
+    monkeypatch.setattr(captured_graph, "ENOUGH_PLAIN", 8)
     memory = Memory()
     profiler = GovernedProfiler(1.0, recorder=memory)
     models = model_of(world), model_of(world, layers=64)
@@ -918,7 +920,7 @@ def test_steps_are_named_a_sample_if_only_recorded_replays_are_counted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else their count and rate would pass for those of all replays."""
-    monkeypatch.setattr(captured_graphs.clock, "perf_counter_ns", world.now_ns)
+    monkeypatch.setattr(captured_graph.clock, "perf_counter_ns", world.now_ns)
     memory = Memory()
     profiler = GovernedProfiler(1.0, recorder=memory)
     model = model_of(world)
@@ -938,7 +940,7 @@ def test_steps_are_named_a_sample_if_only_recorded_replays_are_counted(
 def test_recording_is_a_cost_but_work_while_the_host_is_ahead_is_not(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(captured_graphs.clock, "perf_counter_ns", world.now_ns)
+    monkeypatch.setattr(captured_graph.clock, "perf_counter_ns", world.now_ns)
     profiler = GovernedProfiler(1.0, recorder=Memory())
     model = model_of(world, layers=64)
     attach(model, profiler)
@@ -1038,7 +1040,7 @@ def test_plain_replays_are_made_if_none_follows_one_with_stamps(world: World) ->
         world.pass_time(1_000_000)
     profiler.finalize()
     found = [inside for name, _, _, inside in steps_in(memory) if "RmsNorm" in inside]
-    assert len(found) >= 30 - 3 - captured_graphs.FIRST_PLAIN
+    assert len(found) >= 30 - 3 - captured_graph.FIRST_PLAIN
     for inside in found:
         assert inside["RmsNorm"] == pytest.approx([NORM_NS] * 4, abs=3)
 
@@ -1113,7 +1115,7 @@ def test_a_replay_that_is_captured_itself_leaves_no_stamp_in_that_graph(world: W
         assert (world.launched, world.replayed) == (launched, replayed + 1)
     other.capture_end()
     assert not captured_graphs._graphs[graph].launches
-    assert not captured_graphs._devices[0].pairs.waiting
+    assert not device_graphs.devices[0].pairs.waiting
 
 
 def test_a_thread_whose_first_call_is_a_replay_is_timed_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1146,7 +1148,7 @@ def test_a_replay_asks_of_no_stream_whether_it_is_done(world: World, monkeypatch
 def test_own_work_before_a_replay_costs_only_if_the_last_replay_has_ended(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(captured_graphs.clock, "perf_counter_ns", world.now_ns)
+    monkeypatch.setattr(captured_graph.clock, "perf_counter_ns", world.now_ns)
     _memory, _profiler, model = attached_in(world, every=1_000)
     graph = captured(model)
     replay(world, graph, 3)
@@ -1156,7 +1158,7 @@ def test_own_work_before_a_replay_costs_only_if_the_last_replay_has_ended(
         world.host_ns += 500_000  # the device goes on only as somebody looks
         return STREAM
 
-    known._on.current_stream = slow
+    known.on.current_stream = slow
     for is_idle in (True, False):
         graph.replay()
         assert (known.launches[-1].own_ns >= 500_000) is is_idle

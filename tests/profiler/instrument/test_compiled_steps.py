@@ -25,7 +25,8 @@ from cbtop.profiler.instrument.steps import ModelCall
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import Recorder, RingRecorder
 from cbtop.protocol.messages import Node
-from cbtop.protocol.ring import FLAG_AMOUNTS, RingReader
+from cbtop.protocol.ring import FLAG_AMOUNTS
+from cbtop.protocol.ring_reader import RingReader
 from tests.profiler.instrument.tiny import torch
 from tests.profiler.memory import Memory
 
@@ -236,7 +237,7 @@ class Host:
         governor = self.governor
         if governor is None:
             of_models = [(one.steps._looks, len(one.steps._recorded)) for one in self._attached]
-            return self.profiler._steps.free_lanes, of_models
+            return self.profiler._steps.lanes.free, of_models
         kinds = {
             key: (kind.seen, kind.recent, kind.counts, [sort for sort, _ in kind.waiting], kind.plain_ns is None)
             for key, kind in governor._kinds.items()

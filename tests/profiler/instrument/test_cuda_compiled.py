@@ -14,7 +14,9 @@ import pytest
 from tests.profiler.instrument.tiny import torch
 
 from cbtop.profiler.instrument import attach, captured_graphs, uninstall  # isort: skip - it loads torch
+from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.device.graph_surgery import StampedGraph
+from cbtop.profiler.instrument.capturing import OTHER
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
 from cbtop.protocol.vocabulary import NodeKind
@@ -126,10 +128,10 @@ def test_kernels_are_named_and_results_graphs_and_breaks_are_unchanged(
     for interval in plan.intervals:
         key = interval.keys[-1]
         begin, end = places[interval.begin], places[interval.end]
-        if isinstance(key, captured_graphs.BrickDefinition):
+        if isinstance(key, BrickDefinition):
             inside = "  " * (len(interval.keys) - 1)
             sys.stdout.write(f"{begin:4} {end:4} {inside}{key.name} | {key.label} | {key.category.display_name}\n")
-            if key is not captured_graphs.OTHER:
+            if key is not OTHER:
                 named.update(range(begin, end))
         else:
             sys.stdout.write(f"{begin:4} {end:4} {key}\n")
@@ -169,7 +171,7 @@ def between_us(captured: Any, step: Callable[[], object], stamped: StampedGraph)
 def alone_us(captured: Any, step: Callable[[], object], begin: int, end: int) -> float:
     """How long it takes from one place to another, in a copy that has stamps at these two alone: in us."""
     stream = torch.cuda.current_stream().cuda_stream
-    stamped = StampedGraph(captured._on.device, captured.clone, [begin, end], stream)
+    stamped = StampedGraph(captured.on.device, captured.clone, [begin, end], stream)
     found = between_us(captured, step, stamped)
     stamped.close()
     return found

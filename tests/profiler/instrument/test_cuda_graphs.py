@@ -15,8 +15,9 @@ import pytest
 
 from tests.profiler.instrument.tiny import torch
 
-from cbtop.profiler.instrument import attach, captured_graphs, uninstall  # isort: skip - it loads torch
+from cbtop.profiler.instrument import attach, captured_graphs, device_graphs, uninstall  # isort: skip - it loads torch
 from cbtop.feeds.replay import ReplayFeed
+from cbtop.profiler.device.graph_surgery import StampSites
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Node
 from cbtop.protocol.ring import FLAG_AMOUNTS, LANE_SHIFT
@@ -146,7 +147,7 @@ def test_brick_times_are_those_of_cupti(profiler: BrickProfiler, memory: Memory)
     captured = captured_graphs._graphs[engine.graph]
     _, plan = captured._variants[0]
     places = plan.places
-    shape = captured_graphs.StampSites.of(captured._on.device.driver, captured.clone)
+    shape = StampSites.of(captured.on.device.driver, captured.clone)
     del found
     profiler.disable()
     from torch.profiler import ProfilerActivity, profile
@@ -305,7 +306,7 @@ def test_captured_again_reset_and_dropped_graphs_leave_nothing_behind(
     attachment = attach(model, profiler)
     with_us = lost_bytes()
     assert with_us <= without + (16 << 20), (with_us, without)
-    assert len(captured_graphs._devices[0]._live) <= 2
+    assert len(device_graphs.devices[0]._live) <= 2
     kept = Engine(model, 1).capture()
     kept.step()
     begin_anew(memory, profiler)
@@ -317,9 +318,9 @@ def test_captured_again_reset_and_dropped_graphs_leave_nothing_behind(
     assert torch.equal(kept.scores, expected)
     starts = [step["start"] for step in steps_in(memory)]
     assert starts == sorted(starts)
-    assert len(captured_graphs._devices[0].device._spare) < 20
+    assert len(device_graphs.devices[0].device._spare) < 20
     attachment.detach()
-    assert not captured_graphs._devices
+    assert not device_graphs.devices
     assert "__init__" not in vars(torch.cuda.CUDAGraph)
     assert "cbtop" not in torch.cuda.CUDAGraph.replay.__module__
     kept.scores.zero_()

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
-from cbtop.profiler.device.driver import DriverError
+from cbtop.profiler.device.cuda_calls import DriverError
 from cbtop.profiler.device.stamp_clock import StampClock
 from cbtop.profiler.instrument import attach, eager_stamps, trouble, uninstall, work
 from cbtop.profiler.instrument import attachment as attachment_module

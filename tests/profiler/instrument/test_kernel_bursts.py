@@ -26,7 +26,8 @@ from cbtop.profiler.recorder import RingRecorder  # noqa: E402
 from cbtop.protocol.catalog import CatalogReader  # noqa: E402
 from cbtop.protocol.messages import KernelBurst, Node  # noqa: E402
 from cbtop.protocol.requests import RequestSlot, State  # noqa: E402
-from cbtop.protocol.ring import FLAG_CANCELLED, RingReader  # noqa: E402
+from cbtop.protocol.ring import FLAG_CANCELLED  # noqa: E402
+from cbtop.protocol.ring_reader import RingReader  # noqa: E402
 from tests.profiler.device.fake_cupti import CuptiWorld, FakeCupti  # noqa: E402
 from tests.profiler.instrument import test_captured_graphs as played  # noqa: E402
 

@@ -56,7 +56,7 @@ class Host:
     def __init__(self, world: bursts.World) -> None:
         self.world, self.memory = world, Memory()
         self.profiler = GovernedProfiler(3, recorder=self.memory)
-        self.profiler._by_kernels = True
+        self.profiler.parts.by_kernels = True
         self.model = played.model_of(world, LAYERS)
         attach(self.model, self.profiler)
 
@@ -149,7 +149,7 @@ def test_where_cupti_is_refused_the_model_runs_on_and_it_is_said_once(
     host = Host(world)
     with caplog.at_level(logging.WARNING, "cbtop"):
         host.call(40)
-    assert not host.profiler._by_kernels
+    assert not host.profiler.parts.by_kernels
     assert not host.profiler.governor.models_by_kernels
     lines = [record.getMessage() for record in caplog.records if "kernels are not recorded" in record.getMessage()]
     assert lines == [

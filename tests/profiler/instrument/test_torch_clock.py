@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
-from cbtop.profiler.device.driver import DriverError  # noqa: E402
+from cbtop.profiler.device.cuda_calls import DriverError  # noqa: E402
 from cbtop.profiler.instrument import torch_clock  # noqa: E402
 
 

@@ -14,7 +14,17 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
-from cbtop.profiler.instrument import attach, attachment, awaited, functions, install, steps, trouble, uninstall
+from cbtop.profiler.instrument import (
+    attach,
+    attachment,
+    awaited,
+    functions,
+    generation,
+    install,
+    steps,
+    trouble,
+    uninstall,
+)
 from cbtop.profiler.instrument.swapping import swaps
 from cbtop.profiler.instrument.wrapping import CallWrapper
 from cbtop.profiler.profiler import BrickProfiler
@@ -49,7 +59,7 @@ PLANTED: dict[str, tuple[Any, str]] = {
     "planning": (attachment, "plan_of"),
     "looking for layers": (attachment, "holds_a_stack"),
     "keeping Dynamo out": (attachment, "keep_dynamo_out"),
-    "the manifest": (attachment, "_manifest"),
+    "the manifest": (attachment, "manifest_of"),
     "wrapping functions": (functions.TimedFunctions, "wrap"),
     "swapping in": (CallWrapper, "swap_in"),
     "swapping out": (CallWrapper, "swap_out"),
@@ -60,12 +70,12 @@ PLANTED: dict[str, tuple[Any, str]] = {
     "a step that ends": (ActiveStep, "__exit__"),
     "a step of ours": (steps.OpenStep, "begin"),
     "a model's steps": (steps.ModelSteps, "follow"),
-    "the clock": (functions, "perf_counter_ns"),
+    "the clock": (generation, "perf_counter_ns"),
     "who records here": (functions, "recorded_here"),
     "what is attended": (functions, "_attended"),
     "what is turned": (functions, "elements_of"),
-    "a generation": (functions, "Generation"),
-    "what waits": (functions, "_waiting"),
+    "a generation": (generation, "Generation"),
+    "what waits": (generation, "_waiting"),
     "the end of generate": (steps.Unit, "end_generate"),
 }
 # Whichever way a model was attached, what is planted is met in the same functions: all one way, and one the other.

@@ -436,7 +436,7 @@ def test_attaching_walks_through_a_model_as_often_as_it_has_parts(
 def test_many_new_objects_trigger_no_collection_and_frozen_ones_stay_frozen(
     is_frozen: bool, profiler: BrickProfiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cbtop.profiler.instrument.attachment.MANY_OBJECTS", 1)
+    monkeypatch.setattr("cbtop.profiler.instrument.garbage.MANY_OBJECTS", 1)
     model = Stack()
     gc.collect()
     if is_frozen:

@@ -25,13 +25,16 @@ class compiler: is_compiling = is_dynamo_compiling = bool
 class jit: is_tracing = bool
 class Tensor: pass
 class _C:
-    _has_torch_function_unary = bool
+    DisableTorchFunction = _has_torch_function_unary = _is_tracing = bool
+    _get_dispatch_mode = _len_torch_dispatch_stack = int
     _get_tracing_state = staticmethod(lambda: None)
+    class _TorchDispatchModeKey: FAKE = PROXY = None
     class _dynamo:
         class eval_frame:
             class _FrameAction: SKIP = DEFAULT = None
             _FrameExecStrategy = set_code_exec_strategy = _debug_get_cache_entry_list = staticmethod(lambda *_: None)
 sys.modules["torch.compiler"] = compiler
+sys.modules["torch._C"] = _C
 """
 TORCH = (
     MODULE

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from cbtop.daemon.devices.cpu import Cpu
-from cbtop.protocol.messages import Device
+from cbtop.protocol.device_messages import Device
 from cbtop.protocol.process import pid_namespace, process_start
 from cbtop.protocol.vocabulary import DeviceKind
 

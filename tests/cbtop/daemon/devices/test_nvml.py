@@ -12,7 +12,7 @@ import pytest
 from cbtop.daemon.devices import nvml
 from cbtop.daemon.devices.nvml import Nvml
 from cbtop.protocol import codec
-from cbtop.protocol.messages import Device, DeviceSample
+from cbtop.protocol.device_messages import Device, DeviceSample
 from cbtop.protocol.process import process_start
 from cbtop.protocol.vocabulary import DeviceKind
 from tests.cbtop.daemon.devices.fake_nvml import FakeNvml, FakeNVMLError, Gpu

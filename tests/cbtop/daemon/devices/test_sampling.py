@@ -11,7 +11,7 @@ import pytest
 
 from cbtop.daemon.devices import sampling
 from cbtop.daemon.devices.sampling import NewestSamples
-from cbtop.protocol.messages import Device, DeviceProcess, DeviceSample
+from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample
 from cbtop.protocol.vocabulary import DeviceKind
 from tests.integration.hosts import eventually
 

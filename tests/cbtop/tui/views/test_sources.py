@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cbtop.feeds.replay import ReplayFeed
-from cbtop.protocol.messages import Unknown
+from cbtop.protocol.device_messages import Unknown
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.replay_app import ReplayApp
 from cbtop.tui.views import VIEWS

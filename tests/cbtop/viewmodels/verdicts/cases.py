@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from cbtop.feeds.replay import ReplayFeed
-from cbtop.protocol.messages import CheckResult, DeviceProcess, Quiet
+from cbtop.protocol.device_messages import DeviceProcess
+from cbtop.protocol.messages import CheckResult, Quiet
 from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.source import SourceView
 from tests.cbtop.made_machines import CPU, GPU, NVML

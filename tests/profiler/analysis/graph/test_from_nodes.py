@@ -15,7 +15,7 @@ from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.catalog import CatalogReader
 from cbtop.protocol.messages import Node
-from cbtop.protocol.ring import RingReader
+from cbtop.protocol.ring_reader import RingReader
 from cbtop.protocol.vocabulary import BrickId, NodeKind
 
 

@@ -1,0 +1,52 @@
+"""Decides at its first calls whether a module is a model, or a layer that a program calls by itself."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cbtop.profiler.instrument import unseen
+from cbtop.profiler.instrument.call_attribute import leave
+from cbtop.profiler.instrument.planning import has_products, holds_a_stack
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Candidates:
+    """The modules without a list of layers that were called once."""
+
+    def __init__(self, is_attached: Callable[[nn.Module], bool]) -> None:
+        self._is_attached = is_attached
+        self._called_once: dict[int, weakref.ref[nn.Module]] = {}  # by the id of the class
+        self._layers: set[int] = set()  # classes with several modules that take turns
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._called_once.clear()
+        self._layers.clear()
+
+    def is_model(self, module: nn.Module) -> bool | None:
+        """Return whether `module` is a model; None if its next call will tell.
+
+        A module without a list of layers is a model if it is called twice before a second one of its class, because
+        layers that a program calls by itself take turns.
+        """
+        kind = id(type(module))
+        if holds_a_stack(module):
+            return True
+        if kind in self._layers or not has_products(module) or unseen.is_called_by_another():
+            return False
+        reference = self._called_once.get(kind)
+        first = None if reference is None else reference()
+        if first is module:
+            return True
+        if first is None or self._is_attached(first):
+            self._called_once[kind] = weakref.ref(module)
+            unseen.note_once(module)
+            return None
+        self._layers.add(kind)
+        unseen.note_call(first)
+        leave(first)
+        return False

@@ -1,0 +1,198 @@
+"""The captured graphs of each device: its clock, the stamps around replays, and the graphs that wait for it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from cbtop.profiler.device.device import CudaDevice
+from cbtop.profiler.device.driver import CudaDriver, Driver
+from cbtop.profiler.device.in_line_cost import InLineCost
+from cbtop.profiler.device.pairs import Pairs
+from cbtop.profiler.device.stamp_cost import StampCost
+from cbtop.profiler.instrument.capturing import Capture, Last
+from cbtop.profiler.instrument.torch_internals import current_device, is_stream_captured, raw_stream_of
+from cbtop.profiler.instrument.trouble import log_own_error
+from cbtop.protocol import clock
+
+WAIT_S = 1.0  # for the device, when the books are closed
+NAP_S = 1e-3
+
+
+class DeviceGraph(Protocol):
+    """A captured graph, as its device sees it: see `captured_graph`."""
+
+    steps: Any
+    profiler: Any
+    launches: deque[Any]
+
+    @property
+    def is_stamped(self) -> bool: ...
+
+    @property
+    def is_gone(self) -> bool: ...
+
+    def settle(self, *, is_last: bool = False) -> None: ...
+
+    def give_up(self) -> None: ...
+
+    def close(self) -> bool: ...
+
+
+class DeviceGraphs:
+    """The graphs of one device, its clock and the stamps around replays."""
+
+    def __init__(self, driver: Driver, index: int) -> None:
+        self.device = CudaDevice(driver)
+        self.index = index
+        #: Returns the caller's stream on this device, captured or not.
+        self.current_stream: Callable[[], int] = raw_stream_of(index)
+        self._waiting: dict[DeviceGraph, None] = {}  # graphs with launches to read
+        self._dropped: dict[DeviceGraph, None] = {}  # graphs to close
+        self._live: dict[DeviceGraph, None] = {}
+        self.pairs = Pairs(self.device)
+        self._in_line = InLineCost(self.device)
+        self._settling = threading.Lock()
+
+    def stream(self) -> int | None:
+        """Return the caller's stream, or None if it is another device's or is captured."""
+        if current_device() != self.index or is_stream_captured():
+            return None
+        return int(self.current_stream())
+
+    def captured_last(self) -> Last:
+        """Return the nodes of the caller's capture that the next node would follow."""
+        return self.device.driver.captured_last(self.current_stream())
+
+    def cloned(self, capture: Capture) -> int:
+        """Copy the caller's captured graph, and put the nodes of the copy into `capture`. Returns 0 without a graph.
+
+        Raises DriverError if it cannot be copied.
+        """
+        driver = self.device.driver
+        graph = driver.captured_graph(self.current_stream())
+        if graph is None:
+            return 0
+        with driver.relaxed():
+            clone = driver.clone(graph)
+            try:
+                capture.now_in(lambda node: driver.in_clone(node, clone))
+            except BaseException:
+                driver.destroy_graph(clone)
+                raise
+        return clone
+
+    @property
+    def stamped_graphs(self) -> int:
+        return sum([graph.is_stamped for graph in list(self._live)])
+
+    def add(self, graph: DeviceGraph) -> None:
+        self._live[graph] = None
+        for other in list(self._live):
+            if other.is_gone:
+                self.drop(other)
+
+    def launched(self, graph: DeviceGraph) -> None:
+        self._waiting[graph] = None
+
+    def drop(self, graph: DeviceGraph) -> None:
+        """Close `graph`, which is not replayed any longer, as soon as it does not run."""
+        self._dropped[graph] = None
+
+    @property
+    def stamp_ns(self) -> int:
+        """The cost on the device of the two stamps around a replay, or 0 if unknown."""
+        return 2 * (self._in_line.stamp_ns or 0)
+
+    def settle(self, *, may_wait: bool = False) -> None:
+        """Record finished replays, and close dropped graphs."""
+        if self.device.is_of_parent or not (self._waiting or self._dropped):
+            return
+        if not self._settling.acquire(blocking=False):  # another thread settles, or a signal interrupted this one
+            return
+        try:
+            deadline = clock.monotonic() + WAIT_S
+            with self.device.driver.within(self.device.context):
+                while True:
+                    self._settle(is_last=may_wait)
+                    if not may_wait or not (self._waiting or self._dropped) or clock.monotonic() > deadline:
+                        return
+                    time.sleep(NAP_S)
+        finally:
+            self._settling.release()
+
+    def _settle(self, *, is_last: bool) -> None:
+        self.device.look_at_clocks()
+        for graph in list(self._waiting):
+            if graph.profiler.recording:  # otherwise the caller is in a step that is not recorded
+                graph.settle(is_last=is_last)
+            if not graph.launches:
+                self._waiting.pop(graph, None)
+        for graph in list(self._live):
+            if graph.is_gone:
+                self.drop(graph)
+        for graph in list(self._dropped):
+            if graph.close():
+                for kept in (self._dropped, self._waiting, self._live):
+                    kept.pop(graph, None)
+
+    def say_how_measured(self, graph: DeviceGraph, cost: StampCost) -> None:
+        """Report how `graph` is measured, with the new cost of a stamp."""
+        last = self.device.time.last
+        clock = "" if last is None else f", its clock to {self.device.time.error_ns(last.device_ns) / 1000:.1f} us"
+        stamps = f"less {cost.cost_ns / 1000:.2f} +- {cost.error_ns / 1000:.2f} us a stamp"
+        graph.steps.measured(f"captured graphs on the device, {stamps}{clock}")
+
+    def close(self) -> None:
+        """Free everything on the device unless something still runs. Replays that are not read by then are lost."""
+        if self.device.is_of_parent:
+            return
+        for graph in list(self._live):
+            self.drop(graph)
+        self.settle(may_wait=True)
+        for graph in list(self._live):
+            graph.give_up()
+        if self.pairs.waiting:  # something still runs
+            return
+        self.settle()
+        if not (self._waiting or self._dropped) and self._in_line.close():
+            self.pairs.close()
+            self.device.close()
+
+
+_lock = threading.RLock()
+devices: dict[int, DeviceGraphs] = {}
+
+
+def settle(may_wait: bool) -> None:
+    """Record the finished replays of all devices."""
+    for device in list(devices.values()):
+        try:
+            device.settle(may_wait=may_wait)
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            log_own_error(error, "some steps of captured graphs are not recorded")
+
+
+def device_here() -> DeviceGraphs:
+    """Return the graphs of the caller's device, and make them if it is new."""
+    index = torch.cuda.current_device()
+    with _lock:
+        found = devices.get(index)
+        if found is None:
+            found = devices[index] = DeviceGraphs(CudaDriver(), index)
+        return found
+
+
+def _after_fork() -> None:
+    """Make a new lock in a child process, because other threads are gone."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

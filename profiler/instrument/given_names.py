@@ -1,0 +1,100 @@
+"""The names that a profiler has given to models and their bricks: they stay when a model is attached again."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.instrument.module_tree import WeakModuleDict
+from cbtop.profiler.instrument.planning import Plan, Product
+from cbtop.profiler.instrument.torch_internals import submodules
+from cbtop.profiler.instrument.work import work_of
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from cbtop.profiler.instrument.multiplied import Mode
+    from cbtop.profiler.profiler import BrickProfiler
+    from cbtop.protocol.messages import Ceiling, Manifest
+
+MAX_IN_MODE = 4096  # remembered bricks
+
+
+@dataclass(slots=True)
+class Said:
+    """The names that a profiler has given a model and its bricks: they stay when the model is attached again."""
+
+    model: str  # its name
+    definitions: dict[Hashable, Hashable] = field(default_factory=dict)  # of all plans, by their content
+    in_mode: dict[Hashable, BrickDefinition] = field(default_factory=dict)  # by brick, mode, and size of an image
+
+
+class Models:
+    """The models that one profiler has shown, and the announcements for the named one."""
+
+    def __init__(self) -> None:
+        self.said: WeakModuleDict[Said] = WeakModuleDict()
+        self.names: dict[str, int] = {}  # number of uses so far
+        self.rank = (False, -1)  # of the named one: whether it decodes, and the bytes of its weights
+        self.manifest: Manifest | None = None
+        self.ceilings: dict[str, Ceiling] = {}
+
+
+_models: weakref.WeakKeyDictionary[BrickProfiler, Models] = weakref.WeakKeyDictionary()
+
+
+def models_of(profiler: BrickProfiler) -> Models:
+    """Return the models that `profiler` has shown."""
+    return _models.setdefault(profiler, Models())
+
+
+def said_by(models: Models, root: nn.Module, plan: Plan) -> Said:
+    """Return the names given to `root`.
+
+    The first model's name is "", even if only a part of it had been called before. Others have the name of their
+    class, with a number if that was used before.
+    """
+    if root not in models.said:
+        others = [said for module, said in models.said.items() if not any([module is one for one in plan.trunk])]
+        parts = [models.said[module] for module in plan.trunk if module in models.said]
+        first = next((part for part in parts if not part.model and not any([part is one for one in others])), None)
+        if first is None:
+            name = type(root).__name__ if models.names else ""
+            models.names[name] = models.names.get(name, 0) + 1
+            first = Said(name if models.names[name] == 1 else f"{name} {models.names[name]}")
+        models.said[root] = first
+    return models.said[root]
+
+
+def said_at(place: Hashable, brick: BrickDefinition) -> Hashable:
+    """Return the identity of `brick` at `place` in a model."""
+    return place, brick.name, brick.label, brick.backend, brick.work
+
+
+def key_in(
+    said: Said,
+    product: Product,
+    place: Hashable,
+    key: Hashable,
+    is_timed_there: bool,
+    reference: weakref.ref[nn.Module],
+    mode: Mode,
+    size: Any,
+) -> Hashable:
+    """Return the brick of a module in a mode, for an image of `size`. `key` is the brick of the plan."""
+    module = reference()
+    if module is None or not isinstance(key, BrickDefinition):
+        return key
+    brick = said.in_mode.get((key, mode, size))
+    if brick is None:
+        top_k = product.top_k
+        work = work_of(module, product.brick, is_timed_there=is_timed_there, mode=mode, top_k=top_k, size=size)
+        brick = key if work == key.work else replace(key, work=work)
+        if not submodules(module):  # else it may have adapters of its own
+            if len(said.in_mode) >= MAX_IN_MODE:
+                said.in_mode.clear()
+            said.in_mode[key, mode, size] = brick
+    return said.definitions.setdefault(said_at(place, brick), brick)

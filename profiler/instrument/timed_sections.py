@@ -1,0 +1,85 @@
+"""The calls that time the modules of a plan, section by section."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.instrument.given_names import Said, key_in, said_at
+from cbtop.profiler.instrument.planning import Product, Section, TimedModule
+from cbtop.profiler.instrument.wrapping import BrickCall, KeyIn, SizedCall
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from cbtop.profiler.instrument.multiplied import Mode
+    from cbtop.profiler.instrument.steps import ModelSteps
+
+
+@dataclass(slots=True)
+class TimedSection:
+    """A section of the plan with the calls that time it. Holds no module."""
+
+    state: list[object] | None
+    visited: set[int]
+    calls: list[BrickCall]
+    others: list[weakref.ref[nn.Module]]  # all its modules
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The modules that are alive."""
+        return [module for module in (other() for other in self.others) if module is not None]
+
+
+class CallMaker:
+    """Makes the calls of one plan of a model, for the mode in which it is called."""
+
+    def __init__(self, steps: ModelSteps, said: Said, mode: Mode, *, is_timed_there: bool) -> None:
+        self._steps = steps
+        self._said = said
+        self._mode = mode
+        self._is_timed_there = is_timed_there
+        self._made: dict[int, tuple[Hashable, KeyIn]] = {}  # by the id of the product, which similar layers share
+
+    def sections(
+        self, sections: list[Section], former: Mapping[Hashable, TimedSection] = MappingProxyType({})
+    ) -> dict[Hashable, TimedSection]:
+        """Make the calls of all sections, by place. Those that are unchanged keep the ones in `former`."""
+        return {
+            section.place: former[section.place] if section.is_unchanged else self._timed(section)
+            for section in sections
+        }
+
+    def _timed(self, section: Section) -> TimedSection:
+        calls = [self._call(part) for part in section.parts]
+        others = [*map(weakref.ref, section.others), *[call.module for call in calls]]
+        return TimedSection(section.state, section.visited, calls, others)
+
+    def _call(self, part: TimedModule) -> BrickCall:
+        _, module, key, product, place = part
+        if product is None:
+            brick = said_at(place, key) if isinstance(key, BrickDefinition) else key
+            return BrickCall(module, self._said.definitions.setdefault(brick, key), self._steps)
+        made = self._made.get(id(product))
+        if made is None:
+            made = self._made[id(product)] = self._key_of(part, product)
+        key, in_other_modes = made
+        if product.axes:
+            call: BrickCall = SizedCall(module, key, self._steps, in_other_modes, product.axes)
+            call.follow(self._mode)
+        else:
+            call = BrickCall(module, key, self._steps, in_other_modes, self._mode)
+        call.may_be_first = product.may_be_first
+        return call
+
+    def _key_of(self, part: TimedModule, product: Product) -> tuple[Hashable, KeyIn]:
+        """Return the brick of `part`, and a function that gives its brick in other modes."""
+        key, place = part.key, part.place
+        if isinstance(key, BrickDefinition):
+            key = self._said.definitions.setdefault(said_at(place, key), key)
+        return key, functools.partial(key_in, self._said, product, place, key, self._is_timed_there)

@@ -1,0 +1,27 @@
+"""The parts of one profiler that the instrumentation of models uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cbtop.profiler.clocks import DeviceClock
+    from cbtop.profiler.paths import Paths
+    from cbtop.profiler.recorder import Recorder
+    from cbtop.profiler.scopes import Scopes
+    from cbtop.profiler.steps import Steps
+
+
+@dataclass(slots=True)
+class Parts:
+    """`by_kernels`: steps of eager models on a CUDA device are recorded by their kernels, see `instrument`."""
+
+    recorder: Recorder
+    clock: DeviceClock
+    now_ns: Callable[[], int]
+    scopes: Scopes
+    paths: Paths
+    steps: Steps
+    by_kernels: bool = False

@@ -1,0 +1,48 @@
+"""Times every call of a function."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from cbtop.protocol.signals import reraise_host_error
+
+if TYPE_CHECKING:
+    from cbtop.profiler.graph_recorder import Brick
+    from cbtop.profiler.path import Path
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def timed(
+    path: Path, brick: Brick, elements: int | Callable[Arguments, int]
+) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    """Return a decorator that times each call as `brick`. See `BrickProfiler.timed`."""
+
+    def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        name = getattr(function, "__name__", type(function).__name__)
+        called = (function, type(function).__call__)
+        kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+        if any(is_kind(one) for is_kind in kinds for one in called):
+            raise TypeError(f"{name} runs in pieces; time them with `with profiler.brick(...)` inside")
+
+        @functools.wraps(function)
+        def timed_function(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+            if not path.recording:
+                return function(*args, **kwargs)
+            count: Any = elements
+            if callable(elements):
+                try:
+                    count = elements(*args, **kwargs)
+                except Exception as error:  # noqa: BLE001 - a count that fails must not end the call
+                    reraise_host_error(error)
+                    count = error
+            with path.brick(brick, count):
+                return function(*args, **kwargs)
+
+        return timed_function
+
+    return decorate
