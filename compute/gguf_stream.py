@@ -69,7 +69,7 @@ class GgufStream:
             raise self.written_to()
 
     def written_to(self) -> ModelError:
-        """Return the error for a file whose bytes have changed."""
+        """Return the error for a file with changed bytes."""
         return ModelError(f"{self.path} was written to while it was read; run it again once it is whole")
 
 

@@ -130,7 +130,7 @@ class RankOptions:
 
 @dataclass(frozen=True, slots=True)
 class DecoderSettings:
-    """How a decoder runs. `cache_type` and `check_contracts`: as in WorkloadOptions."""
+    """Settings of a decoder. `cache_type` and `check_contracts`: as in WorkloadOptions."""
 
     cache_type: str = "f16"
     sampling: TokenSampling = GREEDY

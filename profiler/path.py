@@ -77,7 +77,7 @@ class Path(Protocol):
     def publish(self, position: Position, scope: Scope, start_ns: int, tokens: int, /) -> None:
         """Show readers of the ring `position` in `scope`, which began at `start_ns`, and the tokens of its step.
 
-        `tokens` is 0 if unknown. The position stays where it is.
+        `tokens` is 0 if unknown. The position does not move.
         """
 
     def after_fork(self) -> None:

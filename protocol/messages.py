@@ -327,9 +327,9 @@ class BrickHostTime:
 
 @dataclass(frozen=True, slots=True)
 class HostTimes:
-    """The host's times in the latest `steps` steps whose calls it timed; they replace the previous ones.
+    """The host's times in the latest `steps` steps with timed calls; they replace the previous ones.
 
-    A brick on a device has these beside the times of its kernels: what the host needs to launch it.
+    A brick on a device has them in addition to the times of its kernels: the host needs them to launch it.
     """
 
     steps: int

@@ -1,4 +1,4 @@
-"""What a viewer knows of one profiled process: its catalog, its totals and its bounded history."""
+"""A viewer's data of one profiled process: its catalog, its totals and its bounded history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the time breakdown of steps, and its doubts, are written."""
+"""Writes the time breakdown of steps, and its doubts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How changes since a baseline are written."""
+"""Writes changes since a baseline."""
 
 from __future__ import annotations
 

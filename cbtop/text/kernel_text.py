@@ -1,4 +1,4 @@
-"""How kernels of a burst, and the critical path of a graph, are written."""
+"""Writes the kernels of a burst, and the critical path of a graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How ranks, and the merge of several processes, are written."""
+"""Writes ranks, and the merge of several processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the time range of figures, and its parts, are written."""
+"""Writes the time range of figures, and its parts."""
 
 from __future__ import annotations
 

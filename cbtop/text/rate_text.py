@@ -1,4 +1,4 @@
-"""How rates, and what would raise them, are written."""
+"""Writes rates, and what would raise them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of a process was recorded, and at what cost."""
+"""Writes the recorded part of a process, and its cost."""
 
 from __future__ import annotations
 

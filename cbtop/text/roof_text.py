@@ -1,4 +1,4 @@
-"""How roofs, and the bricks below them, are written."""
+"""Writes roofs, and the bricks below them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the state of processes and daemons is written, in the list of sources and elsewhere."""
+"""Writes the state of processes and daemons, in the list of sources and elsewhere."""
 
 from __future__ import annotations
 

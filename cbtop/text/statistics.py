@@ -188,10 +188,10 @@ STATISTICS = (
               (Of.CATEGORY,), report_title="excl µs/token"),
     Statistic("host_us", "host µs", "µs", Origin.MEASURED,
               "median µs of the host in a call of a brick on a GPU, without bricks inside: what launching it takes; "
-              "of the newest steps in which the host was timed", word="host"),
+              "of the newest steps with a timed host", word="host"),
     Statistic("launches", "launches", "count", Origin.MEASURED,
-              "kernels that a step launches for it, all layers together; of the newest steps in which kernels were "
-              "recorded"),
+              "kernels that a step launches for it, all layers together; of the newest steps with recorded "
+              "kernels"),
     Statistic("p50_us", "p50 µs", "µs", Origin.MEASURED, "half of the calls took at most this", _BRICK_AND_NODE,
               word="p50"),
     Statistic("p95_us", "p95 µs", "µs", Origin.MEASURED, "95 of 100 calls took at most this", word="p95"),
@@ -239,7 +239,7 @@ STATISTICS = (
     Statistic("budget_us_per_token", "set", "µs/token", Origin.DECLARED, "the µs/token set for it",
               report_title="budget", word="µs/token"),
     Statistic("budget_gb_per_sec", "GB/s set", "GB/s", Origin.DECLARED,
-              "the GB/s set for it, from which its µs/token follow",
+              "the GB/s set for it; its µs/token follow from it",
               word="GB/s"),
     Statistic("budget_used_percent", "budget", "%", Origin.MEASUREMENTS,
               "share of its budget of µs/token that is used",
@@ -255,10 +255,10 @@ STATISTICS = (
     Statistic("slack_us", "slack µs", "µs", Origin.MEASUREMENTS,
               "how much later it could start without a later end of the whole", (Of.NODE,)),
     Statistic("utilization_percent", "busy %", "%", Origin.MEASURED,
-              "GPU: share of the time in which any kernel ran, on however few SMs; CPU: share of all"
+              "GPU: share of the time with any kernel running, on however few SMs; CPU: share of all"
               " processors' time", _GPU_AND_CPU),
     Statistic("memory_utilization_percent", "mem busy %", "%", Origin.MEASURED,
-              "share of the time in which the GPU's memory was read or written", _GPU),
+              "share of the time with reads or writes of the GPU's memory", _GPU),
     Statistic("memory_used_bytes", "memory", "B", Origin.MEASURED,
               "memory in use: of a GPU without the part that its driver keeps, of the host all that is not available",
               _GPU_AND_CPU),
@@ -287,11 +287,11 @@ STATISTICS = (
     Statistic("gpu_memory_bytes", "GPU memory", "B", Origin.MEASURED, "memory of that GPU in use by the process",
               _PROCESS),
     Statistic("gpu_utilization_percent", "GPU %", "%", Origin.MEASURED,
-              "share of the time in which the process ran on that GPU's SMs, since the sample before", _PROCESS),
+              "share of the time that the process ran on that GPU's SMs, since the sample before", _PROCESS),
     Statistic("cpu_percent", "CPU %", "%", Origin.MEASUREMENTS,
               "processor time since the sample before; 100 is one whole processor", _PROCESS),
     Statistic("waiting_percent", "wait %", "%", Origin.MEASUREMENTS,
-              "share of the time in which its busiest thread could run and had no processor", _PROCESS),
+              "share of the time that its busiest thread could run and had no processor", _PROCESS),
     Statistic("resident_bytes", "resident", "B", Origin.MEASURED, "memory of the host in use by the process",
               _PROCESS),
 )

@@ -1,4 +1,4 @@
-"""How moments, ages and time ranges are written."""
+"""Writes moments, ages and time ranges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the lanes of a timeline are written."""
+"""Writes the lanes of a timeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bricks on a device cost the host: its time in a call, and the kernels that a step launches."""
+"""The cost of a brick on a device for its host: its time in a call, and the kernels that a step launches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cbtop.protocol.messages import HostTimes, KernelBurst
 
 
 class Launches(NamedTuple):
-    """The same of one brick in all its places; None where it was not measured."""
+    """The same of one brick in all its places; None if it was not measured."""
 
     host_us: float | None = None  # the host's time in the median call, without the bricks inside it
     kernels: int | None = None  # launches in a step

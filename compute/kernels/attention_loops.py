@@ -200,7 +200,7 @@ def _take_rows(q: Any, scale: Any, piece: Any, head_dim: Any, scratch: Any, base
 def _multiply_keys(
     together: Any, keys: Any, group: Any, head_dim: Any, ahead: Any, scratch: Any, at: Any, seen: Any
 ) -> None:  # compiled
-    """Set the scores of `together` rows for the seen ones of the positions whose keys begin at `group`."""
+    """Set the scores of `together` rows for the seen ones of the positions with keys from `group` on."""
     skipped, count = seen
     lanes, query = np.uint64(LANES), _columns(head_dim)[2]
     at_once = lanes + lanes if together == np.uint64(PAIR) or WIDE else lanes

@@ -1,4 +1,4 @@
-"""The columns in which few nodes have a value."""
+"""Columns with a value for few nodes."""
 
 from __future__ import annotations
 

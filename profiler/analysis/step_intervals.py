@@ -1,4 +1,4 @@
-"""The time in which steps ran."""
+"""The time that steps ran."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Rules
 - Such a step is plain in all other respects. Each call in it is timed by two readings of the clock.
-- A brick's time is without that of the bricks inside it, and without the cost of noting a call, which is measured.
+- A brick's time excludes the bricks inside it, and the cost of noting a call, which is measured.
 - Nothing is made in the step that Python's garbage collector counts: a collection more would be in the times.
 """
 
@@ -34,7 +34,7 @@ Times = dict[Keys, list[float]]  # by place, from below the step: the time of ea
 
 
 class NotingCost(NamedTuple):
-    """What noting a call costs, in ns: within its own time, and within that of the call around it."""
+    """The cost of noting a call, in ns: in its own time, and in the time of the call around it."""
 
     inside_ns: float
     outside_ns: float
@@ -126,7 +126,7 @@ class HostSteps:
         return len(self._steps)
 
     def times(self) -> Times:
-        """Return those of all the latest steps, by place from the step down."""
+        """Return the times in all the latest steps, by place from the step down."""
         found: Times = {}
         for step, times in self._steps:
             for keys, all_ns in times.items():

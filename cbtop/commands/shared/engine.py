@@ -1,4 +1,4 @@
-"""What the commands say if the demo's engine, the packages of the extra `compute`, is not installed."""
+"""The commands' answer if the demo's engine, the packages of the extra `compute`, is not installed."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Rules
 - The command comes first. Nothing is measured in its processes or on a GPU, and nothing while any processor that the
   measurement would need is in use.
 - A measurement yields to everybody and ends as soon as another process begins to work. Then nothing is stored.
-- CI machines are not measured: the next job begins at once, and nobody sees the roofs.
+- CI machines are not measured: the next job begins at once, and no viewer shows the roofs.
 """
 
 from __future__ import annotations

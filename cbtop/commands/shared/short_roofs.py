@@ -3,10 +3,10 @@
 `main` is run by a program of its own. It prints one JSON object.
 
 Rules
-- It yields: it runs only on processors that nobody else wants (SCHED_IDLE), and ends within a round after another
+- It yields: it runs only on idle processors (SCHED_IDLE), and ends within a round after another
   process begins to work.
 - A disturbed measurement is reported as disturbed, without numbers.
-- NumPy is told before it is loaded to compute on the calling thread. The threads are ours.
+- NumPy is set up before it is loaded to compute on the calling thread. The threads are ours.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _kernels_after_steps_us(view: SourceView) -> float:
-    """Return the time in which a GPU ran kernels of steps whose calls had returned.
+    """Return the time that a GPU ran kernels of steps after their calls had returned.
 
     A call returns when its kernels are launched. The program then waits for them, and is not idle.
     """
@@ -57,9 +57,9 @@ IDLE_BETWEEN_STEPS = Rule(
     means="The process spends much of its time between steps: it schedules, samples, detokenizes, or waits for "
     "requests. Faster kernels change nothing about that.",
     fires=f"{IDLE_PERCENT:g} % or more of the time shown is between steps of any phase, not counting the time since "
-    "the last step. Time in which a GPU still runs the kernels of a step is not between steps, if kernels were "
-    "recorded. Not if some steps left no record, or records were lost. No gain is given if gradients are computed "
-    "between steps.",
+    "the last step. A GPU may still run the kernels of a step after its call: if kernels were recorded, that time "
+    "does not count. Not if some steps left no record, or records were lost. No gain is given if gradients are "
+    "computed between steps.",
     advice="Look at what the program does between its steps. A server without requests is idle for a good reason. In "
     "training, backward passes and the optimizer run there.",
     find=_find,
