@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 from cbtop.client.clock_offset import ClockOffset
 from cbtop.client.link import Link
+from cbtop.client.own_daemon import NO_ANSWER
 from cbtop.client.store import Budget
 from cbtop.protocol.keys import ViewerKeys
 
@@ -77,9 +78,9 @@ class Links:
 
     @property
     def unanswered(self) -> tuple[str, ...]:
-        """The addresses that no daemon has answered from yet, each with the reason if known."""
+        """The addresses that no daemon has answered from yet, each with the reason or, if unknown, what to do."""
         silent = [link for link in self._links if not link.is_complete]
-        return tuple(": ".join(filter(None, (link.endpoint, link.trouble or link.no_daemon))) for link in silent)
+        return tuple(f"{link.endpoint}: {link.trouble or link.no_daemon or NO_ANSWER}" for link in silent)
 
     @property
     def answered(self) -> tuple[str, ...]:

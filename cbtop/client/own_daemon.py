@@ -10,6 +10,7 @@ from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.errors import EndpointError
 
 RETRY_INSIDE_S = 1.0
+NO_ANSWER = "check the address, or start `cbtop daemon` there"  # if no reason is known
 
 
 class DaemonIfNone:

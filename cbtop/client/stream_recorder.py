@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from cbtop.client.collector import SILENT_AFTER_S
-from cbtop.client.own_daemon import DaemonIfNone
+from cbtop.client.own_daemon import NO_ANSWER, DaemonIfNone
 from cbtop.client.store import Store
 from cbtop.daemon.history import MAX_HISTORY_BYTES
 from cbtop.errors import CbtopError
@@ -66,8 +66,8 @@ class StreamRecorder:
 
     @property
     def unanswered(self) -> str:
-        """The address, and why no daemon could be started there if known."""
-        return ": ".join(filter(None, (self._daemon.endpoint, self._daemon.trouble or self.trouble)))
+        """The address, and why no daemon answers there, or what to do if that is unknown."""
+        return f"{self._daemon.endpoint}: {self._daemon.trouble or self.trouble or NO_ANSWER}"
 
     @property
     def size_bytes(self) -> int:

@@ -165,7 +165,6 @@ def gate(
     factors in contracts, `by_definition` the budgets of definitions. The demo excludes the latter: it derives them
     from a roof that each run measures anew.
     """
-    from cbtop.comparison.runs import MIN_LEARNED
     from cbtop.comparison.thresholds import (
         LOSS,
         Outcome,
@@ -179,16 +178,8 @@ def gate(
 
     if len(news) == 2:
         raise UsageError(f"{options.new} contains 2 runs; pass 1 run, or at least 3 so that their variation is known")
-    if 0 < len(bases) < MIN_LEARNED and bases is not news:
-        if len(bases) > 1:
-            sys.stderr.write(
-                "cbtop: 2 base runs do not show how runs vary, so only the first is used; pass 3 or more\n"
-            )
-        if not thresholds and not by_contract:
-            sys.stderr.write(
-                "cbtop: 1 base run does not show how runs vary, so a slowdown is reported with exit code 5, never 4; "
-                f"pass {MIN_LEARNED} or more (--learn 6)\n"
-            )
+    if bases is not news:
+        _warn_of_few(len(bases), has_thresholds=bool(thresholds) or by_contract)
     judges_loss = any(one.names[-1] == LOSS for one in thresholds)
     found = _compared(bases, news, options, may_lack_records=judges_loss)
     judged = [one for threshold in thresholds for one in judge(threshold, found)]
@@ -211,6 +202,21 @@ def gate(
     if any(one.outcome is Outcome.UNKNOWN for one in judged):
         raise UntrustedError(summary(judged))
     return 0
+
+
+def _warn_of_few(base_runs: int, *, has_thresholds: bool) -> None:
+    """Write on stderr what too few base runs mean for the result."""
+    from cbtop.comparison.runs import MIN_LEARNED
+
+    if not 0 < base_runs < MIN_LEARNED:
+        return
+    if base_runs > 1:
+        sys.stderr.write("cbtop: 2 base runs do not show how runs vary, so only the first is used; pass 3 or more\n")
+    if not has_thresholds:
+        sys.stderr.write(
+            "cbtop: 1 base run does not show how runs vary, so a slowdown is reported with exit code 5, never 4; "
+            f"pass {MIN_LEARNED} or more (--learn 6)\n"
+        )
 
 
 def _compared(

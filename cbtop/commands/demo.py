@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -34,7 +34,7 @@ from cbtop.commands.shared.show import (
     window_s,
 )
 from cbtop.commands.shared.tuned import add_tuned_argument, tuned_setting
-from cbtop.compute.settings import GREEDY, GUARD_REACTIONS, SPLITS, TokenSampling
+from cbtop.compute.settings import GREEDY, GUARD_REACTIONS, SPLITS, RankOptions, TokenSampling, WorkloadOptions
 from cbtop.errors import CbtopError, FailedCheckError, NoDataError, UsageError
 from cbtop.feeds.feed import Feed, FeedEnd
 from cbtop.profiler.traces import TRACED_EVERY_STEPS, TRACES
@@ -106,6 +106,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kv-cache", choices=("f16", "f32"), default="f16", help="numbers of the KV cache (default: %(default)s)"
     )
     add_tuned_argument(group)
+    _add_sampling_arguments(group)
+    _add_watching_arguments(group)
+    group.add_argument(
+        "--check", action="store_true",
+        help=f"run a whole gate, as cbtop check does for CI: seven runs of --steps (default: {CHECKED_STEPS}), of "
+        "which six tell how runs scatter and the last is judged",
+    )  # fmt: skip
+    group.add_argument("--serve-only", action="store_true", help="run only the workload, show nothing")
+    group.add_argument("--parent", type=int, help=argparse.SUPPRESS)  # run while this process is our parent
+    add_show_arguments(parser)
+
+
+def _add_sampling_arguments(group: argparse._ArgumentGroup) -> None:
+    """Add the options for how each token is drawn."""
     group.add_argument(
         "--temperature", type=temperature, metavar="T", default=GREEDY.temperature,
         help="draw tokens at this temperature (default: 0, the likeliest each time)",
@@ -122,6 +136,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seed", type=whole, metavar="N", default=GREEDY.seed,
         help="the same seed draws the same tokens (default: %(default)s)",
     )  # fmt: skip
+
+
+def _add_watching_arguments(group: argparse._ArgumentGroup) -> None:
+    """Add the options for what is traced and checked while the model computes."""
     group.add_argument(
         "--trace", type=_traces, metavar="NAMES", default=(),
         help=f"trace one decode step in {TRACED_EVERY_STEPS}: a comma list of {', '.join(TRACES)}, or all "
@@ -136,14 +154,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what to do when a brick computes a NaN, an infinity, too large a number or not what its reference "
         "does: stop (exit code 4), log a failed check, or fallback to float64 (default: %(default)s)",
     )  # fmt: skip
-    group.add_argument(
-        "--check", action="store_true",
-        help=f"run a whole gate, as cbtop check does for CI: seven runs of --steps (default: {CHECKED_STEPS}), of "
-        "which six tell how runs scatter and the last is judged",
-    )  # fmt: skip
-    group.add_argument("--serve-only", action="store_true", help="run only the workload, show nothing")
-    group.add_argument("--parent", type=int, help=argparse.SUPPRESS)  # run while this process is our parent
-    add_show_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -212,45 +222,13 @@ def serve(options: argparse.Namespace) -> int:
         return bool(int(first_rank.said(lambda: b"%d" % is_told_to()))) if first_rank else is_told_to()
 
     # Numba loads slowly, and the process is already visible.
-    from cbtop.compute.demo_model import demo_model
     from cbtop.compute.errors import ComputeError, GuardError, NoTokenError
-    from cbtop.compute.settings import RankOptions, WorkloadOptions
     from cbtop.compute.workload import run as run_workload
 
     go_by_kept_crossovers(line)
     try:
-        model, backend = options.model, options.backend
-        if backend == AUTO:
-            model = model or demo_model(progress)
-            needs_cpu = options.trace or options.check_contracts
-            backend, why = ("cpu", "") if needs_cpu else settled(model)
-            if why:
-                line.clear()
-                sys.stderr.write(f"{why}\n")
-                sys.stderr.flush()
-        held = run_workload(
-            WorkloadOptions(
-                model=model,
-                steps=options.steps,
-                threads=options.threads,
-                context=options.context,
-                cache_type=options.kv_cache,
-                is_exact=options.exact,
-                trace=options.trace,
-                sampling=TokenSampling(options.temperature, options.top_k, options.top_p, options.seed),
-                check_contracts=options.check_contracts,
-                guard=None if options.guard == "off" else options.guard,
-                prompt=options.prompt,
-                backend=backend,
-                rank=None
-                if first_rank is None
-                else RankOptions(first_rank.number, first_rank.count, first_rank.said, options.split),
-            ),
-            profiler,
-            should_stop,
-            progress,
-            _write,
-        )
+        workload = _workload_options(options, first_rank, progress, line)
+        held = run_workload(workload, profiler, should_stop, progress, _write)
     except GuardError as error:
         line.clear()
         profiler.close("stopped by the guard")
@@ -266,6 +244,47 @@ def serve(options: argparse.Namespace) -> int:
     profiler.close("stopped" if should_stop() else "done")
     del held
     return 128 + stopped_by[0] if stopped_by and options.parent is None else 0
+
+
+def _workload_options(
+    options: argparse.Namespace,
+    first_rank: FirstRank | None,
+    progress: Callable[[str, float | None], None],
+    line: ProgressLine,
+) -> WorkloadOptions:
+    """Return the options of the workload, with the backend chosen if it is `auto`.
+
+    Choosing writes the random model into the cache, with its `progress`, and a reason on stderr, below `line`.
+    """
+    from cbtop.compute.demo_model import demo_model  # loads numpy
+
+    model, backend = options.model, options.backend
+    if backend == AUTO:
+        model = model or demo_model(progress)
+        needs_cpu = options.trace or options.check_contracts
+        backend, why = ("cpu", "") if needs_cpu else settled(model)
+        if why:
+            line.clear()
+            sys.stderr.write(f"{why}\n")
+            sys.stderr.flush()
+    rank = None
+    if first_rank is not None:
+        rank = RankOptions(first_rank.number, first_rank.count, first_rank.said, options.split)
+    return WorkloadOptions(
+        model=model,
+        steps=options.steps,
+        threads=options.threads,
+        context=options.context,
+        cache_type=options.kv_cache,
+        is_exact=options.exact,
+        trace=options.trace,
+        sampling=TokenSampling(options.temperature, options.top_k, options.top_p, options.seed),
+        check_contracts=options.check_contracts,
+        guard=None if options.guard == "off" else options.guard,
+        prompt=options.prompt,
+        backend=backend,
+        rank=rank,
+    )
 
 
 def _stopping_signals(options: argparse.Namespace) -> list[int]:

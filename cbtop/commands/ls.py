@@ -94,7 +94,9 @@ def _exit_code(feed: Feed, rows: list[SourceRow]) -> int:
     if faulty := [row for row in rows if row.state is SourceStatus.FAULTY]:
         raise UntrustedError("; ".join(f"pid {row.pid} is not to be trusted: {row.state_reason}" for row in faulty))
     if not any(row.state is SourceStatus.LIVE for row in rows):
-        raise NoDataError(unanswered(feed) if feed.links.unanswered else f"nothing is running: {how_to_start()}")
+        if feed.links.unanswered:
+            raise NoDataError(unanswered(feed))
+        raise NoDataError(f"nothing is running: {how_to_start()}")
     return 0
 
 

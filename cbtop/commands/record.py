@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
                 if beside and beside.is_over(recorder):
                     break
                 if not recorder.has_begun and time.monotonic() - begun_s > ANSWER_WITHIN_S:
-                    raise NoDataError(f"no daemon answers at {recorder.unanswered}")
+                    raise NoDataError(f"no answer from {recorder.unanswered}")
                 if not beside:
                     line.show(
                         f"recording: {time.monotonic() - begun_s:.0f} s, {units.size_bytes(recorder.size_bytes)}"
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
             f"the daemon sent nothing in the last {silent_s:.1f} s, so they are not recorded; check that it runs"
         )
     if not recorder.has_begun:
-        raise NoDataError(f"no daemon answers at {recorder.unanswered}")
+        raise NoDataError(f"no answer from {recorder.unanswered}")
     if not recorder.tallies:
         raise NoDataError(f"no process was running, so {options.output} contains none; start one with cbtop run")
     return 0

@@ -264,8 +264,8 @@ def _wanted(options: argparse.Namespace) -> str:
 
 
 def unanswered(feed: Feed) -> str:
-    """Return a text with the addresses that no daemon answers from."""
-    return f"no daemon answers at {', '.join(feed.links.unanswered)}"
+    """Return a text with the addresses from which no daemon has answered."""
+    return f"no answer from {', '.join(feed.links.unanswered)}"
 
 
 def unread(feed: Feed) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from cbtop.protocol.messages import Quiet
 from cbtop.protocol.ring import NO_NODE, SLOTS
-from cbtop.protocol.ring_reader import InFlight, RingReader
+from cbtop.protocol.ring_reader import Batch, InFlight, RingReader
 
 MIN_QUIET_NS = 1_000_000_000  # shorter pauses are not reported
 LOOK_NS = 500_000_000  # between looks at the threads of a quiet process
@@ -23,7 +23,19 @@ class QuietWatch:
         self._moved_ns: int | None = None  # its last known progress, except the begin of what runs now
         self._threads: list[InFlight] | None = None  # at the last look; None: something arrived since
         self._looked_ns = -LOOK_NS
+        self._version = (0, 0)  # records and messages at the last update
         self._say = False  # whether any of its threads has ever reported what it is in
+
+    def update(self, version: tuple[int, int], batch: Batch, now_ns: int) -> None:
+        """Note whether it has made progress since the last update.
+
+        `version` is its number of records and messages, and `batch` its newest records.
+        """
+        if version != self._version:
+            self._version = version
+            end_ns = batch.calls().end_ns
+            self.recorded(int(end_ns.max()) if len(end_ns) else None, now_ns)
+        self.look(now_ns)  # also at first, because it may have been quiet for long
 
     def recorded(self, ended_ns: int | None, now_ns: int) -> None:
         """Note that something arrived, found at `now_ns`; the newest record ended at `ended_ns`.

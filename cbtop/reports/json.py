@@ -26,9 +26,11 @@ from cbtop.text.statistics import STATISTICS, Of, Origin, keys_of, statistics_of
 from cbtop.units import NOT_MEASURED
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.categories import CategoryRow
+from cbtop.viewmodels.checks import CheckRow
 from cbtop.viewmodels.graph import CriticalPathView, GraphRow, tree_text
 from cbtop.viewmodels.lanes import Gap, TimelineSpan
 from cbtop.viewmodels.layers import LayersView
+from cbtop.viewmodels.loss import LossView
 from cbtop.viewmodels.not_instrumented import not_instrumented
 from cbtop.viewmodels.roofline import RooflineView
 from cbtop.viewmodels.source import SourceView
@@ -130,24 +132,7 @@ def _source(view: SourceView) -> dict[str, Any]:
     graph = tuple(view.graph)
     places = view.baseline.places if view.baseline is not None else {}
     return {
-        "key": view.key,
-        "merged": None if view.merged is None else asdict(view.merged),
-        "pid": view.pid if view.merged is None else None,
-        "host": view.host,
-        "program": view.program,
-        "rank": view.rank,
-        "local_rank": view.local_rank,
-        "world_size": view.world_size,
-        "sample_every": view.sample_every,
-        "clock_resolution_ns": view.clock_resolution_ns,
-        "overhead": None if view.overhead is None else asdict(view.overhead),
-        "state": view.standing,
-        "state_reason": view.state_reason,
-        "stall": stall_fields(view.stall),
-        "stale_s": view.stale_s,
-        **clock_fields(view.clock),
-        "straggler": straggler_fields(view.straggler),
-        "activity": view.activity,
+        **_process(view),
         "model": view.model,
         "architecture": view.architecture,
         "quantization": view.quantization,
@@ -155,13 +140,7 @@ def _source(view: SourceView) -> dict[str, Any]:
         "threads": view.threads,
         "layers": view.layers,
         "weights_bytes": view.weights_bytes,
-        "window_s": view.window.asked_s if view.window else None,
-        "window_covers_s": view.window.covers_s if view.window else None,
-        "range_s": view.window.range_s if view.window else None,
-        "since_s": view.since_s,
-        "stretch": _time_range(view.time_range),
-        "inside_of_all": view.is_inside_of_all,
-        "warm_up": asdict(view.warm_up) if view.warm_up else None,
+        **_time_covered(view),
         "moved_gb_per_sec": view.moved_gb_per_sec,
         "phase": view.phase,
         "steps": _steps(view.steps),
@@ -183,30 +162,72 @@ def _source(view: SourceView) -> dict[str, Any]:
         "books": _books(view.books),
         "not_instrumented": _not_instrumented(view),
         "outside_steps": _beside(view.outside),
-        "loss": {
-            "produced": view.loss.produced,
-            "received": view.loss.received,
-            "dropped": view.loss.dropped,
-            "dropped_before_attach": view.loss.before_attach,
-            "dropped_rejected": view.loss.rejected,
-            "dropped_on_the_wire": view.loss.on_the_wire,
-            "unread": view.loss.unread,
-            "announcements_left_out": view.loss.left_out,
-        },
-        "checks": [
-            {
-                "brick": check.brick,
-                "assertion": check.assertion,
-                "passed": None if check.skipped else check.passed,
-                "max_error": check.max_error,
-                "tolerance": check.tolerance,
-                "not_finite": check.not_finite or None,
-                "skipped": check.skipped or None,
-                "note": check.note or None,
-            }
-            for check in view.checks
-        ],
+        "loss": _loss(view.loss),
+        "checks": [_check(check) for check in view.checks],
         "traces": [_trace(trace) for trace in view.traces],
+    }
+
+
+def _process(view: SourceView) -> dict[str, Any]:
+    """Return which process it is, its state, and how it is recorded."""
+    return {
+        "key": view.key,
+        "merged": None if view.merged is None else asdict(view.merged),
+        "pid": view.pid if view.merged is None else None,
+        "host": view.host,
+        "program": view.program,
+        "rank": view.rank,
+        "local_rank": view.local_rank,
+        "world_size": view.world_size,
+        "sample_every": view.sample_every,
+        "clock_resolution_ns": view.clock_resolution_ns,
+        "overhead": None if view.overhead is None else asdict(view.overhead),
+        "state": view.standing,
+        "state_reason": view.state_reason,
+        "stall": stall_fields(view.stall),
+        "stale_s": view.stale_s,
+        **clock_fields(view.clock),
+        "straggler": straggler_fields(view.straggler),
+        "activity": view.activity,
+    }
+
+
+def _time_covered(view: SourceView) -> dict[str, Any]:
+    """Return the time that the figures cover."""
+    return {
+        "window_s": view.window.asked_s if view.window else None,
+        "window_covers_s": view.window.covers_s if view.window else None,
+        "range_s": view.window.range_s if view.window else None,
+        "since_s": view.since_s,
+        "stretch": _time_range(view.time_range),
+        "inside_of_all": view.is_inside_of_all,
+        "warm_up": asdict(view.warm_up) if view.warm_up else None,
+    }
+
+
+def _loss(loss: LossView) -> dict[str, Any]:
+    return {
+        "produced": loss.produced,
+        "received": loss.received,
+        "dropped": loss.dropped,
+        "dropped_before_attach": loss.before_attach,
+        "dropped_rejected": loss.rejected,
+        "dropped_on_the_wire": loss.on_the_wire,
+        "unread": loss.unread,
+        "announcements_left_out": loss.left_out,
+    }
+
+
+def _check(check: CheckRow) -> dict[str, Any]:
+    return {
+        "brick": check.brick,
+        "assertion": check.assertion,
+        "passed": None if check.skipped else check.passed,
+        "max_error": check.max_error,
+        "tolerance": check.tolerance,
+        "not_finite": check.not_finite or None,
+        "skipped": check.skipped or None,
+        "note": check.note or None,
     }
 
 

@@ -161,7 +161,7 @@ def test_whatever_a_ring_holds_its_source_keeps_its_books(
     nodes = [Node(1, None, NodeKind.STEP, "decode"), Node(2, 1, NodeKind.BRICK, "a")]
     source = source_saying([HELLO, *nodes], records=2)
     source.state, source.ended_at_s = SourceStatus.LIVE, None  # its process does not exist; that is not asked here
-    source._is_alive = lambda: True  # type: ignore[method-assign]
+    source._liveness.is_alive = lambda hello: True  # type: ignore[method-assign]
     for cursor in cursors:
         with source.ring_path.open("r+b") as file:
             file.seek(8 * CURSOR_WORD)

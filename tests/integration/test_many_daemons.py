@@ -95,4 +95,4 @@ def test_a_daemon_that_does_not_answer_is_named_and_the_others_are_shown(monkeyp
         )
     assert done.returncode == 0
     assert f"pid {process.pid}" in done.stdout
-    assert f"no daemon answers at {silent}" in done.stderr
+    assert f"no answer from {silent}" in done.stderr

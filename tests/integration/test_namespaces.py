@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from cbtop.daemon.source import ALIVE_CHECK_S, Source
+from cbtop.daemon.liveness import ALIVE_CHECK_S
+from cbtop.daemon.source import Source
 from cbtop.protocol.ended import runs
 from cbtop.protocol.process import pid_namespace, process_start
 from tests.integration.hosts import HOST, eventually

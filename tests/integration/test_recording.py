@@ -177,7 +177,7 @@ def test_it_refuses_what_it_should_and_says_why(tmp_path: Path, monkeypatch: pyt
     refused(2, "No such file", "-o", str(tmp_path / "none" / "x.cbtop"), "--duration", "1")
     refused(2, "is not a size", "-o", str(taken), "--max-size", "lots")
     monkeypatch.setattr(record, "ANSWER_WITHIN_S", 0.2)
-    refused(3, "no daemon answers", "-o", str(tmp_path / "x"), "--connect", f"ipc://{tmp_path}/none.sock")
+    refused(3, "no answer from", "-o", str(tmp_path / "x"), "--connect", f"ipc://{tmp_path}/none.sock")
 
 
 def test_it_stops_at_its_size_and_at_ctrl_c_and_says_what_it_holds(

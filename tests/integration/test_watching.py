@@ -373,7 +373,7 @@ def test_an_address_where_nobody_answers_is_named() -> None:
     with nobody() as address:
         done = cbtop("--headless", "--once", "--window=all", "--timeout", "0.5", "--connect", address)
     assert done.returncode == 3
-    assert f"no daemon answers at {address}" in done.stderr
+    assert f"no answer from {address}" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -186,12 +186,12 @@ def test_adopted_work_closes_with_its_step_and_takes_nothing_from_its_layer(make
                 list(pool.map(lambda _, place=place: work_at(profiler, place), range(8)))
     source = source_of(runtime)
     source.poll()
-    totals = PhaseTotals.of(source._nodes, source.stats, "decode")
+    totals = PhaseTotals.of(source.nodes, source.stats, "decode")
     layer, adopted, work = totals.nodes
     assert (totals.count[layer.id], totals.count[adopted.id], totals.count[work.id]) == (20, 160, 160)
     assert all(totals.closed_ns[node.id] == totals.total_ns[node.id] for node in totals.nodes)
     assert totals.closed_exclusive_ns[layer.id] == totals.closed_ns[layer.id]
-    assert source.stats.rare("over", [node.id for node in source._nodes.nodes]) == 0
+    assert source.stats.rare("over", [node.id for node in source.nodes.nodes]) == 0
     profiler.close()
 
 

@@ -179,7 +179,7 @@ def test_the_books_of_interleaved_steps_close_for_each_step(make: MAKE, runtime:
     asyncio.run(serve())
     source = source_of(runtime)
     source.poll()
-    totals = PhaseTotals.of(source._nodes, source.stats, "decode")
+    totals = PhaseTotals.of(source.nodes, source.stats, "decode")
     assert totals.step is not None
     step = totals.step.id
     assert totals.count[step] == totals.tokens == 150
@@ -213,12 +213,12 @@ def test_a_long_step_beside_short_ones_keeps_its_own_bricks_open(make: MAKE, run
             pass
     source = source_of(runtime)
     source.poll()
-    open_ns = {n.name: _open_ns(source.stats, n.id) for n in source._nodes.nodes}
+    open_ns = {n.name: _open_ns(source.stats, n.id) for n in source.nodes.nodes}
     assert (open_ns["long"] > 0, open_ns["short"]) == (True, 0)
     go_on.set()
     thread.join()
     source.poll()
-    assert not any(_open_ns(source.stats, n.id) for n in source._nodes.nodes)
+    assert not any(_open_ns(source.stats, n.id) for n in source.nodes.nodes)
 
 
 def _open_ns(stats: NodeStats, node: int) -> int:

@@ -178,7 +178,7 @@ def _counted(runtime: Path) -> tuple[NodeTable, NodeStats]:
     source.poll()
     state = source.state_message()
     assert (state.received, state.rejected) == (source.stats.received, 0)
-    return source._nodes, source.stats
+    return source.nodes, source.stats
 
 
 def test_a_cancelled_step_does_not_count_and_its_bricks_are_not_in_the_books(make: MAKE, runtime: Path) -> None:

@@ -30,14 +30,14 @@ class SteadySource(Source):
     """A ring that is read once: the steps after the warm-up, of the last ten seconds at most."""
 
     def _count(self, batch: Batch) -> None:
-        if not self._received and len(batch.node):
+        if not self._totals.received and len(batch.node):
             first = self._first_steady(batch)
             batch = replace(batch.only(np.arange(len(batch.node)) >= first), overwritten=batch.overwritten + first)
         super()._count(batch)
 
     def _first_steady(self, batch: Batch) -> int:
         """Return the index of the first record to count. It follows the end of a step, so that no step is cut."""
-        steps = [node.id for node in self._nodes.children[None] if node.kind is NodeKind.STEP]
+        steps = [node.id for node in self.nodes.children[None] if node.kind is NodeKind.STEP]
         is_end = np.isin(batch.node, steps) & (batch.flags & FLAG_PLAIN != FLAG_AMOUNTS)
         ends = np.flatnonzero(is_end)
         if not len(ends):
@@ -45,7 +45,7 @@ class SteadySource(Source):
         ended_ns = batch.end_ns[ends]
         is_early = ended_ns < int(ended_ns.max()) - round(DEFAULT_WINDOW_S * 1e9)
         is_early |= ends < len(batch.node) - MAX_RECORDS
-        is_named = any(is_warm_up(self._nodes[step].name) for step in steps)
+        is_named = any(is_warm_up(self.nodes[step].name) for step in steps)
         if len(ends) >= MIN_STEPS and not is_named:
             is_early[:WARM_UP_STEPS] = True
         early = ends[is_early]

@@ -128,7 +128,7 @@ def _record(
                 if recorder.is_full:
                     raise CbtopError(f"more than {MAX_LIVE_BYTES >> 30} GiB of records: record less of it")
                 if not recorder.has_begun and time.monotonic() - begun_s > ANSWER_WITHIN_S:
-                    raise NoDataError(f"no daemon answers at {recorder.unanswered}")
+                    raise NoDataError(f"no answer from {recorder.unanswered}")
                 if process and process.poll() is not None:
                     until_s = until_s or time.monotonic() + READ_ON_S
                     if _is_read(recorder):

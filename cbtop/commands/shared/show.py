@@ -78,6 +78,23 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
         "--silence", type=_verdict, action="append", metavar="ID",
         help="leave out this verdict, by the id that it has in text and JSON; more than once for several",
     )  # fmt: skip
+    _add_looks_arguments(group)
+    group.add_argument(
+        "--preset", metavar="NAME", help=f"options of the table [preset.NAME] in {_config_file_as_typed()}"
+    )
+    group.add_argument(
+        "--baseline", type=Path, metavar="FILE",
+        help="compare with this recording: all of it or, with --window SEC, its last SEC seconds (on screen `b` "
+        "marks what is shown)",
+    )  # fmt: skip
+    group.add_argument(
+        "-i", "--interval", type=_interval, default=0.5, metavar="SEC",
+        help=f"seconds between redraws, {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g} (default: 0.5)",
+    )  # fmt: skip
+
+
+def _add_looks_arguments(group: argparse._ArgumentGroup) -> None:
+    """Add the options for colours and signs."""
     group.add_argument(
         "--theme",
         type=_theme,
@@ -93,18 +110,6 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="colours on the screen (default: unless NO_COLOR is set)",
     )
-    group.add_argument(
-        "--preset", metavar="NAME", help=f"options of the table [preset.NAME] in {_config_file_as_typed()}"
-    )
-    group.add_argument(
-        "--baseline", type=Path, metavar="FILE",
-        help="compare with this recording: all of it or, with --window SEC, its last SEC seconds (on screen `b` "
-        "marks what is shown)",
-    )  # fmt: skip
-    group.add_argument(
-        "-i", "--interval", type=_interval, default=0.5, metavar="SEC",
-        help=f"seconds between redraws, {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g} (default: 0.5)",
-    )  # fmt: skip
 
 
 def settle_options(options: argparse.Namespace) -> None:

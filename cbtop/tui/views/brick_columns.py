@@ -129,6 +129,66 @@ def change_column(found: Comparison | None) -> Column[BrickRow]:
     return Column("Δ", 9, 3, cell, doc, sort_key=sort_value)
 
 
+_RANK = Column("of", 10, 1, _rank, "the rank whose figures these are: the slowest")
+_CATEGORY = Column("category", 9, 10, _category, "the group a report rolls it up into", align="left")
+_TREND = Column(
+    "trend",
+    TREND_WIDTH,
+    7,
+    _trend,
+    "µs/tok (without steps: µs a call) in each of the last 60 s (derived), the newest on the right, on a "
+    "scale of its own: the median is at most half as high, what is over four times the median is cut",
+    stretch=1,
+    max_width=TREND_S // DOTS_ACROSS,
+    is_drawn=True,
+)
+_LIMIT: Column[BrickRow] = Column(
+    "limit",
+    15,
+    8,
+    lambda row, _: limit_cell(row),
+    "the roof that it comes near to, and how much of what its roof allows is used (derived); `latency` where "
+    "it is far below every roof: latency or overhead; `shared` where steps "
+    "run at once. A grey ? where roofs are unsure, ⚠ above the roof",
+    align="left",
+    sort_key=statistic("percent_of_roof").sort_value,
+)
+
+
+def _name_column(longest_name: int) -> Column[BrickRow]:
+    return Column(
+        "brick",
+        18,
+        0,
+        _name,
+        "name, in front the glyph of its category",
+        align="left",
+        stretch=1 if longest_name <= 20 else 6,  # before the bar of its share
+        max_width=max(30, min(36, longest_name + 2)),
+        sort_key=lambda row: row.name,
+    )
+
+
+def _share_column(largest_percent: float) -> Column[BrickRow]:
+    """Return the column with the bar of wall %. The brick with `largest_percent` fills it."""
+
+    def share(row: BrickRow, width: int) -> Line:
+        fraction = None if row.percent is None else row.percent / max(largest_percent, 1e-9)
+        return bar(fraction, width, CATEGORY_LOOKS[row.category].role)
+
+    return Column(
+        "share",
+        8,
+        3,
+        share,
+        "the same as wall %, drawn; the largest fills the column",
+        align="left",
+        stretch=2,
+        max_width=48,
+        is_drawn=True,
+    )
+
+
 def brick_columns(
     largest_percent: float,
     *,
@@ -139,71 +199,15 @@ def brick_columns(
     longest_name: int = 0,
 ) -> tuple[Column[BrickRow], ...]:
     """Return the columns, with those for budgets, checks, launches and ranks only if requested."""
-
-    def share(row: BrickRow, width: int) -> Line:
-        fraction = None if row.percent is None else row.percent / max(largest_percent, 1e-9)
-        return bar(fraction, width, CATEGORY_LOOKS[row.category].role)
-
-    columns: list[Column[BrickRow]] = [
-        Column(
-            "brick",
-            18,
-            0,
-            _name,
-            "name, in front the glyph of its category",
-            align="left",
-            stretch=1 if longest_name <= 20 else 6,  # before the bar of its share
-            max_width=max(30, min(36, longest_name + 2)),
-            sort_key=lambda row: row.name,
-        )
-    ]
-    if of_ranks:
-        columns.append(Column("of", 10, 1, _rank, "the rank whose figures these are: the slowest"))
-    columns.append(Column("category", 9, 10, _category, "the group a report rolls it up into", align="left"))
-    columns.append(
-        Column(
-            "share",
-            8,
-            3,
-            share,
-            "the same as wall %, drawn; the largest fills the column",
-            align="left",
-            stretch=2,
-            max_width=48,
-            is_drawn=True,
-        )
+    return (
+        _name_column(longest_name),
+        *((_RANK,) if of_ranks else ()),
+        _CATEGORY,
+        _share_column(largest_percent),
+        *figure_columns(BRICK_COLUMNS, roles={"percent": "strong"}),
+        _TREND,
+        _LIMIT,
+        *(figure_columns(HOST_COLUMNS) if launches else ()),
+        *(figure_columns(BUDGET_COLUMNS, cells={"budget_used_percent": _budget}) if budgets else ()),
+        *(figure_columns(CHECK_COLUMNS, cells={"checks_failed": _checks}) if checks else ()),
     )
-    columns += figure_columns(BRICK_COLUMNS, roles={"percent": "strong"})
-    columns.append(
-        Column(
-            "trend",
-            TREND_WIDTH,
-            7,
-            _trend,
-            "µs/tok (without steps: µs a call) in each of the last 60 s (derived), the newest on the right, on a "
-            "scale of its own: the median is at most half as high, what is over four times the median is cut",
-            stretch=1,
-            max_width=TREND_S // DOTS_ACROSS,
-            is_drawn=True,
-        )
-    )
-    columns.append(
-        Column(
-            "limit",
-            15,
-            8,
-            lambda row, _: limit_cell(row),
-            "the roof that it comes near to, and how much of what its roof allows is used (derived); `latency` where "
-            "it is far below every roof: latency or overhead; `shared` where steps "
-            "run at once. A grey ? where roofs are unsure, ⚠ above the roof",
-            align="left",
-            sort_key=statistic("percent_of_roof").sort_value,
-        )
-    )
-    if launches:
-        columns += figure_columns(HOST_COLUMNS)
-    if budgets:
-        columns += figure_columns(BUDGET_COLUMNS, cells={"budget_used_percent": _budget})
-    if checks:
-        columns += figure_columns(CHECK_COLUMNS, cells={"checks_failed": _checks})
-    return tuple(columns)

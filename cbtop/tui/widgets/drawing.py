@@ -152,8 +152,7 @@ def _cut(text: str, begin: int, end: int) -> str:
     begin, end = max(0, begin), max(0, end)
     if _is_narrow(text):
         return text[begin:end]
-    (segment,) = Strip([Segment(text)]).crop(begin, min(end, cell_len(text)))._segments or [Segment("")]
-    return segment.text
+    return Strip([Segment(text)]).crop(begin, min(end, cell_len(text))).text
 
 
 def changed_cells(before: Line, now: Line, width: int) -> tuple[int, int] | None:

@@ -93,7 +93,7 @@ def decode(profiler: BrickProfiler, clock: Clock, inside: Callable[[], object] =
 
 
 def name_of(source: Source, node: int) -> str:
-    return source._nodes[node].name
+    return source.nodes[node].name
 
 
 def test_a_process_that_goes_on_is_not_quiet(runtime: Path, clock: Clock, profiler: BrickProfiler) -> None:

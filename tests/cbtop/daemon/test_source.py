@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.client.store import Store
+from cbtop.daemon import liveness as liveness_module
 from cbtop.daemon import source as source_module
 from cbtop.daemon.source import Source
 from cbtop.profiler import recorder as recorder_module
@@ -68,9 +69,9 @@ def test_an_unread_source_is_a_hello_and_a_count_until_all_of_it_is_wanted(
             pass
     if says_goodbye:
         profiler.close()
-    monkeypatch.setattr(source_module, "is_running", lambda *_: False)
-    monkeypatch.setattr(source_module, "is_locked", lambda _: False)
-    monkeypatch.setattr(source_module, "has_mapped", lambda *_: False)
+    monkeypatch.setattr(liveness_module, "is_running", lambda *_: False)
+    monkeypatch.setattr(liveness_module, "is_locked", lambda _: False)
+    monkeypatch.setattr(liveness_module, "has_mapped", lambda *_: False)
     at_once = source_of(runtime)
     at_once.poll()
     decoded: list[object] = []

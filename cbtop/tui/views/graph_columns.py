@@ -1,0 +1,151 @@
+"""The columns of the tree: a node's name, figures, share and change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from cbtop import units
+from cbtop.comparison.items import Place
+from cbtop.comparison.noise import Change
+from cbtop.protocol.vocabulary import NodeKind
+from cbtop.text import kernel_text
+from cbtop.text.statistics import NODE_COLUMNS, NODE_SHARE_COLUMNS, PATH_COLUMNS, Of, statistic
+from cbtop.tui.views.baseline import change_role, change_text
+from cbtop.tui.views.figures import figure, figure_columns
+from cbtop.tui.views.looks import CATEGORY_LOOKS
+from cbtop.tui.views.tree_rows import TreeRow
+from cbtop.tui.widgets.bars import bar
+from cbtop.tui.widgets.columns import Column
+from cbtop.tui.widgets.lines import Line, clean
+from cbtop.viewmodels.graph import GraphRow, has_burst, largest_share, rows_at
+from cbtop.viewmodels.source import SourceView
+
+_SLACK = statistic("slack_us", Of.NODE)
+DRAWN_TOGETHER = 32  # rows made together: rows after a visible one are likely to be visible
+
+
+class _Cells:
+    """Draws the cells of the rows of `graph`, and makes the measurements of a row when it is first drawn."""
+
+    def __init__(
+        self,
+        graph: Sequence[GraphRow],
+        rows: Callable[[], Sequence[TreeRow]],
+        changes: Mapping[Place, Change],
+    ) -> None:
+        self._graph = graph
+        self._rows = rows
+        self._changes = changes
+        self._largest_percent = max(largest_share(graph), 1e-9)
+        self._made: dict[int, GraphRow] = {}
+
+    def of(self, row: TreeRow) -> GraphRow:
+        """Return the measurements of a row."""
+        made = self._made
+        if row.at not in made:
+            after = self._rows()[row.line + 1 : row.line + DRAWN_TOGETHER]
+            places = [row.at, *(other.at for other in after)]
+            made.update(zip(places, rows_at(self._graph, places), strict=True))
+        return made[row.at]
+
+    def node(self, row: TreeRow, width: int) -> Line:
+        """Draw the connectors, the name and the launch of a node."""
+        shown = self.of(row)
+        mark = ("▾ " if row.unfolded else "▸ ") if row.has_children else "  "
+        name, _, rest = clean(shown.label).partition("  ")
+        if shown.copied_gb_per_sec is not None:
+            rest += f"  {units.number(shown.copied_gb_per_sec)} GB/s"
+        if shown.burst is not None:
+            rest += f"  {kernel_text.in_burst(shown.burst)}"
+        category = shown.category
+        role = CATEGORY_LOOKS[category].role if category is not None else "strong" if row.parent is None else ""
+        return ((row.connectors, "faint"), (mark, "accent"), (name, role), (f"  {rest}" if rest else "", "dim"))
+
+    def share(self, row: TreeRow, width: int) -> Line:
+        """Draw the bar of wall %. The largest fills its column."""
+        category, percent = self.of(row).category, self.of(row).percent
+        role = CATEGORY_LOOKS[category].role if category is not None else "accent"
+        return bar(None if percent is None else percent / self._largest_percent, width, role)
+
+    def slack(self, row: TreeRow) -> Line:
+        """Draw the slack, or that the node is on the critical path."""
+        shown = self.of(row)
+        return (("critical", "warn"),) if shown.on_critical_path else figure(_SLACK.bare(shown))
+
+    def burst(self, row: TreeRow, width: int) -> Line:
+        """Draw the mean time of a kernel in the last burst."""
+        shown = self.of(row)
+        if shown.kind is not NodeKind.KERNEL:
+            return figure(units.NONE_THERE)
+        return figure(units.number(shown.burst.mean_ns / 1e3 if shown.burst else None))
+
+    def change(self, row: TreeRow, width: int) -> Line:
+        """Draw the change since the baseline."""
+        change = self._change_of(row)
+        return figure(change_text(change), change_role(change))
+
+    def change_percent(self, row: TreeRow) -> float:
+        """Return the change in percent, to sort by. A node without one comes last."""
+        change = self._change_of(row)
+        return -1e9 if change is None or change.percent is None else change.percent
+
+    def _change_of(self, row: TreeRow) -> Change | None:
+        place = self.of(row).place
+        return self._changes.get(place) if place is not None else None
+
+
+def graph_columns(
+    graph: Sequence[GraphRow],
+    rows: Callable[[], Sequence[TreeRow]],
+    *,
+    slack: bool,
+    burst: bool,
+    changes: Mapping[Place, Change] | None = None,
+) -> tuple[Column[TreeRow], ...]:
+    """Return the columns of the tree of `graph`, whose table holds `rows`.
+
+    Slack has a column only if anything is off the critical path, a burst only if there was one, and `changes` only
+    with a baseline.
+    """
+    cells = _Cells(graph, rows, changes or {})
+    in_burst = Column("burst µs", 8, 1, cells.burst, "mean µs of one launch in the last burst: in no other time")
+    since_baseline = Column(
+        "Δ",
+        9,
+        3,
+        cells.change,
+        "of a layer or a brick in it (all it is there, where it runs several times): exclusive µs/token beside the "
+        "baseline's (`b`), as in the bricks; n/a of a kernel, and where a brick runs in layers and outside (derived)",
+        sort_key=cells.change_percent,
+    )
+    share = Column(
+        "share",
+        8,
+        5,
+        cells.share,
+        "wall %, drawn; the largest fills it",
+        align="left",
+        stretch=1,
+        max_width=24,
+        is_drawn=True,
+    )
+    return (
+        Column(
+            "layer → brick → kernel", 34, 0, cells.node, "the node; ▸ folded, ▾ unfolded", align="left", stretch=5
+        ),
+        *((in_burst,) if burst else ()),
+        *figure_columns(NODE_COLUMNS, row_of=cells.of),
+        *(figure_columns(PATH_COLUMNS, row_of=cells.of, cells={"slack_us": cells.slack}) if slack else ()),
+        share,
+        *figure_columns(NODE_SHARE_COLUMNS, row_of=cells.of),
+        *(() if changes is None else (since_baseline,)),
+    )
+
+
+def columns_of(source: SourceView, rows: Callable[[], Sequence[TreeRow]]) -> tuple[Column[TreeRow], ...]:
+    """Return the columns of the tree of `source`, whose table holds `rows`."""
+    path = source.critical_path
+    has_slack = path is not None and path.nodes < path.timed_nodes
+    found = source.baseline if source.merged is None else None
+    changes = None if found is None else found.places
+    return graph_columns(source.graph, rows, slack=has_slack, burst=has_burst(source.graph), changes=changes)
