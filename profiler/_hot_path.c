@@ -32,7 +32,7 @@
 
 /* The layout of protocol/ring.py, version 2. */
 enum { CURSOR_WORD = 16, HEADER_BYTES = 4096, RECORD_BYTES = 32, RECORD_WORDS = 4, SEQUENCE_SHIFT = 32 };
-enum { FIRST_SLOT_WORD = 24, SLOT_WORDS = 8, SLOTS = 61, SLOT_THREAD = 0, SLOT_NODE = 1, SLOT_START = 2, SLOT_TOKENS = 3 };
+enum { FIRST_SLOT_WORD = 24, SLOT_WORDS = 8, SLOTS = 61, SLOT_THREAD = 0, SLOT_NODE = 1, SLOT_START = 2, SLOT_SIZE = 3 };
 #define SEQUENCE_MASK ((INT64_C(1) << 31) - 1)
 #define FLAG_FAILED (INT64_C(1) << 24)
 #define FLAG_LOOSE (INT64_C(5) << 25) /* stopped twice, out of order or late */
@@ -297,11 +297,11 @@ say_where(Position *position, int64_t node, int64_t start_ns)
     atomic_store_explicit(&slot[SLOT_NODE], node, memory_order_release);
 }
 
-/* The tokens of the step that runs; 0: not known. */
+/* The tokens of the step that runs, or its sequences if these are not known; 0: neither is. */
 static inline void
-say_tokens(Position *position, int64_t tokens)
+say_size(Position *position, int64_t size)
 {
-    atomic_store_explicit((_Atomic int64_t *)position->slot + SLOT_TOKENS, tokens, memory_order_relaxed);
+    atomic_store_explicit((_Atomic int64_t *)position->slot + SLOT_SIZE, size, memory_order_relaxed);
 }
 
 /* Give this position a slot of the ring, if one is free. */
@@ -1911,12 +1911,12 @@ publish(HotPath *self, PyObject *args)
 {
     Position *position;
     Scope *scope;
-    long long start_ns, tokens;
-    if (!PyArg_ParseTuple(args, "O!O!LL", PositionType, &position, ScopeType, &scope, &start_ns, &tokens))
+    long long start_ns, size;
+    if (!PyArg_ParseTuple(args, "O!O!LL", PositionType, &position, ScopeType, &scope, &start_ns, &size))
         return NULL;
     want_slot(self, position);
     say_where(position, scope->node, start_ns);
-    say_tokens(position, tokens);
+    say_size(position, size);
     Py_RETURN_NONE;
 }
 
@@ -2108,9 +2108,9 @@ static PyMethodDef hot_path_methods[] = {
     {"enter", (PyCFunction)hot_path_enter, METH_VARARGS,
      "enter($self, position, scope, start_ns, /)\n--\n\nLet `position` go to `scope`, which began at `start_ns`."},
     {"publish", (PyCFunction)publish, METH_VARARGS,
-     "publish($self, position, scope, start_ns, tokens, /)\n--\n\n"
-     "Show readers of the ring `position` in `scope`, which began at `start_ns`, and the tokens of its step (0: not "
-     "known). It stays where it is."},
+     "publish($self, position, scope, start_ns, size, /)\n--\n\n"
+     "Show readers of the ring `position` in `scope`, which began at `start_ns`, and the size of its step (0: not "
+     "known). It does not move."},
     {"after_fork", (PyCFunction)after_fork, METH_NOARGS,
      "after_fork($self, /)\n--\n\nIn a child, where nobody is in what ran until now: the parent records that."},
     {"now_ns", (PyCFunction)now_ns, METH_NOARGS,

@@ -624,7 +624,7 @@ begin_step(PyObject *call, PyObject *steps, HotPath *path, Position *position, P
         enter(path, position, scope);
         say_where(position, scope->node, start_ns);
     }
-    say_tokens(position, found.tokens);
+    say_size(position, found.tokens ? found.tokens : found.sequences);
     *begun = Py_NewRef(open_step);
     is_begun = 1;
     if (sort == RECORDED) {

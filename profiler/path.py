@@ -74,10 +74,10 @@ class Path(Protocol):
     def enter(self, position: Position, scope: Scope, start_ns: int, /) -> None:
         """Move `position` to `scope`, which began at `start_ns`."""
 
-    def publish(self, position: Position, scope: Scope, start_ns: int, tokens: int, /) -> None:
-        """Show readers of the ring `position` in `scope`, which began at `start_ns`, and the tokens of its step.
+    def publish(self, position: Position, scope: Scope, start_ns: int, size: int, /) -> None:
+        """Show readers of the ring `position` in `scope`, which began at `start_ns`, and the size of its step.
 
-        `tokens` is 0 if unknown. The position does not move.
+        The size is in tokens, or in sequences if these are unknown; 0: neither is known. The position does not move.
         """
 
     def after_fork(self) -> None:

@@ -397,8 +397,8 @@ class Quiet:
     none is known, -1: a step that has no name yet). It has run for `in_flight_ns` (None: not known). `threads` is the
     number of threads, tasks or greenlets in a node. If `is_watched`, every one of them reports its node: with none in
     flight, nothing that is recorded runs. `last` is the node of the newest record (0: there is none). `is_suspended`:
-    stopped by a signal or a debugger. `in_flight_tokens` are the tokens of the step that `in_flight` is in (0: not
-    known).
+    stopped by a signal or a debugger. `in_flight_size`: tokens of the step that `in_flight` is in, or its sequences
+    if tokens are unknown (0: neither is known).
     """
 
     quiet_ns: int
@@ -408,7 +408,7 @@ class Quiet:
     is_watched: bool = False
     last: int = 0
     is_suspended: bool = False
-    in_flight_tokens: int = 0
+    in_flight_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)

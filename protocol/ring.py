@@ -12,7 +12,8 @@ Layout (little-endian; every word is a signed 64-bit integer; version 2)
     word 16    cursor: at least this many records were begun (a cache line of its own)
     word 24    61 slots of 8 words, one per thread, task or greenlet: native thread id (0: free), the node it is in
                (0: none, -1: a step that has no name yet), since when in ns (0: not known, because a brick inside
-               that node has ended since), the tokens of its step (0: not known)
+               that node has ended since), the size of its step: tokens, or sequences
+               if these are unknown (0: neither is known)
     byte 4096  the records, number n in slot n mod capacity: start ns, end ns, elements, tag
     tag        bits 0-23 node id, bits 24-27 flags, bits 28-31 lane, bits 32-62 (n + 1) mod 2^31. Amounts have no
                lane: if the lane's lowest bit is set, the record is a plain step instead (FLAG_PLAIN)

@@ -104,13 +104,14 @@ class InFlight:
     """The innermost node that a thread, task or greenlet has started and not ended; its parents run too.
 
     `node` is NO_NODE if it is in none, and HELD in a step that has no name yet. `start_ns` is None if it is not
-    known, because a brick inside the node has ended since. `tokens`: of the step around it; 0: not known.
+    known, because a brick inside the node has ended since. `size`: tokens or sequences of the step around it;
+    0: not known.
     """
 
     thread_id: int
     node: int
     start_ns: int | None
-    tokens: int = 0
+    size: int = 0
 
 
 class RingReader:
@@ -293,8 +294,8 @@ class RingReader:
         )
         found = after[(before == after).all(axis=1)].tolist()
         return [
-            InFlight(thread_id, node, start_ns or None, max(0, tokens))
-            for thread_id, node, start_ns, tokens in found
+            InFlight(thread_id, node, start_ns or None, max(0, size))
+            for thread_id, node, start_ns, size in found
             if 0 < thread_id <= MAX_THREAD_ID and HELD <= node <= MAX_NODE and start_ns >= 0
         ]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import expm1, pi, sqrt
+from math import exp, expm1, inf, pi, sqrt
 from statistics import NormalDist
 
 import numpy as np
@@ -26,6 +26,7 @@ MAX_ALIKE = 0.9  # correlation of neighbouring blocks; above it, their effective
 _KINDS = 2  # bricks, and bricks in a layer, are equally likely to be flagged by the scatter of runs
 _LEAST_LONGER = 10  # blocks required to merge pairs of them
 _LEAST_WORTH = 2.0  # minimum effective number of blocks
+_MOST_EXPONENT = 700.0  # of a number that is not infinite
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +235,23 @@ def _change(before: Figure, now: Figure, compared: int, looks: int) -> Change:
     if before.runs > 1:
         errors = max(errors, _student(before.runs - 1, _KINDS * looks))
     error = sqrt(variance)
-    return Change(before.mean, now.mean, error * errors, medians, least, error)
+    half = error * errors
+    if half >= before.mean:  # a time below zero is none: such errors are parts of the times
+        of_ratio = _half_of_ratio(before.mean, now.mean, squares, errors)
+        half = of_ratio if abs(now.mean - before.mean) > of_ratio else half
+    return Change(before.mean, now.mean, half, medians, least, error)
+
+
+def _half_of_ratio(before: float, now: float, squares: tuple[float, float], errors: float) -> float:
+    """Return by how much chance alone moves `before` in the direction of `now`, by the ratio of the two.
+
+    A brick that takes 100 times as long scatters 100 times as much, so no difference would be beyond its scatter.
+    The ratio of the two times has the error of both in parts of their means.
+    """
+    if min(before, now) <= 0:
+        return inf
+    factor = exp(min(errors * sqrt(squares[0] / before**2 + squares[1] / now**2), _MOST_EXPONENT))
+    return before * (factor - 1) if now > before else before * (1 - 1 / factor)
 
 
 def learned(figures_of_runs: Sequence[Sequence[Figure]], paces: Sequence[float] | None = None) -> list[Figure]:

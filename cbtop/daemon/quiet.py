@@ -89,7 +89,7 @@ class QuietWatch:
             threads=len(inside),
             is_watched=self._say and len(self._threads) < SLOTS,  # with all slots used, others may have none
             last=last,
-            in_flight_tokens=0 if newest is None else newest.tokens,
+            in_flight_size=0 if newest is None else newest.size,
         )
 
     def _begun_ns(self, thread: InFlight, now_ns: int) -> int | None:

@@ -4,8 +4,9 @@ Rules
 - A lack of progress is reported after max(MIN_S, SLOW × p99). The p99 is of all calls of the running step, or brick
   if the process marks no steps. If it is unknown which step runs, it is the slowest phase's.
 - Stalled means that a step is known to run, and earlier ones have ended: how long a first one may take is unknown.
-- A step may take the time per token of earlier steps of its name, times its tokens. If these are unknown, and steps
-  of its name differ in tokens, it may have as many as the context. Without a context length, no limit is known.
+- A step may take the time per token (per sequence, if tokens are unknown) of earlier steps of its name, times its own
+  number. If that is unknown, and steps of its name differ in tokens, it may have as many as the context. Without a
+  context length, no limit is known, nor if no step has a number and the bricks of this one leave no records.
 - Only a process known to be in no step is idle. If steps are sampled or the hot path is Python's, it is unknown what
   runs in a step that is not recorded, or whether one has begun.
 - A process that announces other work (compiling) is not judged.
@@ -30,7 +31,7 @@ SLOW = 10.0
 UNNAMED = "a step without a name yet"
 NO_STEP, NO_BRICK = "no step runs", "no brick runs"
 NONE_ENDED = "none of these has ended yet, so what is long is not known"
-TOKENS_UNKNOWN = "its steps have unlike numbers of tokens, so what is long is not known"
+SIZE_UNKNOWN = "the sizes of its steps differ, or are not known, so what is long is not known"
 STEP_UNKNOWN = "whether a step runs is not known"
 
 
@@ -84,9 +85,12 @@ def stall_view(record: SourceRecord) -> StallView | None:
     is_outside = bool(steps and path) and path[0].kind is not NodeKind.STEP
     compared = [] if is_outside else path[:1]
     usual_s = _p99_s(record, compared or steps)
-    most_s = _most_s(record, compared[0], quiet.in_flight_tokens) if compared and usual_s is not None else 0.0
+    is_seen_inside = len(path) > 1 or not record.leaves_steps_out
+    most_s: float | None = 0.0
+    if compared and usual_s is not None:
+        most_s = _most_s(record, compared[0], quiet.in_flight_size, is_seen_inside=is_seen_inside)
     usual_s = None if most_s is None else usual_s
-    none_known = TOKENS_UNKNOWN if most_s is None else NONE_ENDED
+    none_known = SIZE_UNKNOWN if most_s is None else NONE_ENDED
     found = _judged(record, quiet, usual_s, none_known, has_steps=bool(steps), runs=bool(compared))
     if found is None:
         return None
@@ -149,16 +153,22 @@ def _p99_s(record: SourceRecord, nodes: list[Node]) -> float | None:
     return max((p99_ns / 1e9 for p99_ns in known if p99_ns is not None), default=None)
 
 
-def _most_s(record: SourceRecord, step: Node, tokens: int) -> float | None:
-    """Return the time a step with that many tokens may take. If they are unknown (0): with the most tokens.
+def _most_s(record: SourceRecord, step: Node, size: int, *, is_seen_inside: bool) -> float | None:
+    """Return the time that a step of `size` tokens or sequences may take. 0: unknown, so with the most tokens.
 
-    0 if all steps have the same number, None if the largest number is unknown.
+    0 if all steps have the same number, None if the largest number is unknown. `is_seen_inside`: its bricks would
+    leave records, so it makes no progress.
     """
     calls = record.stats.calls([step.id]) if step.kind is NodeKind.STEP else None
-    if calls is None or not calls.elements:
+    if calls is None:
         return 0.0
-    if tokens:
-        return calls.total_ns / calls.elements * tokens / 1e9
+    if not calls.elements:
+        sequences = record.stats.sparse["sequences"].get(step.id, 0)
+        if size and sequences:
+            return calls.total_ns / sequences * size / 1e9
+        return 0.0 if is_seen_inside else None
+    if size:
+        return calls.total_ns / calls.elements * size / 1e9
     if are_alike(calls.elements, calls.count, record.stats.sparse["squared_tokens"].get(step.id)):
         return 0.0
     context = record.manifest.context_length if record.manifest else 0

@@ -1,5 +1,7 @@
 """The times when Dynamo compiles, from its callbacks at begin and end (torch._dynamo.callback).
 
+While it compiles, that is the activity of the process, so a step that waits for the compiler is no hang.
+
 Compilations that run together, in several threads or nested, are reported as one. After `torch._dynamo.reset`, which
 drops the callbacks, they are registered again when the model is next looked at, some recorded steps later.
 """
@@ -14,9 +16,10 @@ from typing import Any
 from cbtop.profiler.instrument.awaited import once_imported
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.profiler.profiler import BrickProfiler
-from cbtop.protocol.messages import Compilation
+from cbtop.protocol.messages import Activity, Compilation
 
 DYNAMO = "torch._dynamo"
+COMPILING, MAIN_LOOP = Activity("compiling"), Activity("")
 # The frame, and how often it was compiled before: "3/1", "!0/3/1" of autograd's, "3/1_1" tried again.
 _ID = re.compile(r"(?:!\d+/)?\d+/(\d+)(?:_\d+)?")
 
@@ -64,6 +67,8 @@ class Compilations:
     def _begins(self, *_: Any) -> None:
         try:
             self._begun_ns = {profiler: profiler.parts.now_ns() for profiler in self._profilers}
+            for profiler in self._begun_ns:
+                profiler.announce(COMPILING)
         except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
             log_own_error(error, "a compilation is not told of")
 
@@ -75,6 +80,7 @@ class Compilations:
             number, self._number = self._number, self._number + 1
             for profiler, began_ns in begun_ns.items():
                 profiler.announce(Compilation(number, began_ns, profiler.parts.now_ns(), is_again))
+                profiler.announce(MAIN_LOOP)
         except Exception as error:  # noqa: BLE001 - as above
             log_own_error(error, "a compilation is not told of")
 

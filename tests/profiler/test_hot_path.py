@@ -345,7 +345,7 @@ class TestInFlight:
 
         def here() -> tuple[int, int]:
             found = in_flight()
-            return (found[me].node, found[me].tokens) if me in found else (NO_NODE, 0)
+            return (found[me].node, found[me].size) if me in found else (NO_NODE, 0)
 
         with profiler.step("decode", 3):  # the first of its name has no node yet
             pass

@@ -44,7 +44,7 @@ class ShortMeasurement:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(threads)],
+                [sys.executable, "-P", "-c", PROGRAM, str(threads)],  # no module of the user's directory
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                 env=os.environ | ONE_THREAD,
             )  # fmt: skip

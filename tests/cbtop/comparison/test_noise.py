@@ -444,3 +444,17 @@ def test_what_lasts_longer_than_two_blocks_makes_a_mean_less_sure() -> None:
     shuffled = rng.permutation(wave)
     (without,) = figures((100 + noise + shuffled)[:, None], np.ones(60))
     assert with_wave.error > 1.5 * without.error
+
+
+@pytest.mark.parametrize("factor", [1000.0, 1 / 1000])
+def test_a_brick_a_thousand_times_as_slow_or_fast_is_beyond_any_scatter(factor: float) -> None:
+    """Its scatter grows with it, so it is beyond that only as a ratio. Blocks scatter by 60 %, as on a busy host."""
+    random, weight = np.random.default_rng(5), np.full(5, 60.0)
+    found = 0
+    for _ in range(40):
+        before, now = (random.lognormal(0, 0.6, (5, 65)) * weight[:, None] for _ in range(2))
+        now[:, 0] *= factor
+        changes = [change(*pair, 65) for pair in zip(figures(before, weight), figures(now, weight), strict=True)]
+        found += changes[0].is_beyond_noise
+        assert not any(one.is_beyond_noise for one in changes[1:])
+    assert found >= 30

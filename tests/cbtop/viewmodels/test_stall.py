@@ -132,7 +132,7 @@ def test_a_step_may_take_as_long_as_its_tokens_or_the_most_at_the_usual_pace(
             clock.sleep_us(1000 * count)
     record = record_of(source_of(runtime))
     record.manifest = Manifest("made", "made", "torch", "F32", 1, 1, 8, context, 1_000, 4_000)
-    known = {"in_flight": node(record, "prefill"), "in_flight_ns": 10**9, "threads": 1, "in_flight_tokens": tokens}
+    known = {"in_flight": node(record, "prefill"), "in_flight_ns": 10**9, "threads": 1, "in_flight_size": tokens}
     quiet(record, seconds, **known, is_watched=True)
     assert source_view(record).standing == standing
 

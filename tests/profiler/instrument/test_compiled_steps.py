@@ -297,7 +297,7 @@ def test_a_plain_call_of_a_model_is_shown_with_its_tokens_while_it_runs(in_pytho
     def look(module: Any, arguments: Any) -> None:
         (ring,) = runtime.glob("*.ring")
         reader = RingReader(ring)
-        found.extend((flight.node, flight.tokens) for flight in reader.in_flight())
+        found.extend((flight.node, flight.size) for flight in reader.in_flight())
         reader.close()
 
     for _ in range(3):
