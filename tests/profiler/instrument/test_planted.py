@@ -23,10 +23,10 @@ ROOT = str(Path(cbtop.__file__).parent)
 GUARDS = {
     "generates.<locals>.generate",
     "_unless_it_fails.<locals>.guarded",
-    "_prepares.<locals>.prepare_inputs",
+    "prepares.<locals>.prepare_inputs",
     "timed.<locals>.call",
-    "_scores.<locals>.process_scores",
-    "_chosen.<locals>.is_done",
+    "scores.<locals>.process_scores",
+    "chooses.<locals>.is_done",
     "ModelSteps.ask",
     # C code replaces these, if it is compiled:
     "ModelCall.__call__",
