@@ -1,6 +1,6 @@
-/* Steps of a called model, compiled: how instrument/steps.py (ModelCall, ModelSteps, OpenStep), steps.py (Step) and
-   instrument/governor.py begin and end a plain step, or one of those that are all recorded, in one piece. A part of
-   _hot_path.c.
+/* Steps of a called model, compiled: how steps.py (ActiveStep) and, of instrument/, governor.py, model_call.py,
+   open_step.py, steps.py and timed_model.py begin and end a plain step, or one of those that are all recorded, in one
+   piece. A part of _hot_path.c.
 
    Rules
    - After a model has run, everything that Python needs for a function (its code, names, types) has left the caches:
@@ -49,11 +49,11 @@ typedef struct {
 
 static Slots plain[PLAIN_TYPES] = {
     [MODEL_CALL] = {{"module", "instead", "_steps", "has_cache", "_names", "without_cache", "_axis", "_takes_ids"}},
-    [MODEL_STEPS] = {{"profiler", "path", "times", "model", "bursts", "is_of_runner", "_are_in", "_steps", "_keys",
-                     "_recorded", "_looks", "kernels_due_ns"}},
+    [MODEL_STEPS] = {{"profiler", "path", "times", "model", "bursts", "is_of_runner", "calls_are_in", "profiler_steps",
+                     "_keys", "recorded_steps", "looks", "kernels_due_ns"}},
     [UNIT] = {{"open", "generations"}},
     [OPEN_STEP] = {{"steps", "profiler", "is_running", "is_recorded", "generation", "waits", "_unit", "_sampling",
-                    "call", "_step", "_in_burst", "_noting"}},
+                    "call", "active", "_in_burst", "_noting"}},
     [STEP] = {{"_steps",   "lane",       "position",   "_scope",    "_cancelled", "adopted",      "_waits",
                "_ended",   "_mark",      "_name",      "_model",    "key",        "_start_ns",    "own_ns",
                "returned_ns", "tokens",  "sequences",  "cached",    "_begun_ns",  "outer",        "_is_plain",

@@ -60,7 +60,7 @@ class Position:
         self.recording = True  # False in a step that is not sampled
         self.lane = 0
         self.step: object | None = None
-        self.unit: Any = None  # other data of the same thread, task or greenlet: see instrument/steps.py
+        self.unit: Any = None  # other data of the same thread, task or greenlet: see instrument/open_step.py
         self.held: list[HeldRecord] | None = None
 
     def leave(self, scope: Scope) -> bool:

@@ -150,17 +150,17 @@ class HostPath:
         self.publish = hot_path.publish
         self.after_fork = hot_path.after_fork
         self.now_ns = self.start_mark = self.end_mark = hot_path.now_ns
-        self._hot_path = hot_path
+        self.hot_path = hot_path
         self._callbacks = callbacks
         self._record = callbacks.record
 
     # Without a Python frame: a step reads both, and nothing of them is in the caches then.
-    position = property(attrgetter("_hot_path.position"), doc="Where in the graph the caller is.")
-    recording = property(attrgetter("_hot_path.recording"), doc="Whether what the caller starts now is timed.")
+    position = property(attrgetter("hot_path.position"), doc="Where in the graph the caller is.")
+    recording = property(attrgetter("hot_path.recording"), doc="Whether what the caller starts now is timed.")
 
     def attach(self, ring: RingWriter | None, /) -> Record:
         """Write into `ring` from now on. Returns a function that writes further records into it."""
-        self._record = self._hot_path.attach(ring)
+        self._record = self.hot_path.attach(ring)
         return self._record
 
     def emit(self, scope: Scope, position: Position | None, start: int, end: int, elements: int, flags: int) -> None:

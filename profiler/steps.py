@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
 
 from cbtop.profiler.graph_recorder import checked
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 NO_NAME = "step"  # of a step that ended without one
 CANCELLED_PLAIN = FLAG_CANCELLED | SHARED_LANE  # a cancelled step takes nothing along in the shared lane
+StepKey: TypeAlias = tuple[NodeKind, str] | tuple[NodeKind, str, str]  # with the name, and the model if it has one
 STEP = NodeKind.STEP  # looking it up in its class takes as long as the rest of a key
 
 _log = logging.getLogger("cbtop")
@@ -187,7 +188,7 @@ class Steps:
         self.path.enter(position, root, 0)
 
 
-def _key(name: str | None, model: str) -> tuple[object, ...]:
+def _key(name: str | None, model: str) -> StepKey:
     name = NO_NAME if name is None else name
     return (STEP, name, model) if model else (STEP, name)
 
@@ -248,9 +249,8 @@ class ActiveStep:
         self._mark: Any = None  # the governor's mark, while it runs
         self._name = name
         self._model = model
-        self.key: tuple[object, ...] = (STEP, NO_NAME if name is None else name)
-        if model:
-            self.key += (model,)
+        named = NO_NAME if name is None else name
+        self.key: StepKey = (STEP, named, model) if model else (STEP, named)
         self._start_ns: int | None = None
         self.own_ns = 0  # overhead of beginning it, and of calls in it that are not the model's
         self.returned_ns: int | None = None  # when the timed call had returned, if that is all of it
@@ -397,16 +397,14 @@ class ActiveStep:
                 self._inside = root  # a signal cut a step's end short: nothing is inside of that one any longer
             if self._is_outermost and not steps.is_sampled(None if self._name is None else self.key):
                 # Not a clock that waits for a device; if steps are stamped where they are recorded, the host's.
-                self._start = path.end_mark() if path.held_steps is None else HostTime(path.now_ns())
+                start = self._start = path.end_mark() if path.held_steps is None else HostTime(path.now_ns())
                 self._is_plain = True
                 if governor is not None:
                     self._mark = governor.began(self, self._model, recorded=False)
                     self.own_ns = clock.perf_counter_ns() - self._begun_ns
                 self.position, position.step = position, self
                 position.recording = False  # until it ends
-                there = root.children.get(self.key)
-                if there is not None:
-                    start = self._start
+                if (there := root.children.get(self.key)) is not None:
                     start_ns = start if isinstance(start, int) else path.now_ns()
                     tokens = self.tokens if type(self.tokens) is int and 0 <= self.tokens <= MOST else 0
                     path.publish(position, there, start_ns, tokens)
@@ -420,8 +418,7 @@ class ActiveStep:
                 self.own_ns = clock.perf_counter_ns() - self._begun_ns
             start = self._start = path.start_mark()
             now_ns = start if isinstance(start, int) else path.now_ns()
-            # Nothing from here on can fail.
-            self._outer_held = position.held
+            self._outer_held = position.held  # nothing from here on can fail
             position.held = [] if key is UNNAMED else None
             position.lane = steps.take_lane(self)
             # A step without a position counts as ended: a handler that runs steps here must not see that.
@@ -442,8 +439,7 @@ class ActiveStep:
         if position is None:
             return
         mark, governor = self._mark, self._steps.governor
-        if mark is not None:
-            ending_ns = clock.perf_counter_ns() if self.returned_ns is None else self.returned_ns
+        ending_ns = 0 if mark is None else self.returned_ns or clock.perf_counter_ns()
         try:
             path, scope, lane, failed = self._steps.path, self._scope, self.lane or 0, kind is not None
             if self.adopted:

@@ -47,6 +47,7 @@ from cbtop.profiler.instrument.garbage import nothing_collected
 from cbtop.profiler.instrument.given_names import models_of, said_by
 from cbtop.profiler.instrument.kernel_steps import KernelSteps
 from cbtop.profiler.instrument.manifests import manifest_of
+from cbtop.profiler.instrument.model_call import ModelCall
 from cbtop.profiler.instrument.module_tree import (
     WeakModuleDict,
     kinds_of,
@@ -63,7 +64,7 @@ from cbtop.profiler.instrument.planning import (
     state_of,
 )
 from cbtop.profiler.instrument.roofs import roofs_over
-from cbtop.profiler.instrument.steps import ModelCall, ModelSteps
+from cbtop.profiler.instrument.steps import ModelSteps
 from cbtop.profiler.instrument.swapping import swaps
 from cbtop.profiler.instrument.timed_sections import CallMaker, TimedSection
 from cbtop.profiler.instrument.torch_internals import without_torch_function
@@ -174,7 +175,7 @@ class Attachment:
                     for module in section.modules:
                         leave(module)  # as in `begin`
                     for call in section.calls:
-                        if self.steps._are_in is not False:
+                        if self.steps.calls_are_in is not False:
                             call.swap_in()
         for module in (root, *plan.trunk):
             _attached.setdefault(module, self)

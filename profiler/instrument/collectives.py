@@ -25,7 +25,7 @@ from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument import device_graphs
 from cbtop.profiler.instrument.functions import named, timed
 from cbtop.profiler.instrument.generation import Function
-from cbtop.profiler.instrument.steps import recorded_here
+from cbtop.profiler.instrument.open_step import recorded_here
 from cbtop.profiler.instrument.wrapping import elements_of
 from cbtop.protocol.attributes import UNKNOWN_WORK, Work
 from cbtop.protocol.vocabulary import BrickCategory

@@ -32,7 +32,7 @@ from cbtop.profiler.instrument.awaited import once_imported, stop_awaiting
 from cbtop.profiler.instrument.capturing import Capture, CapturedCall, Last, captures
 from cbtop.profiler.instrument.classification import RESIDUAL_ADD
 from cbtop.profiler.instrument.functions import brick_of_function, brick_of_name
-from cbtop.profiler.instrument.steps import unit
+from cbtop.profiler.instrument.open_step import unit
 from cbtop.profiler.instrument.torch_internals import without_torch_function
 from cbtop.profiler.instrument.trouble import log_once, log_own_error
 from cbtop.protocol.vocabulary import BrickCategory

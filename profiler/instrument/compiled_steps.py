@@ -20,7 +20,10 @@ from cbtop.profiler.instrument.governor import (
     StepKind,
     StepStart,
 )
-from cbtop.profiler.instrument.steps import LOOK_EVERY, ModelCall, ModelSteps, OpenStep, Unit
+from cbtop.profiler.instrument.model_call import ModelCall
+from cbtop.profiler.instrument.open_step import OpenStep, Unit
+from cbtop.profiler.instrument.steps import ModelSteps
+from cbtop.profiler.instrument.timed_model import LOOK_EVERY
 from cbtop.profiler.instrument.torch_internals import dispatch_modes, is_tracing
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.steps import STEP, ActiveStep, Steps

@@ -19,6 +19,7 @@ import torch
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument.module_tree import devices_of
 from cbtop.profiler.instrument.torch_clock import torch_clock, while_current
+from cbtop.profiler.instrument.torch_internals import is_in_bad_fork
 from cbtop.profiler.instrument.trouble import in_words, log_once
 from cbtop.protocol.signals import reraise_host_error
 from cbtop.protocol.vocabulary import LAUNCHES, BrickId
@@ -118,7 +119,7 @@ def _only_cuda_device(model: nn.Module) -> int | None:
 def _on(profiler: BrickProfiler, device: int) -> _Stamped | None:
     known = _stamped.setdefault(profiler, {})
     if device not in known:
-        if torch.cuda._is_in_bad_fork():
+        if is_in_bad_fork():
             return None
         try:
             with while_current(device):

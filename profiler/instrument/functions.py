@@ -32,7 +32,7 @@ from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument import classification
 from cbtop.profiler.instrument.generation import Function, assists, chooses, generates, prepares, scores
 from cbtop.profiler.instrument.multiplied import AUTOCAST_DEVICES, multiplied_type
-from cbtop.profiler.instrument.steps import recorded_here
+from cbtop.profiler.instrument.open_step import recorded_here
 from cbtop.profiler.instrument.swapping import (
     SwapTarget,
     TimedBuiltin,

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from cbtop.profiler.instrument.steps import Generation, unit
+from cbtop.profiler.instrument.open_step import Generation, unit
 from cbtop.profiler.instrument.torch_internals import without_torch_function
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.protocol.clock import perf_counter_ns

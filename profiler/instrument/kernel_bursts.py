@@ -29,6 +29,7 @@ from cbtop.profiler.device.graph_surgery import Order
 from cbtop.profiler.device.kernel_burst import KernelBurstResults, KernelWindow, Keys, left_on
 from cbtop.profiler.instrument.capturing import OTHER, Capture, CapturedCall
 from cbtop.profiler.instrument.host_steps import Times
+from cbtop.profiler.instrument.torch_internals import is_in_bad_fork, raw_stream_of
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.profiler.instrument.wrapping import TimedSteps
 from cbtop.profiler.recorder import NOT_ASKED, RingRecorder
@@ -175,7 +176,7 @@ class Bursts:
         if not is_on_cuda():
             self.refuse(CuptiError("its model does not lie on a CUDA device", State.NOT_ON_CUDA))
             return None
-        if torch.cuda._is_in_bad_fork() or not one_at_a_time.acquire(blocking=False):
+        if is_in_bad_fork() or not one_at_a_time.acquire(blocking=False):
             return None
         try:
             window = KernelWindow(new_cupti(), new_driver(), has_calls=has_calls)
@@ -278,7 +279,7 @@ class Bursts:
 
 def _node_of(profiler: BrickProfiler, keys: Keys) -> int:
     """Return the number of the node at a place, from the step down. NO_NODE: there is no room for it."""
-    scope: Any = profiler._path.position.scope
+    scope: Any = profiler.parts.paths.own.position.scope
     while scope.parent is not None:
         scope = scope.parent
     for key in keys:
@@ -309,7 +310,7 @@ def recording_here() -> Recording | None:
 
 def stream_here() -> int:
     """Return the current stream of the current device."""
-    return int(torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()))
+    return raw_stream_of(torch.cuda.current_device())()
 
 
 class PlacedCalls(Capture):

@@ -28,6 +28,7 @@ from cbtop.profiler.instrument import kernel_bursts
 from cbtop.profiler.instrument.governor import FLOOR, SAMPLES, USED, median_of
 from cbtop.profiler.instrument.host_steps import HostCalls, HostSteps
 from cbtop.profiler.instrument.kernel_bursts import PlacedCalls, Recording, bursts_of
+from cbtop.profiler.instrument.torch_internals import is_in_bad_fork
 from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
 from cbtop.protocol import clock
 from cbtop.protocol.messages import Sampling
@@ -76,7 +77,7 @@ class KernelSteps:
         self._began_ns = clock.perf_counter_ns()
         self._pause(LEAST_PAUSE_NS)
         plain_ns = self._governor.last_plain_ns(call.phase, self._steps.model)
-        if plain_ns is None or torch.cuda._is_in_bad_fork() or not kernel_bursts.is_on_cuda():
+        if plain_ns is None or is_in_bad_fork() or not kernel_bursts.is_on_cuda():
             return None
         if torch.cuda.is_current_stream_capturing() or not kernel_bursts.one_at_a_time.acquire(blocking=False):
             return None

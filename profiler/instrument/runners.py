@@ -20,8 +20,8 @@ from cbtop.profiler.instrument.attachment import Attachment, attach_to_runner, i
 from cbtop.profiler.instrument.awaited import once_imported
 from cbtop.profiler.instrument.functions import TimedFunctions, timed
 from cbtop.profiler.instrument.generation import Function
+from cbtop.profiler.instrument.open_step import Generation, OpenStep, unit
 from cbtop.profiler.instrument.phases import Call
-from cbtop.profiler.instrument.steps import Generation, OpenStep, unit
 from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
 from cbtop.protocol import clock
 from cbtop.protocol.signals import reraise_host_error, suppressed

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from cbtop.profiler.instrument import phases
 from cbtop.profiler.instrument.generation import generates
+from cbtop.profiler.instrument.open_step import unit
 from cbtop.profiler.instrument.runners import Engine, loads, once_there, runs, samples
-from cbtop.profiler.instrument.steps import unit
 
 if TYPE_CHECKING:
     from torch import nn

@@ -12,7 +12,7 @@ from operator import attrgetter
 from types import CodeType
 from typing import Any
 
-from torch import _C, nn
+from torch import _C, Tensor, cuda, nn
 from torch._C import (
     DisableTorchFunction,
     _get_dispatch_mode,
@@ -43,6 +43,9 @@ submodules: Callable[[nn.Module], dict[str, nn.Module | None]] = attrgetter("_mo
 own_parameters: Callable[[nn.Module], dict[str, Any]] = attrgetter("_parameters")
 own_buffers: Callable[[nn.Module], dict[str, Any]] = attrgetter("_buffers")
 
+#: Returns how often a tensor was changed in place.
+version_of: Callable[[Tensor], int] = attrgetter("_version")
+
 
 def compiled_versions(code: CodeType) -> list[Any]:
     """Return what Dynamo has compiled of `code`."""
@@ -50,6 +53,11 @@ def compiled_versions(code: CodeType) -> list[Any]:
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------
+
+
+def is_in_bad_fork() -> bool:
+    """Whether this process was forked from one that uses CUDA, and so cannot use it."""
+    return bool(cuda._is_in_bad_fork())
 
 
 def current_device() -> int:

@@ -60,7 +60,8 @@ def _code(own: CodeType, called: str, before: str = "") -> CodeType:
     body = f"{uses}{before}        {call} = {called}; return {call}({arguments})\n"
     source = f"def around():\n{cells}    def code({parameters}):\n{body}"
     around = compile(source, own.co_filename, "exec", dont_inherit=True).co_consts[0]
-    code = next(one for one in around.co_consts if isinstance(one, CodeType))
+    # A list, because `next` would leave a generator half-way, which loses an exception of a signal handler.
+    code, *_ = [one for one in around.co_consts if isinstance(one, CodeType)]
     return code.replace(
         co_flags=own.co_flags,
         co_name=own.co_name,

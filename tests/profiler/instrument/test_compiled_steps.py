@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 from cbtop.profiler.hot_path import HotPath, chosen
-from cbtop.profiler.instrument import attach, phases, steps, uninstall
+from cbtop.profiler.instrument import attach, phases, uninstall
 from cbtop.profiler.instrument.call_attribute import put, standing
 from cbtop.profiler.instrument.governor import GovernedProfiler, Governor
-from cbtop.profiler.instrument.steps import ModelCall
+from cbtop.profiler.instrument.model_call import ModelCall
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import Recorder, RingRecorder
 from cbtop.protocol.messages import Node
@@ -236,7 +236,7 @@ class Host:
         """What is known of steps, and to the governor, but for times."""
         governor = self.governor
         if governor is None:
-            of_models = [(one.steps._looks, len(one.steps._recorded)) for one in self._attached]
+            of_models = [(one.steps.looks, len(one.steps.recorded_steps)) for one in self._attached]
             return self.profiler._steps.lanes.free, of_models
         kinds = {
             key: (kind.seen, kind.recent, kind.counts, [sort for sort, _ in kind.waiting], kind.plain_ns is None)
@@ -318,14 +318,14 @@ def test_a_plain_call_of_a_model_is_shown_with_its_tokens_while_it_runs(in_pytho
 @pytest.mark.parametrize("every", [10_000, 1], ids=["plain", "recorded"])
 def test_what_is_compared_is_c_and_python(every: int, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = 0
-    described = steps.ModelCall.describe
+    described = ModelCall.describe
 
     def describe(*args: Any) -> Any:
         nonlocal ran
         ran += 1
         return described(*args)
 
-    monkeypatch.setattr(steps.ModelCall, "describe", describe)
+    monkeypatch.setattr(ModelCall, "describe", describe)
     for in_python, wanted in ((False, 2), (True, 7)):  # the first two are recorded, and swap calls in and out
         host = Host(Memory(), every, in_python=in_python)
         ran = 0
@@ -364,8 +364,8 @@ NAMELESS = {
 @pytest.mark.parametrize("what", NAMELESS)
 def test_a_call_without_known_names_is_described_in_c_too(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     argument, ran, memory = NAMELESS[what], [], Memory()
-    described = steps.ModelCall.describe
-    monkeypatch.setattr(steps.ModelCall, "describe", lambda *args: ran.append(args) or described(*args))
+    described = ModelCall.describe
+    monkeypatch.setattr(ModelCall, "describe", lambda *args: ran.append(args) or described(*args))
     model = Nameless()
     with contextlib.closing(BrickProfiler(recorder=memory)) as profiler:
         attach(model, profiler)

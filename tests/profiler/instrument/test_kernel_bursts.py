@@ -15,7 +15,7 @@ from cbtop.profiler.instrument import (  # noqa: E402
     attach,
     capturing,
     kernel_bursts,
-    steps,
+    swapping,
     trouble,
     uninstall,
 )
@@ -235,13 +235,13 @@ def test_modules_and_what_times_them_are_afterwards_as_they_were(world: World, h
 
     host.call()
     host.call()
-    before, swapped_in = there(), dict(steps.swapped_in)
+    before, swapped_in = there(), dict(swapping.swapped_in)
     host.asker.ask(1)
     host.call()
     assert host.state() is State.DONE
     assert there() == before
     assert not capturing.captures
-    assert steps.swapped_in == swapped_in
+    assert swapping.swapped_in == swapped_in
     assert not kernel_bursts._here
     assert not kernel_bursts.one_at_a_time.locked()
 

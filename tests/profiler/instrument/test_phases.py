@@ -8,8 +8,8 @@ import pytest
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
+from cbtop.profiler.instrument.model_call import ModelCall  # noqa: E402
 from cbtop.profiler.instrument.phases import describe, describe_captured  # noqa: E402
-from cbtop.profiler.instrument.steps import ModelCall  # noqa: E402
 
 
 @pytest.mark.parametrize(

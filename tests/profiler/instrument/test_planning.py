@@ -13,7 +13,8 @@ pytest.importorskip("torch", reason="torch is not installed: make torch")
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument import planning
 from cbtop.profiler.instrument.planning import holds_a_stack, plan_of
-from cbtop.profiler.instrument.steps import LOOK_EVERY, ModelSteps
+from cbtop.profiler.instrument.steps import ModelSteps
+from cbtop.profiler.instrument.timed_model import LOOK_EVERY
 from cbtop.profiler.instrument.work import work_of
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.attributes import UNKNOWN_WORK

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 import cbtop
-from cbtop.profiler.instrument import install, steps, trouble, uninstall
+from cbtop.profiler.instrument import install, open_step, trouble, uninstall
 from cbtop.profiler.profiler import BrickProfiler
 from tests.profiler.instrument.tiny import Layer, Stack, model_of, torch, words
 from tests.profiler.memory import Memory
@@ -23,11 +23,11 @@ ROOT = str(Path(cbtop.__file__).parent)
 GUARDS = {
     "generates.<locals>.generate",
     "_unless_it_fails.<locals>.guarded",
-    "_prepares.<locals>.prepare_inputs",
+    "prepares.<locals>.prepare_inputs",
     "timed.<locals>.call",
-    "_scores.<locals>.process_scores",
-    "_chosen.<locals>.is_done",
-    "ModelSteps.ask",
+    "scores.<locals>.process_scores",
+    "chooses.<locals>.is_done",
+    "TimedModel.ask",
     # C code replaces these, if it is compiled:
     "ModelCall.__call__",
     "BrickCall.__call__",
@@ -71,7 +71,7 @@ def watched(planted: CodeType | None = None) -> tuple[list[Any], list[CodeType]]
     finally:
         sys.settrace(before)
         uninstall()
-        here = steps.unit()
+        here = open_step.unit()
         here.generations.clear()
         here.open.clear()
     return outputs, list(ran)

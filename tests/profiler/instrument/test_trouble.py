@@ -21,6 +21,8 @@ from cbtop.profiler.instrument import (
     functions,
     generation,
     install,
+    model_call,
+    open_step,
     steps,
     trouble,
     uninstall,
@@ -50,7 +52,7 @@ class TroubleError(Exception):
 def _nothing_is_left(monkeypatch: pytest.MonkeyPatch, without_gradients: None) -> Iterator[None]:
     monkeypatch.setattr(trouble, "_said", {})
     yield
-    here = steps.unit()  # where the end of it was made to fail
+    here = open_step.unit()  # where the end of it was made to fail
     here.generations.clear()
     here.open.clear()
 
@@ -64,11 +66,11 @@ PLANTED: dict[str, tuple[Any, str]] = {
     "swapping in": (CallWrapper, "swap_in"),
     "swapping out": (CallWrapper, "swap_out"),
     "what is open": (steps, "unit"),
-    "what a call is": (steps, "describe"),
-    "a step of the profiler": (steps, "ActiveStep"),
+    "what a call is": (model_call, "describe"),
+    "a step of the profiler": (open_step, "ActiveStep"),
     "a step that begins": (ActiveStep, "__enter__"),
     "a step that ends": (ActiveStep, "__exit__"),
-    "a step of ours": (steps.OpenStep, "begin"),
+    "a step of ours": (open_step.OpenStep, "begin"),
     "a model's steps": (steps.ModelSteps, "follow"),
     "the clock": (generation, "perf_counter_ns"),
     "who records here": (functions, "recorded_here"),
@@ -76,7 +78,7 @@ PLANTED: dict[str, tuple[Any, str]] = {
     "what is turned": (functions, "elements_of"),
     "a generation": (generation, "Generation"),
     "what waits": (generation, "_waiting"),
-    "the end of generate": (steps.Unit, "end_generate"),
+    "the end of generate": (open_step.Unit, "end_generate"),
 }
 # Whichever way a model was attached, what is planted is met in the same functions: all one way, and one the other.
 FAULTS = [
@@ -187,7 +189,7 @@ class Own(torch.Tensor):  # type: ignore[name-defined, misc]
 def test_a_step_whose_end_is_interrupted_anywhere_ends_and_is_not_kept(profiler: BrickProfiler) -> None:
     model, x = Stack(), torch.ones(1, 1, 2, 4).as_subclass(Own)
     attached = attach(model, profiler)
-    closes: Any = steps.OpenStep.close
+    closes: Any = open_step.OpenStep.close
     at, left = 0, -1
 
     def trace(frame: Any, event: str, argument: object) -> Any:
@@ -208,8 +210,8 @@ def test_a_step_whose_end_is_interrupted_anywhere_ends_and_is_not_kept(profiler:
             pass
         finally:
             sys.settrace(None)
-        assert not steps.unit().open, at
-        assert not attached.steps._recorded, at
+        assert not open_step.unit().open, at
+        assert not attached.steps.recorded_steps, at
     assert at > 50
 
 

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
-from cbtop.profiler.instrument import install, phases, runners, steps, trouble, uninstall
+from cbtop.profiler.instrument import install, open_step, phases, runners, trouble, uninstall
 from cbtop.profiler.instrument.steps import ModelSteps
 from cbtop.profiler.instrument.vllm_plugin import register
 from cbtop.profiler.profiler import BrickProfiler
@@ -214,7 +214,7 @@ def test_what_fails_of_ours_in_a_run_is_said_and_the_runner_goes_on(
         for _ in range(2):
             assert len(_step(runner, _scheduled(new={"a": (5, 0)})).sampled_token_ids) == 5
     assert 1 <= len([record for record in caplog.records if "of ours" in record.getMessage()]) <= 2
-    assert not steps.unit().open
+    assert not open_step.unit().open
 
 
 class Odd(list[Any]):

@@ -30,8 +30,9 @@ from cbtop.profiler.instrument.call_attribute import ATTRIBUTE, end, is_supporte
 from cbtop.profiler.instrument.capturing import Capture, captures
 from cbtop.profiler.instrument.functions import TimedFunctions
 from cbtop.profiler.instrument.functions import timed as timed_function
-from cbtop.profiler.instrument.steps import LOOK_EVERY, ModelSteps
+from cbtop.profiler.instrument.steps import ModelSteps
 from cbtop.profiler.instrument.swapping import swaps
+from cbtop.profiler.instrument.timed_model import LOOK_EVERY
 from cbtop.profiler.instrument.work import stored_bytes
 from cbtop.profiler.instrument.wrapping import BrickCall, CallWrapper, elements_of
 from cbtop.profiler.profiler import BrickProfiler

@@ -1,0 +1,138 @@
+"""The call of a model, which is replaced so that it is a step."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.compiler import is_compiling
+
+from cbtop.profiler.instrument import phases
+from cbtop.profiler.instrument.capturing import Capture, capture_here, captures
+from cbtop.profiler.instrument.model_traits import (
+    axis_of_sequences,
+    has_words,
+    is_called_encoder,
+    looks_both_ways,
+    positional_arguments,
+    takes_a_cache,
+)
+from cbtop.profiler.instrument.open_step import Generation, Noting, OpenStep, call_in
+from cbtop.profiler.instrument.phases import describe, describe_captured
+from cbtop.profiler.instrument.steps import ModelSteps
+from cbtop.profiler.instrument.torch_internals import dispatch_modes, is_tracing, without_torch_function
+from cbtop.profiler.instrument.wrapping import CallWrapper, is_symbolic
+from cbtop.protocol import clock
+
+
+class ModelCall(CallWrapper):
+    """Replaces the call of a model. The call is a step if no step of this model is open.
+
+    On a compiled hot path, C code begins and ends usual steps in the same way (see compiled_steps.py).
+    """
+
+    __slots__ = ("_axis", "_names", "_steps", "_takes_ids", "has_cache", "without_cache")
+
+    waits = False
+
+    def __init__(self, module: nn.Module, steps: ModelSteps) -> None:
+        super().__init__(module)
+        self._steps = steps
+        is_bidirectional = looks_both_ways(module)
+        self.has_cache = not is_bidirectional and takes_a_cache(module)
+        self.without_cache = phases.ENCODE if is_bidirectional or is_called_encoder(module) else phases.FORWARD
+        self._names = positional_arguments(module)
+        self._axis = axis_of_sequences(module)
+        self._takes_ids = has_words(module)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        called: Callable[..., Any] = self.plain
+        step: OpenStep | None = None
+        try:
+            called, step = self.begin(args, kwargs, clock.perf_counter_ns())
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            self._steps.failed(error)
+        return call_in(step, called, args, kwargs)
+
+    def begin(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], called_ns: int
+    ) -> tuple[Callable[..., Any], OpenStep | None]:
+        """Return what to call with these arguments, and the step that has begun, to be ended after it.
+
+        The caller does both, so that no frame of cbtop is around the model if C code is the caller.
+        """
+        called = self.instead
+        if called is None:
+            called = self.module()._call_impl  # type: ignore[union-attr]  # it exists, because it is being called
+        steps = self._steps
+        if is_compiling() or is_tracing() or (dispatch_modes() and is_symbolic()):
+            return called, None
+        if not steps.profiler.enabled and steps.calls_are_in is False:
+            return called, None
+        if captures:
+            capture = capture_here()
+            if capture is not None:
+                return functools.partial(self.call_captured, capture), None
+        if steps.is_of_runner:
+            steps.is_called_by_runner()
+            return called, None
+        try:  # as in `begun`, but without its frames, because each step has such calls
+            here = steps.path.position.unit
+            step = here.open[-1] if here is not None and here.open else None
+            generation = here.generations[-1] if here is not None and here.generations else None
+            if step is not None and step.steps is steps and step.is_running and step.generation is generation:
+                step.active.own_ns += clock.perf_counter_ns() - called_ns
+                return called, None
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            steps.failed(error)
+        return called, steps.begun(self, args, kwargs, called_ns)
+
+    def describe(self, args: Any, kwargs: Any, generation: Generation | None) -> phases.Call:
+        is_assisted = generation is not None and generation.is_assisted
+        if args:
+            named = dict(zip(self._names, args, strict=False))
+            args, kwargs = args[len(named) :], named | kwargs
+        with without_torch_function():  # the host's torch functions must not see this
+            return describe(
+                args,
+                kwargs,
+                has_cache=self.has_cache,
+                without_cache=self.without_cache,
+                is_assisted=is_assisted,
+                axis=self._axis,
+                takes_ids=self._takes_ids,
+            )
+
+    def describe_captured(self, args: Any, kwargs: Any) -> phases.Call:
+        """Return what a replay of this captured call does."""
+        named = dict(zip(self._names, args, strict=False))
+        return describe_captured(
+            args[len(named) :],
+            named | kwargs,
+            has_cache=self.has_cache,
+            without_cache=self.without_cache,
+            axis=self._axis,
+            takes_ids=self._takes_ids,
+        )
+
+    def call_captured(self, capture: Capture, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the model while a graph is captured. Nothing runs, so it is not a step; `capture` notes the calls."""
+        steps = self._steps
+        if not steps.profiler.enabled or capture.is_in_call_of(steps):
+            return self.plain(*args, **kwargs)
+        noting = None
+        try:
+            noting = Noting(steps, capture)
+            noting.begin(self.describe_captured(args, kwargs))
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            capture.failed(error)
+        try:
+            return self.plain(*args, **kwargs)
+        finally:
+            if noting is not None:
+                noting.end()
+
+    def may_wait(self, generation: Generation | None) -> bool:
+        return generation is not None and generation.model is self.module()

@@ -1,0 +1,91 @@
+"""Traits of a model that tell the phase and the tokens of its calls, found in its signature, names and flags."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING
+
+from cbtop.profiler.instrument import phases
+from cbtop.profiler.instrument.module_tree import attributes_of, children_of, holders_of, modules_of
+from cbtop.profiler.instrument.torch_internals import own_parameters, submodules
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_CACHE_ARGUMENTS = ("past_key_values", "cache_params", "state", "past_key_value", "layer_past", *phases.POSITIONS)
+
+
+def takes_a_cache(module: nn.Module) -> bool:
+    """Return whether `module`, or the module it only wraps, takes a cache as an argument."""
+    known = set(_CACHE_ARGUMENTS)
+    if not type(module).__module__.startswith("transformers."):
+        known.remove("state")  # in a model written by hand it may be the state of any recurrent network
+    return any([not known.isdisjoint(parameters) for parameters in _parameters(module)])
+
+
+def has_words(module: nn.Module) -> bool:
+    """Return whether `module` has a lookup table, or a part named like one, so that integer inputs may be ids."""
+    if any([isinstance(rows, int) for rows in attributes_of(holders_of(module, "num_embeddings"), "num_embeddings")]):
+        return True
+    names: set[str] = set()
+    for one in modules_of(module):
+        if held := submodules(one):
+            names.update(held.keys())  # a scripted module has no dictionaries here
+        if weights := own_parameters(one):
+            names.update(weights.keys())
+    return any([part in name.lower() for name in names for part in ("emb", "wte", "vocab", "tok")])
+
+
+def looks_both_ways(module: nn.Module) -> bool:
+    """Return whether the flags of `module` say that none of its attention is causal."""
+    modules = holders_of(module, "is_causal") + holders_of(module, "is_decoder")
+    pairs = zip(attributes_of(modules, "is_causal"), attributes_of(modules, "is_decoder"), strict=True)
+    flags = [is_decoder if is_causal is None else is_causal for is_causal, is_decoder in pairs]
+    known = [flag for flag in flags if isinstance(flag, bool)]
+    return bool(known) and not any(known)
+
+
+def is_called_encoder(module: nn.Module) -> bool:
+    """Return whether `module`, or the module it only wraps, is an encoder by its class name."""
+    inner: nn.Module | None = module
+    while inner is not None:
+        if "Encoder" in type(inner).__name__ and "Decoder" not in type(inner).__name__:
+            return True
+        children = children_of(inner)
+        inner = children[0][1] if len(children) == 1 else None
+    return False
+
+
+def axis_of_sequences(module: nn.Module) -> int | None:
+    """Return the axis of sequences in the input of `module`, from its `batch_first`, or None if that is unknown.
+
+    For torch's own encoders it comes from their parts.
+    """
+    is_of_torch = type(module).__module__.startswith("torch.nn.")
+    flags = attributes_of(modules_of(module) if is_of_torch else [module], "batch_first")
+    axes = {int(not flag) for flag in flags if isinstance(flag, bool)}
+    return axes.pop() if len(axes) == 1 else None
+
+
+def positional_arguments(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of the positional arguments of `module`, or of the module it only wraps."""
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = [
+        tuple(name for name, parameter in parameters.items() if parameter.kind in by_position)
+        for parameters in _parameters(module)
+    ]
+    return ([names for names in named if names] or [()])[0]
+
+
+def _parameters(module: nn.Module) -> list[dict[str, inspect.Parameter]]:
+    """Return the parameters of `module` and of each module it only wraps, because a wrapper passes them on."""
+    found = []
+    inner: nn.Module | None = module
+    while inner is not None:
+        forward = getattr(type(inner), "forward", None)  # a scripted module's class has none
+        if forward is not None:
+            _, *parameters = inspect.signature(forward).parameters.items()  # the first is the module
+            found.append(dict(parameters))
+        children = children_of(inner)
+        inner = children[0][1] if len(children) == 1 else None
+    return found

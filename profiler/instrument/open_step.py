@@ -1,0 +1,374 @@
+"""Open steps of models: one from the model's call until its end, on the thread, task or greenlet that made the call.
+
+Rules
+- In `generate` of transformers, a step begins as its inputs begin to be prepared, and stays open until the token has
+  been chosen. The host's work between two steps, such as printing a token, is in no step.
+- Each thread, task and greenlet has its own open steps (`Unit`).
+- If cbtop's code fails, the step ends, the model is detached, and the model's call continues.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from _thread import get_ident
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol
+from weakref import ref
+
+import torch
+
+from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.instrument import phases
+from cbtop.profiler.instrument.capturing import Capture, CapturedCall, capture_here, captures
+from cbtop.profiler.instrument.classification import CATEGORIES, GENERATE_INPUTS
+from cbtop.profiler.instrument.eager_stamps import Timing
+from cbtop.profiler.instrument.host_steps import HostCalls
+from cbtop.profiler.instrument.kernel_bursts import PlacedCalls, Recording
+from cbtop.profiler.instrument.phases import VERIFY
+from cbtop.profiler.instrument.swapping import swapped_in, swaps
+from cbtop.profiler.instrument.timed_model import TimedModel
+from cbtop.profiler.instrument.wrapping import NotedCall
+from cbtop.profiler.positions import finder
+from cbtop.profiler.steps import ActiveStep
+from cbtop.protocol import clock
+from cbtop.protocol.vocabulary import WARM_UP, BrickId
+
+if TYPE_CHECKING:
+    from cbtop.profiler.hot_path import HotPath
+    from cbtop.profiler.instrument.kernel_steps import KernelSteps
+    from cbtop.profiler.path import Path
+
+Arguments = ParamSpec("Arguments")
+
+
+class Generation:
+    """One call of `generate`."""
+
+    __slots__ = ("is_assisted", "length", "model", "prepared")
+
+    def __init__(self, model: object) -> None:
+        self.model = model  # the one that generates
+        self.is_assisted = False  # a draft proposes tokens
+        # When the preparation of the next step's inputs began, and how long it took. None after a step has ended.
+        self.prepared: tuple[int, int] | None = None
+        self.length: int | None = None  # length of its sequences when the last token was chosen
+
+
+class Unit:
+    """The open steps and the nested calls of `generate` of one thread, task or greenlet."""
+
+    __slots__ = ("__weakref__", "generations", "open")
+
+    def __init__(self) -> None:
+        self.open: list[OpenStep] = []
+        self.generations: list[Generation] = []
+
+    @property
+    def generation(self) -> Generation | None:
+        """The innermost call of `generate`."""
+        return self.generations[-1] if self.generations else None
+
+    def end_generate(self, depth: int) -> None:
+        """End the call of `generate` at `depth`: close the steps in it that waited for a token."""
+        ended = self.generations[depth:]
+        del self.generations[depth:]
+        while self.open and self.open[-1].generation in ended:
+            self.open[-1].close()
+
+
+unit: Callable[[], Unit] = finder(Unit)
+_INPUTS = BrickDefinition(GENERATE_INPUTS, CATEGORIES[GENERATE_INPUTS], backend="torch", label="prepared")
+
+
+def recorded_here() -> HotPath | Path | Timing | Capture | None:
+    """Return the path that times the caller's recorded step, or notes its capture. None outside of both."""
+    paths = set(swapped_in.values())
+    if len(paths) == 1:  # the compiled path finds its position at a tenth of the cost of `unit`
+        path = paths.pop()
+    elif (capture := capture_here()) is not None:
+        path = capture
+    else:
+        here = unit().open
+        if not here or not here[-1].is_recorded:
+            return None
+        path = here[-1].steps.times
+    return None if path.position.step is None else path
+
+
+def _unless_it_fails(
+    method: Callable[Concatenate[OpenStep, Arguments], None],
+) -> Callable[Concatenate[OpenStep, Arguments], None]:
+    @functools.wraps(method)
+    def guarded(self: OpenStep, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            self.steps.failed(error)
+
+    return guarded
+
+
+class Called(Protocol):
+    """A callable whose call is a step: a model, or a runner with its model."""
+
+    def describe(self, args: Any, kwargs: Any, generation: Generation | None) -> phases.Call:
+        """Return the phase, tokens and sequences of the call with these arguments."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether a token may be chosen after the call, in the same step, outside of `generate`."""
+
+    def may_wait(self, generation: Generation | None) -> bool:
+        """Return whether a token may be chosen after the call, in the same step, inside `generation` or outside."""
+
+
+class OpenStep:
+    """A step from the model's call to its end."""
+
+    __slots__ = (
+        "_begun_ns",
+        "_in_burst",
+        "_noting",
+        "_sampling",
+        "_unit",
+        "active",
+        "call",
+        "generation",
+        "is_recorded",
+        "is_running",
+        "profiler",
+        "steps",
+        "waits",
+    )
+
+    def __init__(self, steps: TimedModel, unit: Unit, called: Called, args: Any, kwargs: Any) -> None:
+        self.steps = steps
+        self.profiler = steps.profiler
+        self.is_running = True  # the model's call has not returned
+        self.is_recorded = False
+        generations = unit.generations
+        self.generation = generation = generations[-1] if generations else None
+        self.waits = called.waits if generation is None else called.may_wait(generation)  # for its token to be chosen
+        self._unit = unit
+        self._sampling: Any = None
+        self.call = called.describe(args, kwargs, generation)
+        phase, tokens, sequences, cached = self.call
+        is_later = self.waits and not unit.open and generation is not None and generation.length is not None
+        if is_later and phase == phases.PREFILL and sequences:
+            phase, tokens = phases.NO_CACHE, sequences
+            self.call = phases.Call(phase, tokens, sequences, None)
+        self._begun_ns = clock.perf_counter_ns()
+        warm_ups = steps.profiler_steps.warm_ups
+        name = phase if warm_ups is None else warm_ups.named(phase, steps.model)
+        step = self.active = ActiveStep(steps.profiler_steps, name, tokens, steps.model)
+        step.sequences, step.cached = sequences or None, cached
+        self._in_burst: Recording | HostCalls | None = None
+        self._noting: Noting | None = None
+
+    def begin(self) -> None:
+        self._unit.open.append(self)
+        by_kernels = self.steps.kernel_steps
+        if by_kernels is not None:
+            if not self._is_due(by_kernels):
+                by_kernels = None
+            elif not by_kernels.times_host and self._begin_by_kernels(by_kernels):
+                return
+        bursts = self.steps.bursts
+        is_asked = bursts.asked.asked_word[0] != bursts.looked_at and bursts.is_asked
+        if is_asked and len(self._unit.open) == 1 and self._begin_in_burst():
+            return
+        self.active.__enter__()
+        self.is_recorded = self.profiler.recording
+        if self.waits and self.generation is not None and self.generation.prepared is not None:
+            self.active.start_ns, duration_ns = self.generation.prepared
+            if self.is_recorded:
+                self.profiler.record_elapsed(_INPUTS, duration_ns, 0)
+        steps = self.steps
+        if self.is_recorded:
+            if not steps.trains and torch.is_grad_enabled():
+                steps.look_for_gradients()
+            steps.looks += 1
+            if steps.looks % steps.look_every == 0:
+                steps.look_again()
+            steps.follow(self)
+        else:
+            if steps.calls_are_in is not False:
+                steps.follow(None)
+            if by_kernels is not None and by_kernels.times_host:
+                self._note_in(by_kernels.begin_host(self.active.key))
+
+    @_unless_it_fails
+    def ended(self) -> None:
+        """End the step after the model's call, or let it wait for its token."""
+        if self.waits:
+            self.returned()
+        else:
+            self.active.returned_ns = clock.perf_counter_ns()
+            self.close()
+
+    def returned(self) -> None:
+        """Note that the model's call has returned, and that the step waits for its token."""
+        self.is_running = False
+        if self._in_burst is not None:
+            self._end_in_burst()
+
+    @_unless_it_fails
+    def begin_sampling(self) -> None:
+        """Begin the choice of a token from the scores. The model may be called for that, too."""
+        self.is_running = True
+        if self._sampling is None and self.is_recorded:
+            self._sampling = self.steps.timing.start_brick(self.steps.labelled(BrickId.SAMPLING))
+
+    @_unless_it_fails
+    def end_sampling(self, length: int | None) -> None:
+        """End the choice: each sequence has a token more, or one has several, and sequences are `length` long."""
+        if self._sampling is not None:
+            self.steps.timing.stop_brick(self._sampling, self.call.sequences)
+            self._sampling = None
+        if self.generation is not None:
+            before, self.generation.length = self.generation.length, length
+            if length is not None and before is not None:
+                self.accept(self.call.sequences * max(0, length - before))
+        self.close()
+
+    @_unless_it_fails
+    def accept(self, tokens: int) -> None:
+        """Set the tokens of a verifying step: the accepted tokens of the draft, and one for each sequence."""
+        if self.call.phase == VERIFY:
+            self.active.tokens = tokens
+
+    def close(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        """End the step, and the steps that are still open inside it."""
+        try:
+            self.is_running = False
+            if self._in_burst is not None:
+                self._end_in_burst()
+            opened = self._unit.open
+            if self not in opened:
+                return
+            try:
+                while opened[-1] is not self:
+                    opened[-1].close()
+                try:
+                    self.active.__exit__(kind, error, trace)
+                except BaseException:  # of a signal handler: parts that have ended by then do not end again
+                    self.active.__exit__(kind, error, trace)
+                    raise
+                if kind is None and self.active.key[1].endswith(WARM_UP):
+                    took_ns = clock.perf_counter_ns() - self._begun_ns
+                    self.steps.profiler_steps.warm_ups.took(
+                        self.call.phase, self.steps.model, took_ns, self.call.tokens or self.call.sequences
+                    )
+                for generation in self._unit.generations:
+                    generation.prepared = None
+            finally:
+                if self in opened:
+                    ended = opened[opened.index(self) :]
+                    try:
+                        for step in ended:
+                            step.steps.recorded_steps.discard(step)
+                    except BaseException:  # as above
+                        for step in ended:
+                            step.steps.recorded_steps.discard(step)
+                        raise
+                    finally:
+                        if self in opened:
+                            del opened[opened.index(self) :]
+        except Exception as trouble:  # noqa: BLE001 - as in _unless_it_fails
+            self.steps.failed(trouble)
+
+    def _is_due(self, by_kernels: KernelSteps) -> bool:
+        """Return whether to look closer at this step, which is outside of others and no warm-up."""
+        is_due = by_kernels.is_due(clock.perf_counter_ns())
+        return is_due and len(self._unit.open) == 1 and not self.active.key[1].endswith(WARM_UP)
+
+    def _begin_by_kernels(self, by_kernels: KernelSteps) -> bool:
+        """Record this step by its kernels. Returns whether that is possible."""
+        self.steps.follow(None)
+        placed = by_kernels.begin(self.active.key, self.call)
+        if placed is None:
+            return False
+        self._note_in(placed)
+        return True
+
+    def _note_in(self, calls: PlacedCalls | HostCalls) -> None:
+        self._in_burst = calls.recording
+        noting = self._noting = Noting(self.steps, calls)
+        captures[get_ident()] = noting.capture
+        noting.begin(self.call)
+
+    def _begin_in_burst(self) -> bool:
+        """Record its kernels instead of its times. Returns whether they are recorded."""
+        self.steps.follow(None)
+        recording = self.steps.bursts.begin(self.active.key, self.steps, has_calls=True)
+        if recording is None:
+            return False
+        self._note_in(PlacedCalls(recording, self.steps.labelled))
+        return True
+
+    def _end_in_burst(self) -> None:
+        recording, self._in_burst = self._in_burst, None
+        if recording is not None:
+            try:
+                captures.pop(get_ident(), None)
+                if self._noting is not None:
+                    self._noting.end()
+            finally:
+                recording.end_step()
+
+
+class Noting:
+    """Lets `capture` note the calls of a model during one call of the model."""
+
+    def __init__(self, model: TimedModel, capture: Capture) -> None:
+        self.capture = capture
+        self._model = model
+        self._me, self._before = ref(model, swapped_in.pop), swapped_in.get(ref(model))
+        self._noted: list[NotedCall] = []
+        self._span: CapturedCall | None = None
+
+    def begin(self, call: phases.Call) -> None:
+        """Begin to note: the model is called as `call` describes."""
+        capture = self.capture
+        try:
+            swaps.swap_in(self._me, capture)
+            self._noted += [one for one in [call.noted_by(capture) for call in self._model.calls] if one is not None]
+            for one in self._noted:
+                one.swap_in()
+            self._model.ask()
+            self._span = capture.begin_model(self._model, call)
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            capture.failed(error)
+
+    def end(self) -> None:
+        """End the noting: the model's call has returned."""
+        try:
+            self.capture.end(self._span)
+            for one in self._noted:
+                one.swap_out()
+            if self._before is None:
+                swaps.swap_out(self._me)
+            else:
+                swaps.swap_in(self._me, self._before)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._model.failed(error)
+
+
+def call_in(step: OpenStep | None, called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call `called`, and end `step` after it, if there is one."""
+    try:
+        result = called(*args, **kwargs)
+        if step is not None:
+            step.ended()
+    except BaseException:  # from the model, or from a signal handler
+        if step is not None:
+            step.close(*sys.exc_info())
+        raise
+    return result

@@ -1,0 +1,201 @@
+"""A model whose modules' calls are timed in its recorded steps.
+
+Rules
+- Timed calls of modules are swapped in for a recorded step, and out again at the next step that is not recorded.
+- Whether the model, its autocast or its adapters have changed is checked in recorded steps alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING
+from weakref import ref
+
+import torch
+from torch import get_autocast_dtype, is_autocast_enabled
+
+from cbtop.profiler.instrument.adapters import state_of_adapters
+from cbtop.profiler.instrument.eager_stamps import Timing
+from cbtop.profiler.instrument.kernel_bursts import bursts_of
+from cbtop.profiler.instrument.multiplied import AUTOCAST_DEVICES, Mode
+from cbtop.profiler.instrument.swapping import swapped_in, swaps
+from cbtop.profiler.instrument.torch_internals import version_of, without_torch_function
+from cbtop.profiler.instrument.wrapping import BrickCall
+from cbtop.protocol.messages import Training
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from cbtop.profiler.hot_path import HotPath
+    from cbtop.profiler.instrument.kernel_steps import KernelSteps
+    from cbtop.profiler.path import Path
+    from cbtop.profiler.profiler import BrickProfiler
+
+LOOK_EVERY = 8  # recorded steps: looking through 400 modules takes as long as timing them
+MODULES_PER_STEP = 200  # to look through per recorded step, on average: 0.3 ms
+
+
+class TimedModel(ABC):
+    """The calls that are timed in the steps of one model, and what times them."""
+
+    __slots__ = (
+        "__weakref__",
+        "_adapted",
+        "_asked",
+        "_device",
+        "bursts",
+        "calls",
+        "calls_are_in",
+        "changed",
+        "follow_mode",
+        "give_up",
+        "is_of_runner",
+        "kernel_steps",
+        "kernels_due_ns",
+        "labelled",
+        "look_every",
+        "looks",
+        "measured",
+        "model",
+        "on_device",
+        "path",
+        "profiler",
+        "profiler_steps",
+        "recorded_steps",
+        "root",
+        "times",
+        "timing",
+        "trains",
+        "weight_version",
+    )
+
+    def __init__(
+        self,
+        profiler: BrickProfiler,
+        model: str,
+        changed: Callable[[], None],
+        give_up: Callable[[Exception], None],
+    ) -> None:
+        self.profiler = profiler
+        self.time_on(Timing(profiler.parts.paths.host))
+        self.model = model
+        self.changed = changed  # plans anew if the model has changed
+        self.give_up = give_up
+        self.bursts = bursts_of(profiler)
+        self.kernel_steps: KernelSteps | None = None  # records steps by their kernels, if not None
+        self.kernels_due_ns = 0  # when the next such step is due, on the host's clock; 0: never; read by C code
+        self.calls: Sequence[BrickCall] = ()
+        self.is_of_runner = False  # True: the model's own calls are not steps
+        self.on_device: dict[Hashable, Hashable] = {}  # bricks timed by the host: the same on the device
+        self.measured: Callable[[str], None] = lambda how: None  # receives how the device's times are measured
+        self.root: Callable[[], nn.Module | None] = lambda: None  # the model
+        # Called with the type of autocast and the adapters, if they have changed since the last step.
+        self.follow_mode: Callable[[torch.dtype | None, object], None] = lambda autocast, adapters: None
+        self._asked: tuple[torch.dtype | None, object] = (None, None)
+        self._device = ""  # the device whose autocast is checked
+        self._adapted: ref[nn.Module] | None = None  # the layer whose adapters are checked
+        self.trains = False  # gradients are computed between its steps
+        self.weight_version: int | None = None  # the version of its first weight that can have a gradient
+        self.looks = 0  # recorded steps that have begun
+        self.look_every = LOOK_EVERY  # recorded steps
+        self.calls_are_in: bool | None = False  # whether the timed calls are; None: some of them may be
+        self.recorded_steps: set[object] = set()  # recorded steps that run
+
+    def time_on(self, timing: Timing) -> None:
+        """Use `timing` for its steps and their bricks from now on."""
+        self.timing, self.labelled = timing.path, timing.labelled
+        #: Times the calls of modules and functions. It is the hot path itself, called from C, if there is one.
+        self.path: HotPath | Path = getattr(timing.path, "hot_path", timing.path)
+        self.times = timing if timing.backend and not timing.by_kernels else self.path
+        self.profiler_steps = self.profiler.parts.steps.on(timing.path)
+
+    @abstractmethod
+    def failed(self, error: Exception) -> None:
+        """Stop showing this model after `error` in cbtop's code."""
+
+    def follow(self, recorded: object | None) -> None:
+        """Swap timed calls in for a recorded step, and out for another step if no recorded one is running."""
+        if recorded is None and self.calls_are_in is False:
+            return
+        with swaps.lock:
+            if recorded is not None:
+                self.recorded_steps.add(recorded)
+            elif self.recorded_steps:
+                return
+            if self.calls_are_in is (recorded is not None):
+                return
+            if recorded is None and self.timing.held_steps is not None:
+                self.timing.held_steps.settle()
+            self.calls_are_in = None
+            if recorded is not None:
+                swaps.swap_in(ref(self, swapped_in.pop), self.times)
+                for call in self.calls:
+                    call.swap_in()
+            else:
+                for call in self.calls:
+                    call.swap_out()
+                swaps.swap_out(ref(self))
+            self.calls_are_in = recorded is not None
+
+    def ask(self) -> None:
+        """Update the bricks for this step if autocast or the adapters have changed.
+
+        It takes 0.2 us, or 0.35 us under autocast, which is too long for each brick.
+        """
+        try:
+            device, autocast, adapters = self._device, None, None
+            if device and is_autocast_enabled(device):
+                autocast = get_autocast_dtype(device)
+            if self._adapted is not None:
+                layer = self._adapted()
+                adapters = None if layer is None else state_of_adapters(layer)
+            if (autocast, adapters) != self._asked:
+                self._asked = autocast, adapters
+                self.follow_mode(autocast, adapters)
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            self.failed(error)
+
+    def ask_of(self, device: str, adapted: nn.Module | None, mode: Mode) -> None:
+        """Check autocast on `device` and the adapters of `adapted` from now on. Their state now is `mode`."""
+        self._device = device if device in AUTOCAST_DEVICES else ""
+        self._adapted = None if adapted is None else ref(adapted)
+        self._asked = mode.autocast, mode.adapters
+
+    def look_through(self, modules: int) -> None:
+        """Set how often to look again, so that the time per recorded step does not grow with `modules`."""
+        self.look_every = LOOK_EVERY * max(1, modules // (MODULES_PER_STEP * LOOK_EVERY))  # C checks each LOOK_EVERY
+
+    def look_again(self) -> None:
+        """Check whether the model has changed."""
+        if not self.recorded_steps and not self.is_of_runner:
+            with without_torch_function():  # the host's torch functions must not see this
+                self.changed()
+
+    def look_for_gradients(self) -> None:
+        """Announce that the process trains if the first weight that can have a gradient has one, or has changed.
+
+        Optimizers change weights in place, which torch counts, and most clear gradients before the next step.
+        """
+        root = self.root()
+        if root is None:
+            return
+        with without_torch_function():  # the host's torch functions must not see this
+            for weight in root.parameters():
+                if weight.requires_grad:
+                    if not weight.is_leaf:
+                        return  # a computed tensor has no gradient, and torch warns if it is read
+                    before, self.weight_version = self.weight_version, version_of(weight)
+                    if weight.grad is not None or before not in (None, self.weight_version):
+                        self.trains = True
+                        self.profiler.announce(Training())
+                    return
+
+    def remove(self) -> None:
+        """Time nothing from now on."""
+        with swaps.lock:
+            swaps.swap_out(ref(self))
+            for call in self.calls:
+                call.remove()
+            self.calls = ()
+            self.calls_are_in = False
