@@ -66,13 +66,13 @@ class PairedTimes:
 
     @property
     def wins(self) -> bool:
-        """Whether the other way wins beyond the spread: three quarters of its rounds were faster than three quarters
-        of the first way's."""
+        """Whether the second method wins beyond the spread: three quarters of its rounds were faster than three
+        quarters of the first method's."""
         return statistics.quantiles(self.after_ns)[2] < statistics.quantiles(self.before_ns)[0]
 
     @property
     def loses(self) -> bool:
-        """Whether the other way is slower just as surely."""
+        """Whether the second method is slower beyond the spread."""
         return statistics.quantiles(self.before_ns)[2] < statistics.quantiles(self.after_ns)[0]
 
     @property

@@ -102,7 +102,7 @@ class JidokaGuard:
         self._turn = 0
         self._position = 0
         self._of_pass: Fault | None = None  # the fault of the pass's logits
-        self._not_found = 0  # how often no brick was wrong when such a pass ran again
+        self._not_found = 0  # passes with faulty logits whose second run found no wrong brick
         self._bears_all = False  # whether the next brick is blamed even if its reference shows the fault
         self._clock_s = clock_s
         self._began_s = clock_s()

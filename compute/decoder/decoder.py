@@ -216,7 +216,7 @@ class Decoder:
         self._begin()
 
     def _begin(self) -> None:
-        """As `restart`, for a caller that already has the decoder."""
+        """Like `restart`, for a caller that has already reserved the decoder."""
         self.position = 0
         self._sequence += 1
 

@@ -273,7 +273,7 @@ class GpuDecoder(Decoder):
 
     @one_call_at_a_time
     def prefill(self, tokens: Sequence[int], observe: Observer | None = None) -> int:
-        """As in Decoder; `observe` is ignored."""
+        """Like in Decoder; `observe` is ignored."""
         self._check(tokens)
         start = self.position
         try:
@@ -288,14 +288,14 @@ class GpuDecoder(Decoder):
 
     @one_call_at_a_time
     def decode(self, token: int, observe: Observer | None = None) -> int:
-        """As in Decoder; `observe` is ignored."""
+        """Like in Decoder; `observe` is ignored."""
         self._check((token,))
         with self._profiler.step("decode", tokens=1) as step:
             self._say(step)
             return self._ran((token,), step)
 
     def _begin(self) -> None:
-        """As in Decoder."""
+        """Like in Decoder."""
         self.tell()
         super()._begin()
 

@@ -62,7 +62,7 @@ def reference(
 
 
 def expert_gated(*arguments: Any) -> None:
-    """As `reference`, with its arguments. Formats of float products must need the same of x (`can_share`)."""
+    """Like `reference`. The formats of float products must prepare x in the same way (`can_share`)."""
     for call in _calls(arguments):
         gated.gated(*call)
 

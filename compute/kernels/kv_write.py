@@ -40,7 +40,7 @@ def reference(k: Any, v: Any, start: int, k_cache: Any, v_cache: Any) -> None:
 
 @jit
 def kv_write(k: Any, v: Any, start: int, k_cache: Any, v_cache: Any) -> None:
-    """As `reference`."""
+    """Like `reference`."""
     head_dim, lanes = np.uint64(k_cache.shape[2]), np.uint64(LANES)
     tokens, begin = np.uint64(k.shape[0]), np.uint64(start)
     for head in range(np.uint64(k_cache.shape[0])):

@@ -55,7 +55,7 @@ def _value(logits: Any, t: Any, expert: Any) -> Any:
 def route(
     logits: Any, normalised: Any, scale: Any, weights: Any, places: Any, tokens: Any, experts: Any, starts: Any
 ) -> None:
-    """As `reference`; the weights of a token with a logit that is not finite are NaN."""
+    """Like `reference`; the weights of a token with a logit that is not finite are NaN."""
     count, used = logits.shape[1], weights.shape[1]
     starts[:] = 0
     for t in range(logits.shape[0]):
