@@ -51,7 +51,7 @@ class GraphDriver(Protocol):
         """Whether work runs there: not for an event, and not if nodes only wait for each other."""
 
     def add_kernel(self, graph: int, after: Sequence[int], kernel: int, arguments: int, blocks: int = 1) -> int:
-        """Add a node to `graph` after those of `after`: `kernel`, in `blocks` blocks of one thread."""
+        """Add a node that runs `kernel` in `blocks` blocks of one thread. It depends on the nodes `after`."""
 
     def add_edges(self, graph: int, edges: Sequence[tuple[int, int]]) -> None:
         """Make the second node of each pair wait for the first."""

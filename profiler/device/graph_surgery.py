@@ -99,7 +99,7 @@ class Order:
 def _in_order(
     nodes: Sequence[int], edges: Sequence[DependencyEdge]
 ) -> tuple[list[int], dict[int, list[int]], dict[int, list[int]]]:
-    """Return `nodes`, each after all that it waits for; the nodes each waits for; and the nodes that wait for each.
+    """Return `nodes` in topological order, the predecessors of each node, and the successors of each node.
 
     Raises ValueError if there are none, or too many.
     """
@@ -124,7 +124,8 @@ def _in_order(
 
 
 def _reachable(order: Sequence[int], ahead: dict[int, list[int]], counted: Sequence[int]) -> dict[int, int]:
-    """Return which of `counted` come before each node, a bit each; in `order` every node follows those in `ahead`."""
+    """Return, for each node, a bit mask of the `counted` nodes before it. `order` has each node after its
+    predecessors, `ahead`."""
     bit = {node: 1 << index for index, node in enumerate(counted)}
     found: dict[int, int] = {}
     for node in order:

@@ -138,7 +138,7 @@ class StampClock:
             try:
                 self._wait_for(stream, mark)
             except BaseException as error:
-                if not isinstance(error, DriverError):  # of a signal handler: the next call waits for it
+                if not isinstance(error, DriverError):  # from a signal handler: the next call waits for the mark
                     self._last.setdefault(stream, mark)
                 raise
         self._device.look_at_clocks()

@@ -321,7 +321,7 @@ def timed(
     brick_of: BrickOf | None = None,
     queries: int | None = None,
 ) -> Function:
-    """Return `original`, timed in recorded steps; see `FunctionCall`."""
+    """Wrap `original`: time its calls in recorded steps; see `FunctionCall`."""
 
     run = _call_of(original, name, brick, first, brick_of, queries)
 

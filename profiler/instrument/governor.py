@@ -125,7 +125,7 @@ class StepKind:
         self.alone: Alone | None = None
 
     def estimate(self, sort: Sort) -> Estimate | None:
-        """Return what a step of that sort pays, or None if unknown."""
+        """Return the overhead of a step of that sort, or None if unknown."""
         found = list(self.excess[sort])
         return median_of(sorted(found)) if len(found) >= ENOUGH else None
 
@@ -217,7 +217,7 @@ class Governor:
         self._has_announced = False
         self._kinds: dict[object, StepKind] = {}
         self._models: dict[object, GovernedModel] = {}
-        self._own: deque[float] = deque(maxlen=SAMPLES)  # the time that plain steps pay to begin and end, in ns
+        self._own: deque[float] = deque(maxlen=SAMPLES)  # overhead of beginning and ending a plain step, in ns
         self.told_ns = 0  # the time of the last `ended`, which the next step pays
         self.look_ns = 0  # the time of the last look, which all steps until the next look pay
         self._looks: deque[int] = deque(maxlen=LOOKS)  # the last of these

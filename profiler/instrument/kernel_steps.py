@@ -6,7 +6,7 @@ plain step before it, or as its kernels if these take longer. If the device was 
 time when it waited. Otherwise it may have run earlier work.
 
 Rules
-- All other steps are plain. The step that CUPTI records counts once, by this record.
+- All other steps are plain. The step that CUPTI records is counted once, with this record.
 - A window costs the host the opening, the wait for the device and the closing, 20 to 35 ms. The next one is due when
   that is within the share allowed, or within 5 % until FLOOR steps are recorded.
 - The host is timed in a plain step half-way between two windows (host_steps.py). The next window comes two steps

@@ -79,7 +79,7 @@ class CallWrapper:
         return False
 
     def plain(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the module as it is without us."""
+        """Call the module as torch would without cbtop."""
         instead = self.instead  # a second thread may change it
         if instead is not None:
             return instead(*args, **kwargs)
