@@ -157,7 +157,9 @@ def _resource() -> Resource:
 
 
 def _name(metric: Metric) -> str:
-    """Return `cbtop.brick.duration` for cbtop_brick_duration: converted back, it has the suffixes of OpenMetrics."""
+    """Return the name in OTLP: `cbtop.brick.duration` for cbtop_brick_duration.
+
+    A collector that converts it to OpenMetrics adds the suffixes of OpenMetrics again."""
     return metric.name.replace("_", ".") + (".info" if metric.kind is MetricType.INFO else "")
 
 

@@ -386,7 +386,7 @@ def _sum_of_histories(histories: Sequence[Sequence[float]], together: int) -> tu
 
 
 def _over(steps: StepsView, wall_us: float, range_us: float) -> StepsView:
-    """Return `steps` of `wall_us` with rates over the whole range; unchanged if `range_us` is 0."""
+    """Convert rates of `steps` from its `wall_us` to the whole `range_us`. Returns `steps` if `range_us` is 0."""
     if not range_us:
         return steps
 

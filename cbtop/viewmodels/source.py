@@ -167,7 +167,7 @@ class SourceView:
 
     @property
     def are_rates_least(self) -> bool:
-        """As in SourceRow."""
+        """Like in SourceRow."""
         return are_rates_least(self.window, self.loss)
 
     @property
@@ -245,9 +245,9 @@ def source_view(
     window: bool = False,
     ceilings: Iterable[Ceiling] | None = None,
 ) -> SourceView:
-    """Return the view of `record` for `phase` (None: that of `shown_phase`), in its window or since the start.
+    """Return the view of `record` for `phase` (default: `shown_phase`), in its window or since the start.
 
-    `ceilings` are the roofs over it; None: those that it announced.
+    `ceilings` are the roofs of its roofline (default: the roofs that it announced).
     """
     found = shown(record, window=window)
     phases = found.phases
