@@ -65,7 +65,7 @@ PRODUCTS_OF_TILES = 4 * 16 * 16 * 32  # of four tiles: 16 tokens, 16 rows, 32 co
 TILE_REPEATS = 20_000
 CACHE_SHARE = 2  # a working set is half a cache: the rest is for other data
 CACHE_READ_BYTES = 256 * MIB  # that each thread reads from a cache in a round
-PRODUCT_SIZES = (4096, 2048, 1024, 512)  # of square matrices; a round takes the largest that it has time for
+PRODUCT_SIZES = (4096, 2048, 1024, 512)  # rows of square matrices; a round takes the largest that it has time for
 PRODUCT_S = 0.1
 
 

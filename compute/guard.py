@@ -29,7 +29,7 @@ from cbtop.protocol.vocabulary import GUARD_CHECK, LOGITS_CHECK
 
 GUARD_BRICK = "Guard"
 FACTORS = "factors"  # the contracts' name
-MAX_SHARE = 0.005  # of the time since the guard began that samples may take
+MAX_SHARE = 0.005  # share of the time since the guard began that samples may take
 
 Calls = Sequence[Arguments]
 Run = Callable[..., None]  # (brick, elements, *calls)

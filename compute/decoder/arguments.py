@@ -21,7 +21,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class KernelArguments:
-    """Makes calls with the scratch of float products or of int8 products. `epsilon` is that of all norms."""
+    """Makes calls with the scratch of float products or of int8 products. All norms use `epsilon`."""
 
     epsilon: float
     scratch: Any

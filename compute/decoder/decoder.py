@@ -48,7 +48,7 @@ class _Layer:
     weights: LayerWeights
     k_cache: Cache
     v_cache: Cache
-    angles: Floats  # of the positions, as Rope's `table` makes them
+    angles: Floats  # angles of the positions, made by Rope's `table`
     window: int
 
 

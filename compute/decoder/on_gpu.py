@@ -46,7 +46,7 @@ from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol.vocabulary import TransferDirection
 
 TOGETHER = 8  # weights that a thread dequantises
-MOST_LAUNCHES = 1 << 14  # of a stamped pass; the measurements of a longer one are lost
+MOST_LAUNCHES = 1 << 14  # launches of a stamped pass; the measurements of a longer one are lost
 KEPT_PROMPTS = 4  # passes of many tokens, to launch again for as many tokens at the same position
 
 Elements = Mapping[ComputeBrick, int]

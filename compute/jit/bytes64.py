@@ -1,6 +1,6 @@
 """Sixty-four bytes at a time, and the sums of four products for each of sixteen rows, for int8 kernels.
 
-`Bytes64` is a Numba type without a Python value, like those of `vectors`: byte 4r + j belongs to row r of sixteen.
+`Bytes64` is a Numba type without a Python value, like types of `vectors`: byte 4r + j belongs to row r of sixteen.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ def _examples(
 def kernel_for(
     tokens: int = 1, threads: int = 1, slides: bool = False, cap: float = 0.0, group: int = 3, rises: bool = False
 ) -> Kernel:
-    """Return the kernel; its examples are those of `attention.kernel_for`, with caches of float16."""
+    """Return the kernel. It uses the examples of `attention.kernel_for`, with caches of float16."""
     return Kernel(
         name="attention_bf16",
         reference=reference,

@@ -56,7 +56,7 @@ def scratch_for(threads: int, head_dim: int) -> Any:
     return line_aligned_zeros((threads * MAX_ROWS, POSITIONS + 2 * padded(head_dim) + 2 * LANES), np.float32)
 
 
-_ROWS, _VECTORS = 2, 2  # of sums that stay in registers; each copy of the functions below has its own
+_ROWS, _VECTORS = 2, 2  # sums that stay in registers; each copy of the functions below has its own numbers
 
 
 def _scores(
@@ -127,7 +127,7 @@ def hold(scratch: Any, row: Any, hidden: Any, visible: Any, cap: Any) -> None:
 
 @jit_inlined
 def _rise(scratch: Any, row: Any, hidden: Any, visible: Any, head_dim: Any, output: Any, state: Any) -> None:
-    """Set all scores to UNSEEN except those of visible positions after the hidden ones. If one is far above the
+    """Set all scores to UNSEEN except at visible positions after the hidden ones. If one is far above the
     reference of the weights, the largest becomes the reference, and the sums are rescaled."""
     positions, lanes = np.uint64(POSITIONS), np.uint64(LANES)
     for p in range(hidden):
@@ -158,7 +158,7 @@ def take_query(q: Any, token: Any, first: Any, head_dim: Any, scale: Any, scratc
 
 @jit_inlined
 def _weigh(scratch: Any, row: Any, state: Any) -> None:
-    """Turn scores into powers of two; those of UNSEEN are 0."""
+    """Turn scores into powers of two. UNSEEN becomes 0."""
     positions, lanes = np.uint64(POSITIONS), np.uint64(LANES)
     less, sums = splat(np.float32(-scratch[row, state])), load_floats(scratch, row, state + lanes)
     for p in range(np.uint64(0), positions, lanes):

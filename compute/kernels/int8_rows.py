@@ -356,7 +356,7 @@ def _one_token_by_16(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: A
 
 
 _spread_step, _one_token = _spread_128, _one_token_128
-_STEP_BYTES, _PARTS = Q4_K.block_bytes // 2, 4  # of a row in a step, and their number of 32 columns
+_STEP_BYTES, _PARTS = Q4_K.block_bytes // 2, 4  # bytes of a row in a step, and the parts of 32 columns in them
 
 
 @jit_inlined

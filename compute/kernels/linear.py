@@ -38,7 +38,7 @@ from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.floats import F32
 from cbtop.compute.quantization.interleaved import Matrix
 
-CHECKED_ROWS = 64  # of a live matrix; dequantising a whole output matrix would take seconds
+CHECKED_ROWS = 64  # checked rows of a live matrix; dequantising a whole output matrix would take seconds
 
 
 def reference(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:

@@ -19,9 +19,9 @@ from cbtop.compute.jit.vectors import largest_magnitude, load_floats, store_roun
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
 BLOCK = 32
-FACTORS = 4  # of a block: its scale, then minus the scale times the sums of its codes, of the first 16, of the last
+FACTORS = 4  # per block: its scale, then -scale * sum of: all its codes, the first 16, the last 16
 LARGEST = np.float32(127)
-SMALLEST = np.float32(2.0**-126)  # of nonzero scales: a smaller one has an infinite inverse
+SMALLEST = np.float32(2.0**-126)  # smallest nonzero scale: a smaller one has an infinite inverse
 
 
 def reference(x: Any, codes: Any, factors: Any) -> None:

@@ -31,8 +31,8 @@ def reference(
     all, times `scale`.
 
     Pairs are ordered by expert, then token. places, int64 (tokens, used), is each pair's place in that order. tokens
-    and experts, int64 (tokens * used,), are those of the pair at a place. Expert e has the places from starts[e] to
-    starts[e + 1], int64 (experts + 1,).
+    and experts, int64 (tokens * used,), hold the token and expert of the pair at each place. Expert e
+    has the places from starts[e] to starts[e + 1], int64 (experts + 1,).
     """
     chosen = np.argsort(-logits, axis=1, kind="stable")[:, : weights.shape[1]]
     chances = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
