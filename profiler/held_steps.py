@@ -79,7 +79,7 @@ class HeldStep:
     lost: int = 0  # parts that will not arrive
 
     def told(self, parts: Iterable[Part] | None) -> None:
-        """Add the parts that it waited for; None: they are lost."""
+        """Add the parts that it waited for, or None if they are lost."""
         if parts is None:
             self.lost += 1
         else:

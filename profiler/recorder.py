@@ -159,7 +159,7 @@ class RingRecorder:
         self._catalog: CatalogWriter | None = None
         self._is_opening = False
         self._closed = False
-        self._path: Path | None = None  # of the ring: it stays readable after `close`
+        self._path: Path | None = None  # the ring's path: it stays readable after `close`
         self._reader: RingReader | None = None
         self._listeners: list[RingListener] = []
         self._answer = 0

@@ -153,7 +153,7 @@ def _is_closed(ring_path: Path) -> bool:
         reader = RingReader(ring_path)
     except RingError as error:
         reraise_host_error(error)
-        return False  # of a different version, or not a ring: not known
+        return False  # not known: it has a different version, or is not a ring
     try:
         return reader.is_closed
     finally:

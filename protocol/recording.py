@@ -165,7 +165,7 @@ def encode_frame(kind: FrameKind, time_ns: int, messages: Iterable[bytes]) -> by
 
 
 def _adler32_of_both(first: int, second: int, second_length: int) -> int:
-    """Return the Adler-32 (RFC 1950) of two joined strings, from that of each and the length of the second."""
+    """Return the Adler-32 (RFC 1950) of two joined strings, from their checksums and the length of the second."""
     low = ((first & 0xFFFF) + (second & 0xFFFF) - 1) % 65_521
     high = ((first >> 16) + (second >> 16) + second_length * ((first & 0xFFFF) - 1)) % 65_521
     return high << 16 | low

@@ -107,7 +107,7 @@ class _Brick:
     backend: str
     nodes: Column
     alike: tuple[Column, ...]  # `nodes` in groups with the same work and budget
-    outermost: Column  # those of `nodes` inside no other of them
+    outermost: Column  # the `nodes` that are not inside another one of them
     alike_outermost: tuple[Column, ...]
     budget_gb_per_sec: float | None  # if all of them have the same
     dtypes: tuple[str, ...]

@@ -22,9 +22,10 @@ class PhaseTotals:
 
     Its steps are the recorded ones. Plain steps are not included, because nothing inside them is known.
 
-    `closed_ns` is the part of `total_ns` in steps that have ended. Exclusive time is a node's time less that of nodes
-    inside it that are shown separately. Inside a brick these are other bricks and steps (its kernels, and layers in
-    it, are its own work); inside other nodes, everything. Adopted work ran in parallel and is not subtracted.
+    `closed_ns` is the part of `total_ns` in steps that have ended. Exclusive time is a node's time minus the
+    time of nodes inside it that are shown separately. Inside a brick these are other bricks and steps (its kernels,
+    and layers in it, are its own work). Inside other nodes they are all nodes. Adopted work ran in parallel and is
+    not subtracted.
     """
 
     step: Node | None

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from cbtop.profiler.device.cuda_calls import SUCCESS, CudaCalls, KernelNode
 
-# Of CUgraphNodeType (CUDA driver API, "Data types used by CUDA driver"): EMPTY, WAIT_EVENT, EVENT_RECORD.
+# Values of CUgraphNodeType (CUDA driver API, "Data types used by CUDA driver"): EMPTY, WAIT_EVENT, EVENT_RECORD.
 _NOTHING_RUNS = frozenset({5, 6, 7})
 
 

@@ -29,7 +29,7 @@ class StampSites:
     """The places of one graph where a stamp is possible, in the order they are passed, each with its number."""
 
     places: dict[int, int]  # the number counts the nodes of `positions` before it
-    positions: dict[int, int]  # of all nodes that take time, each after all that it waits for
+    positions: dict[int, int]  # positions of all nodes that take time; each is after all that it waits for
 
     @property
     def nodes(self) -> int:

@@ -120,7 +120,7 @@ class StampClock:
         self._device = CudaDevice(self._driver, now_ns)
         self._words = self._device.map_words(SLOTS)
         self._marks: list[StampMark | None] = [None] * SLOTS
-        self._last: dict[int, StampMark] = {}  # of each stream, since the device was last waited for
+        self._last: dict[int, StampMark] = {}  # last mark of each stream since the device was last waited for
         stamps = chosen(MarkStamps)(self._device, self._words, stream, now_ns, self._marks, self._last)
         #: A mark after all enqueued work on the caller's stream.
         self.mark: Callable[[], Mark] = stamps.mark

@@ -38,7 +38,7 @@ class Models:
     def __init__(self) -> None:
         self.said: WeakModuleDict[Said] = WeakModuleDict()
         self.names: dict[str, int] = {}  # number of uses so far
-        self.rank = (False, -1)  # of the named one: whether it decodes, and the bytes of its weights
+        self.rank = (False, -1)  # the named model's rank: whether it decodes, and the bytes of its weights
         self.manifest: Manifest | None = None
         self.ceilings: dict[str, Ceiling] = {}
 

@@ -54,8 +54,8 @@ LEARNING_STEPS = 256  # without a known cost, until fewer are recorded
 MAX_KINDS = 64
 REPLAYED = "replayed"  # in the key of replays, which are counted apart from other steps of their name
 Z_95 = 1.96
-USED = 0.8  # of the share allowed
-LEAST_USED = 0.2  # of the share allowed: for recording, even if plain steps use up the rest
+USED = 0.8  # part of the allowed share that is used
+LEAST_USED = 0.2  # part of the allowed share kept for recording, even if plain steps use up the rest
 ONE = 1 << 64
 GOLDEN = 0x9E3779B97F4A7C15  # the golden ratio's fraction, in parts of ONE
 # No k records the steps with a fraction in the first range, or the steps right after them. Both ranges are above

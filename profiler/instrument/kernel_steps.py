@@ -34,7 +34,7 @@ from cbtop.protocol.messages import Sampling
 from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE
 
 LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
-FLOOR_SHARE = 5 / 105  # of the time, until FLOOR steps are recorded
+FLOOR_SHARE = 5 / 105  # share of the time until FLOOR steps are recorded
 LEAST_WINDOWS = 5  # for a figure of their cost
 LEAST_TOLD = 3  # windows, before it is reported whether the device was idle as steps began
 MOSTLY = 0.8  # of the steps

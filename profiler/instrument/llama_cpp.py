@@ -158,7 +158,7 @@ def _loaded() -> list[int]:
 
 @dataclass(slots=True)
 class BrickNodes:
-    """Nodes of one brick that followed each other; `elements` are those of the first one's result."""
+    """Nodes of one brick that followed each other; `elements` counts the first node's result."""
 
     kind: ModuleKind
     layer: int | None

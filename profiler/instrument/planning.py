@@ -48,8 +48,8 @@ class Product:
 
     brick: BrickId | str
     top_k: int | None = None
-    may_be_first: bool = False  # it multiplies, and comes before the first layer
-    axes: int = 0  # of the images, if its work depends on their size
+    may_be_first: bool = False  # whether it multiplies and comes before the first layer
+    axes: int = 0  # axes of the images, if the work depends on their size
 
 
 class TimedModule(NamedTuple):
@@ -59,7 +59,7 @@ class TimedModule(NamedTuple):
     module: nn.Module
     key: Hashable
     product: Product | None = None
-    place: Hashable = None  # of its definition, equal in similar layers; all experts of a list share one
+    place: Hashable = None  # where it is defined; equal in similar layers; all experts of a list share one
 
 
 @dataclass(slots=True)
@@ -411,7 +411,8 @@ class _Planner:
         return _Pattern(bricks, others, visited, _weights_in(modules))
 
     def _place(self, path: str) -> tuple[str, str]:
-        """Return the path in the layer, and that of the stack: equal for corresponding modules of similar layers."""
+        """Return the path in the layer and the path of the stack: both are equal for corresponding modules of similar
+        layers."""
         layer, stack = self._layer
         return (path[len(layer) :], stack) if layer and path.startswith(layer) else (path, "")
 

@@ -46,7 +46,7 @@ class CriticalPath:
 
 
 def exclusive_ns(graph: ExecutionGraph) -> list[float]:
-    """Return every node's time less that of the nodes inside it that do not run in parallel (`is_beside`).
+    """Return every node's time minus the time of the nodes inside it that do not run in parallel (`is_beside`).
 
     Never below 0: children that overlap on a device, or have a different clock, may add up to more than their parent.
     """

@@ -29,7 +29,7 @@ _PARTS_OF = dict.fromkeys(_PARTS, _PARTS) | {NodeKind.BRICK: frozenset({NodeKind
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """The nodes inside one node, a parent before its children; all ids, and those of each depth, outermost first."""
+    """The nodes inside one node, a parent before its children: all ids, and the ids by depth, outermost first."""
 
     nodes: tuple[Node, ...]
     ids: NDArray[np.int64]
