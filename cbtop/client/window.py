@@ -47,7 +47,7 @@ class TimeRange:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Of `seen` records, `lost` were lost since the daemon attached."""
+    """The number of `seen` records, and how many of them were `lost`, since the daemon attached."""
 
     lost: int = 0
     seen: int = 0
@@ -67,7 +67,7 @@ class _Slice:
     begin_ns: int
     losses: Losses | None  # until the slice began, if known
     parts: list[Growth] = field(default_factory=list)
-    before_ns: dict[int, int] = field(default_factory=dict)  # as in Stretch, for a range that begins with this slice
+    before_ns: dict[int, int] = field(default_factory=dict)  # like `before_ns` of a range that begins with this slice
 
     @property
     def size_bytes(self) -> int:

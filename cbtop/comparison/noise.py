@@ -39,7 +39,7 @@ class Figure:
     mean: float
     error: float
     blocks: int
-    median_us: float | None = None  # of one call; None if unknown or not a call
+    median_us: float | None = None  # median of one call; None if unknown or not a call
     slope: float = 0.0
     slope_error: float = 0.0
     scatter: float = 0.0
@@ -139,7 +139,7 @@ def figures(
     all places' times in each block. If given, errors and slopes relative to it are known, too: caches grow while a
     clock drifts, and the clock's part is noise.
 
-    The mean is the ratio of the sums, its error that of batch means, by the linearised ratio (W. G. Cochran,
+    The mean is the ratio of the sums. Its error is that of batch means, by the linearised ratio (W. G. Cochran,
     "Sampling Techniques", 1977, chapter 6). The correlation of neighbours is the median over all columns, each
     less its bias (M. G. Kendall, "Note on bias in the estimation of autocorrelation", Biometrika 41, 1954), and at
     least zero.

@@ -126,7 +126,7 @@ class Run:
     failed_checks: tuple[str, ...] = ()
     gpu_clock_mhz: float | None = None  # median of its GPUs while it ran
     host_busy_percent: float | None = None  # median use of all processors, by any program
-    paces: tuple[Pace, ...] = ()  # of the machine, directly before and after it; empty: not measured
+    paces: tuple[Pace, ...] = ()  # the machine's pace directly before and after the run; empty if not measured
     runs: int = 1  # number of averaged runs
 
     @property

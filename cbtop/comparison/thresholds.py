@@ -36,7 +36,7 @@ BLIND_PERCENT = 10.0  # if no smaller change of the median brick can be found, a
 MAX_BLIND_PERCENT = 50.0  # from here on it is not a gate
 MAX_NOISE_PERCENT = 100.0  # above it, not even a step that takes twice as long breaks anything
 FAR_PERCENT = 25.0  # on a usable machine, pauses by other programs lengthen a unit by less than this
-READINGS_OFF = 2  # of the clock: at the start of a call and at its end
+READINGS_OFF = 2  # clock readings: at the start of a call and at its end
 _TOO_WIDE = (
     "the interval is too wide to tell whether this is a change; use more or longer runs (--learn 6), "
     "or a threshold of your own, such as step.p50<=1.05x"

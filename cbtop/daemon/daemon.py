@@ -158,7 +158,7 @@ class Daemon:
                 source.close()
 
     def _discover(self) -> None:
-        """Open new rings, those of running processes first, and delete files of processes that ended too long ago."""
+        """Open new rings, running processes first, and delete files of processes that ended too long ago."""
         self._list()
         now_s = time.monotonic()
         due = [name for name, at_s in self._refused.items() if at_s <= now_s][:LOOKS_AT_ONCE]

@@ -21,7 +21,7 @@ TREND_S = SECONDS
 
 @dataclass(frozen=True, slots=True)
 class SizePoint:
-    """The time per token of a brick over those of the last 60 s in which steps had about this size."""
+    """A brick's time per token in the seconds, of the last 60, whose steps had about this size."""
 
     from_size: int  # mean size in a second, rounded
     to_size: int  # exclusive

@@ -28,7 +28,7 @@ MIN_LAYERS = 6  # peers: the scatter of fewer is unknown
 # The modified z-score 0.6745 (x - median) / MAD and its limit for outliers: Iglewicz and Hoaglin, "How to detect and
 # handle outliers" (1993).
 Z_OF_MAD, OUTLIER_Z = 0.6745, 3.5
-ODD_PART = 0.1  # of the layers: if more are slow, the model is built that way
+ODD_PART = 0.1  # share of the layers: if more are slow, the model is built that way
 FIRST_US = 15.0  # per brick: extra time of the first layer of a recorded step, because our own code is cold
 
 

@@ -34,7 +34,7 @@ from cbtop.viewmodels.steps import StepsView, steps_per_sec_history, tokens_per_
 from cbtop.viewmodels.straggler import job_of
 from cbtop.viewmodels.time_range import NamedTime, TimeRangeView, since_s, time_range_of
 
-KEYS_JOINED_BY = "+"  # the key of a sum joins those of its members
+KEYS_JOINED_BY = "+"  # the key of a sum joins its members' keys
 
 # Two nodes are merged if their parents are and their static properties are equal.
 _static = attrgetter(*(f.name for f in fields(Node) if f.name not in ("id", "parent", "function")))
@@ -104,7 +104,7 @@ def _range_of(records: Sequence[SourceRecord]) -> tuple[float, float] | None:
 
 
 def members_of(record: SourceRecord, records: Iterable[SourceRecord]) -> list[SourceRecord]:
-    """Return those of `records` to merge with `record`: same model, same program, and same state.
+    """Return the `records` to merge with `record`: same model, same program, and same state.
 
     A killed process stays with the running ones it ran next to, so that it is missed. For a job, these are the newest
     processes of each rank, in any state. Two processes that run as the same rank, or ran at the same time, count

@@ -150,7 +150,7 @@ class SourceView:
     step_us_history: Lazy[tuple[float | None, ...]] = Lazy(())
     # Recent window compared with the baseline; None without a baseline.
     baseline: Lazy[Comparison | None] = Lazy(None)
-    verdicts: Lazy[tuple[Verdict, ...]] = Lazy(())  # of the time range shown, the worst first
+    verdicts: Lazy[tuple[Verdict, ...]] = Lazy(())  # for the time range shown, the worst first
     # All sources including this one; None without a list.
     listed: Lazy[ListView | None] = Lazy(None)
     # The phase's kernels in the last burst; empty without one.
