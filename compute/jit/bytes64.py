@@ -85,9 +85,10 @@ def store_64(typing: Any, array: Any, row: Any, column: Any, vector: Any) -> tup
 
 @_intrinsic
 def shifted(typing: Any, vector: Any, amount: Any) -> tuple[Any, Codegen]:
-    """Shift each byte right by `amount` bits. Bits of the next byte come in above them and must be masked.
+    """Shift each byte right by `amount` bits. The caller must mask the high bits, which come from the next byte.
 
-    No processor shifts bytes: with an amount known only at run time, that took products of Q5_K 1.4 times as long.
+    Words are shifted because no processor shifts bytes. Shifting bytes by an amount known only at run time made
+    products of Q5_K take 1.4 times as long.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -216,7 +217,7 @@ def row_pairs(typing: Any, vector: Any, half: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def from_tile(typing: Any, vector: Any) -> tuple[Any, Codegen]:
-    """Return sixteen rows from a tile's order in their own order."""
+    """Reorder sixteen rows from the order of a tile to the order of rows."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         places = [_TILE_ROWS.index(row) for row in range(LANES)]

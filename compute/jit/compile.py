@@ -31,7 +31,7 @@ if settings.DISABLE_JIT:
 
 HALF_TO_SINGLE_BIAS = np.int32((127 - 15) << 23)  # the exponent's bias in binary32 less that in binary16
 SMALLEST_NORMAL_HALF = np.int32(0x0400)
-INFINITE_HALF = np.int32(0x7C00)  # from here on no number: its exponent, all ones, is so in binary32 too
+INFINITE_HALF = np.int32(0x7C00)  # not finite from here on: the exponent is all ones, also in binary32
 SMALLEST_NORMAL_HALF_VALUE = np.float32(2.0**-14)
 
 

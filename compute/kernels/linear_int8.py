@@ -155,12 +155,12 @@ MODULES = {code: _module(one) for code, one in FORMATS.items() if one.block_elem
 
 
 def takes_tiles(x: Any, scratch: Any) -> bool:
-    """Return whether a product of these is one of linear_bf16."""
+    """Return whether `linear_bf16` computes a product of these."""
     return isinstance(scratch, Int8Scratch) and scratch.tiles is not None and len(x) >= crossovers().bf16_tokens
 
 
 def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int8Scratch) -> Sequence[Launch]:
-    """Codes of the activations, then the product, up to eight tokens at a time; or as `linear_bf16`."""
+    """Quantize the activations, then multiply up to eight tokens at a time. Uses `linear_bf16` for `takes_tiles`."""
     tokens, columns = x.shape
     if takes_tiles(x, scratch):
         return linear_bf16.launches(code, weights, bias, x, out, scratch.tiles)
@@ -190,7 +190,7 @@ def cuda_for(code: int) -> CudaKernel:
 
 def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Any:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
-        rows, columns = ROWS * (1 + size // 8), 256 * (1 + size // 40)  # in one stretch of columns, and in two
+        rows, columns = ROWS * (1 + size // 8), 256 * (1 + size // 40)  # one stretch of columns, and two
         if block_format.block_elements < 256:
             columns += 5 * block_format.block_elements  # a number that no power of two divides
         matrix = InterleavedMatrix.of(QuantizedMatrix.of(block_format, floats(rng, rows, columns)))
