@@ -160,7 +160,7 @@ def _integer(value: Any, where: str) -> int:
 
 
 def _number(value: Any, where: str) -> float:
-    if type(value) is int:  # in JSON it may have any number of digits
+    if type(value) is int:  # JSON allows any number of digits
         value = float(_integer(value, where))
     if type(value) is not float or not math.isfinite(value):
         raise DecodeError(f"{where}: {value!r:.40} is no finite number")

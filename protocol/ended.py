@@ -30,7 +30,7 @@ from cbtop.protocol.signals import reraise_host_error, suppressed
 
 MAX_ENDED = 256  # processes
 MAX_ENDED_BYTES = 512 << 20
-LARGEST_SHARE = 4  # at most one part in this many of the file system
+LARGEST_SHARE = 4  # at most 1 / LARGEST_SHARE of the file system
 SPARE = 4  # beyond a bound, files go until one part in this many is free: not at every start again
 BEGINS_WITHIN_S = 600.0  # a ring that is not there by then will never be
 SWEPT_NAMES = 1024  # a starting host looks at this many names at most,
@@ -72,7 +72,7 @@ def runs(ring_path: Path) -> bool:
         if not ring_path.exists() and _is_young(ring_path):
             return True  # not asked for the lock: the process may be about to take it
         if not is_running(pid, start):
-            return is_locked(catalog)  # in another pid namespace it may well be alive
+            return is_locked(catalog)  # it may still run in another pid namespace
         return not _is_closed(ring_path) and (is_locked(catalog) or has_mapped(pid, ring_path))
     except OSError as error:  # no descriptor left to look with
         reraise_host_error(error)

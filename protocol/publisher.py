@@ -89,7 +89,7 @@ class Publisher:
         self._peers = Peers(TOPICS, lambda line: self._authenticator.log_once(line, line))
         self._socket.monitor("inproc://peers", MONITORED)
         self._monitor = self._context.socket(zmq.PAIR)
-        self._monitor.setsockopt(zmq.RCVHWM, 0)  # at a limit, libzmq would wait for us, and we for it during close
+        self._monitor.setsockopt(zmq.RCVHWM, 0)  # at a limit, libzmq would wait for us, and `close` for libzmq
         self._monitor.connect("inproc://peers")
         self._poller = zmq.Poller()
         for listened in (self._socket, self._monitor, self._authenticator.questions):

@@ -272,7 +272,7 @@ class RingReader:
     def in_flight(self) -> list[InFlight]:
         """Return the node that each thread, task or greenlet of the writer is in, or was in when it was killed.
 
-        Threads in no named node are left out. Raises RingError as `threads`.
+        Threads outside all named nodes are left out. Raises RingError like `threads`.
         """
         return [thread for thread in self.threads() if thread.node > NO_NODE]
 
@@ -302,7 +302,7 @@ class RingReader:
         """Return when the newest record ended, by the writer's clock, or None if there is no record with a time.
 
         Needs no numpy and few reads: it searches the records beyond the cursor by halves, and takes the newest time
-        among the last ones. Raises RingError as `produced`.
+        among the last ones. Raises RingError like `produced`.
         """
         begun = self._word(CURSOR_WORD)
         if not 0 <= begun <= MAX_RECORDS:

@@ -70,8 +70,8 @@ class RunningSteps:
     ) -> Column:
         """Add the time of the parts of steps that ended to `closed_ns`.
 
-        Also notes if the parts of a step took more time than the step, which no nesting can, and how long parts of
-        the same node ran at the same time, as those on two streams of a device do.
+        Also notes if the parts of a step took more time than the step, which is impossible if they are nested. Notes
+        how long parts of the same node ran at the same time, for example on two streams of a device.
 
         Returns the nodes concerned, even some not in the batch.
         """

@@ -52,7 +52,7 @@ class NodeStats:
         self._size = 0
         self._table = np.zeros((len(COLUMNS), 0), np.int64)
         self._histograms = Histograms()
-        self._shared: dict[int, int] = {}  # by first_of: the owner of the histogram for all nodes beyond the bound
+        self._shared: dict[int, int] = {}  # the owner of the histogram for all nodes beyond the bound, by first_of
         self.sparse = SparseColumns()
         self._whole: NodeStats | None = None  # of a `recent_part`: all counts, until min_ns and max_ns are known
         self.intervals = StepIntervals()

@@ -218,10 +218,10 @@ class Governor:
         self._kinds: dict[object, StepKind] = {}
         self._models: dict[object, GovernedModel] = {}
         self._own: deque[float] = deque(maxlen=SAMPLES)  # overhead of beginning and ending a plain step, in ns
-        self.told_ns = 0  # the time of the last `ended`, which the next step pays
-        self.look_ns = 0  # the time of the last look, which all steps until the next look pay
-        self._looks: deque[int] = deque(maxlen=LOOKS)  # the last of these
-        self.has_looked = False  # in the last `ended`, whose time no plain step then pays
+        self.told_ns = 0  # how long the last `ended` took; it counts as overhead of the next step
+        self.look_ns = 0  # how long the last look took; it counts as overhead of all steps until the next look
+        self._looks: deque[int] = deque(maxlen=LOOKS)  # how long the last looks took
+        self.has_looked = False  # whether the last `ended` looked; then it counts as overhead of no plain step
         self._seen = self._recorded = self._lived_ns = 0
         self._look_at_step, self._look_at_ns, self._looked_at_step = 0, 0, 0
         self._recent_ns = 0.0

@@ -278,7 +278,7 @@ class _Planner:
         self._context = (is_timed_there, self._backend, self._vocabulary, self._shows_blocks)
         self._seen: set[int] = set()
         self._found: list[_Found] = []  # bricks of the layer, or of everything outside of layers
-        self._experts: dict[str, BrickDefinition] = {}  # by the path of their list: all of one layer are one brick
+        self._experts: dict[str, BrickDefinition] = {}  # by the path of their list: a layer's are one brick
         # Layers of a stack are similar: the kind of a module in one holds for its counterpart in the next.
         self._layer = ("", "")  # the path of the current layer, and of its stack
         self._kinds: dict[tuple[object, ...], ModuleKind | None] = {}

@@ -43,7 +43,7 @@ class NodeTable:
         self.nodes: list[Node] = []
         self.children: dict[int | None, list[Node]] = {None: []}
         self.step_of = array("q", [-1])  # the step that each id is in (itself for a step), -1 if there is none
-        self.part_of = array("q", [-1])  # in a step, the parent that each id's time is part of; else -1
+        self.part_of = array("q", [-1])  # inside a step: the parent whose time includes each id's time; else -1
         self.first_of = array("q", [0])  # the first node of the same kind, name and category in the same phase
         self.like_of = array("q", [0])  # the first of these that also has the same work and budget
         self.parent_of = array("q", [0])  # 0 for a root
