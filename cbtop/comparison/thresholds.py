@@ -33,7 +33,7 @@ from cbtop.units import count, counted, duration, number, percent
 FIGURES = ("p50", "p99", "per_token")
 RATE, UNATTRIBUTED, LOSS, STEP = "tokens_per_sec", "unattributed", "loss", "step"
 BLIND_PERCENT = 10.0  # if no smaller change of the median brick can be found, a gate is unsure
-MAX_BLIND_PERCENT = 50.0  # from here on it is not a gate
+MAX_BLIND_PERCENT = 50.0  # from here on, a threshold is not a gate
 MAX_NOISE_PERCENT = 100.0  # above it, not even a step that takes twice as long breaks anything
 FAR_PERCENT = 25.0  # on a usable machine, pauses by other programs lengthen a unit by less than this
 READINGS_OFF = 2  # clock readings: at the start of a call and at its end

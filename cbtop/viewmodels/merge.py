@@ -238,7 +238,7 @@ def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceReco
         time_ranges = [
             time_range_of(record, window) or window for record, (_, window) in zip(watched, found, strict=True)
         ]
-        covers = max if first.window.is_range else min  # in a range, sources that end in it cover less
+        covers = max if first.window.is_range else min  # sources that ended inside a range cover less of it
         covered_ns = covers(time_range.end_ns - time_range.begin_ns for time_range in time_ranges)
         return _sum_of_stats([stats for stats, _ in found], their_places, len(table)), TimeRange(0, covered_ns)
 

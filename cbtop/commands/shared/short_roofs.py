@@ -28,7 +28,7 @@ from cbtop.protocol.process import busiest_wait_ns, processor_times
 MIB = 1 << 20
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "BLIS_NUM_THREADS"), "1")
 LESS_URGENT = 19  # for nice(2)
-CACHES_PER_BUFFER = 4  # in a buffer four caches long, little of the last round is still cached
+CACHES_PER_BUFFER = 4  # in a buffer of four caches, little of the last round is still cached
 SMALLEST_BUFFER_BYTES, LARGEST_BUFFER_BYTES = 64 * MIB, 512 * MIB
 SHARE_OF_FREE_MEMORY = 8
 UNKNOWN_CACHE_BYTES = 32 * MIB
@@ -95,7 +95,7 @@ def measured(threads: int) -> list[dict[str, Any]]:
     parts: list[Any] = [None] * threads
     size_bytes = buffer_bytes(threads) // threads // 64 * 64
 
-    def fill(index: int) -> None:  # from the thread that will read it, so that it lies near its processor
+    def fill(index: int) -> None:  # runs in the thread that will read it, so that the memory is near its processor
         parts[index] = np.ones(size_bytes // 4, np.float32)
 
     if on.run(fill) > MAX_FILL_S:
