@@ -40,11 +40,11 @@ MANY, SOME, PAIR = 6, 4, 2
 WIDE = HAS_VNNI and CPU_NAME != "znver4"
 MAX_ROWS = 64  # in one piece of work
 LOG2_E, LN_2 = math.log2(math.e), np.float32(math.log(2))  # scores are scaled for powers of two
-# Below any score; and the score of an unseen position, lower still, so that its weight is 0 even if no position has
-# been seen. An infinity would be undefined under fastmath.
+# LOWEST is below any score. UNSEEN, the score of an unseen position, is lower still, so that its weight is 0 even if
+# no position has been seen. An infinity would be undefined under fastmath.
 LOWEST, UNSEEN = np.float32(-1e30), np.float32(-2e30)
-# A score may exceed the reference of the weights by this much before a higher reference replaces it, because finding
-# the largest of every block takes 4 % of all. No weight is above 2^8, so sums of weights are far from infinite.
+# A score may exceed the reference of the weights by this much before a higher reference replaces it. Finding the
+# largest of every block takes 4 % of all time. No weight is above 2^8, so sums of weights are far from infinite.
 ABOVE = np.float32(8)
 NOTHING_LEFT = np.float32(126)  # a rise by this much reduces everything before to nothing
 TIMES = 1  # values were divided by this, so sums are multiplied by it

@@ -361,7 +361,7 @@ _STEP_BYTES, _PARTS = Q4_K.block_bytes // 2, 4  # bytes of a row in a step, and 
 
 @jit_inlined
 def _store(out: Any, token: Any, row: Any, total: Any, is_first: Any) -> None:
-    """out = total, plus out unless these are the first columns."""
+    """Store `total` if these are the first columns of a row, otherwise add it to `out`."""
     store_floats(out, token, row, total if is_first else add(total, load_floats(out, token, row)))
 
 
