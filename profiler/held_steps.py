@@ -282,7 +282,7 @@ class HeldSteps:
         return _Times(times, is_launch_bound, sorted(reached), cost_ns)
 
 
-@functools.lru_cache(maxsize=4096)  # the same, also for a model that is attached again
+@functools.lru_cache(maxsize=4096)  # returns the same object, also for a model that is attached again
 def launch_bound(key: object) -> object:
     """Return `key` renamed for a launch-bound step, where its times mean something else. Layers stay as they are."""
     known: Any = BrickDefinition.of(key) if isinstance(key, BrickId) else key

@@ -31,7 +31,7 @@ from cbtop.protocol.signals import reraise_host_error, suppressed
 MAX_ENDED = 256  # processes
 MAX_ENDED_BYTES = 512 << 20
 LARGEST_SHARE = 4  # at most 1 / LARGEST_SHARE of the file system
-SPARE = 4  # beyond a bound, files go until one part in this many is free: not at every start again
+SPARE = 4  # beyond a bound, files are deleted until 1 / SPARE is free, so that not every start deletes some
 BEGINS_WITHIN_S = 600.0  # a ring that is not there by then will never be
 SWEPT_NAMES = 1024  # a starting host looks at this many names at most,
 SWEPT_AT_ONCE = 16  # and removes the files of this many processes: it adds none until it sweeps again
@@ -46,7 +46,7 @@ class EndedProcess:
     ring_path: Path
     last_sign_s: float  # Unix time
     size_bytes: int
-    has_ring: bool = True  # else it never recorded anything, and counts as no process
+    has_ring: bool = True  # if not, it never recorded anything and does not count as a process
 
     def remove(self) -> None:
         """Delete the files. Raises OSError."""

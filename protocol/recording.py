@@ -373,7 +373,7 @@ class RecordingReader:
         return _HEADER.size <= at <= end - _HEAD.size and self._head(at)[2:] == (time_ns, FrameKind.KEYFRAME)
 
     def _scan(self) -> tuple[tuple[tuple[int, int], ...], int, int]:
-        """Return the same, by walking the frames. A last frame that a kill cut off is skipped."""
+        """Return the index by walking the frames. A last frame that a kill cut off is skipped."""
         self._damaged.clear()  # a useless index does not count as damage
         keyframes: list[tuple[int, int]] = []
         at = last = _HEADER.size

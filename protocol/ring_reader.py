@@ -200,7 +200,7 @@ class RingReader:
 
     @property
     def is_filling(self) -> bool:
-        """Whether an eighth of it was written since the last read: the number in one slot tells.
+        """Whether an eighth of the ring was written since the last read. One slot's number is enough to tell.
 
         Raises RingError if the file has been cut short.
         """

@@ -260,7 +260,7 @@ def category_stats(bricks: Sequence[BrickStats]) -> list[CategoryStats]:
 
 
 def _alike(nodes: Column, first_of: Column) -> list[Column]:
-    """Return `nodes` in groups with the same entry in `first_of`, in the order of the first of each."""
+    """Group `nodes` by their entry in `first_of`. Groups are in the order of their first nodes."""
     firsts, begins, which = np.unique(first_of[nodes], return_index=True, return_inverse=True)
     if len(firsts) <= 1:
         return [nodes] if len(nodes) else []

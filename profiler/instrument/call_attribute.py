@@ -44,7 +44,7 @@ class _Alive(weakref.ref[Any]):
     key: int
 
 
-_alive: dict[int, _Alive] = {}  # the same modules: an entry ends with its module, before another module gets its id
+_alive: dict[int, _Alive] = {}  # by module id; an entry is removed with its module, before another module gets the id
 
 
 def _nobody(module: Any) -> None:

@@ -90,7 +90,7 @@ _HIDE = frozenset({"cu_seq_lens_q", "cu_seqlens_q", "cache", "block_table", "sli
 _ATTENTION = "_attention_forward"  # suffix of transformers' names, such as sdpa_attention_forward
 _EAGER = f"eager{_ATTENTION}"
 _CACHE_UPDATE = "cache_utils.update"
-_EAGER_METHOD = "_attn"  # the same in older models (GPT-J): a method of the attention, which is its first argument
+_EAGER_METHOD = "_attn"  # _EAGER in older models (GPT-J): a method of the attention, which is its first argument
 GENERATION = "transformers.generation.utils"
 
 

@@ -78,7 +78,7 @@ class Recording:
         self.bursts = bursts
         self.window = window
         self.step = step  # its key
-        self.stream = stream  # that it runs on
+        self.stream = stream  # the stream it runs on
 
     def launch(self, graph: int, places: GraphNodePlaces, stream: int) -> None:
         """Launch a captured graph as an executable of ours."""
