@@ -41,7 +41,7 @@ from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.vocabulary import NodeKind
 
 WARM_UP_SPREADS = 4.0  # median absolute deviations above the median; by chance one block in 300 exceeds this
-USUAL_SPREADS = 4.0  # the same for the time between steps; more is a pause
+USUAL_SPREADS = 4.0  # deviations above the median of the time between steps; more is a pause
 MAX_KERNELS = 8  # listed per brick
 
 _KEPT, _KEPT_GIVEN, _SEQUENCES, _SEQUENCES_GIVEN, _PLAIN, _PLAIN_TOKENS, _PLAIN_NS = (

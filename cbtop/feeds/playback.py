@@ -23,7 +23,7 @@ SLACK = 1.1  # extra reach for a curve: its samples are one a second, and some c
 # A jump begins this much earlier, and the states at the last keyframes are kept, so that small steps back are fast.
 STEPS_BACK_NS = 15_000_000_000
 RECENT_NS = 10_000_000_000  # a timeline shows the last 10 s, or those before the end of a process
-RANGE_RECENT_NS = 60_000_000_000  # the same for a chosen range
+RANGE_RECENT_NS = 60_000_000_000  # the timeline of a chosen range shows the last 60 s
 
 
 @dataclass(slots=True)
