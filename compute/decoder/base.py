@@ -415,7 +415,7 @@ class _FamilyReader:
                 f"{file.path} rotates {dimensions} of {self._head_dim} dimensions; "
                 "an even number up to that is wanted: convert the model again"
             )
-        # As in llama.cpp: a factor without a type is linear, and the old key counts only if the new one is missing.
+        # Like llama.cpp: a factor without a type is linear, and the old key counts only if the new one is missing.
         scaling = file.metadata.text(f"{prefix}.rope.scaling.type", default="linear")
         if scaling not in ("none", "linear", "yarn", "longrope"):
             raise ModelError(

@@ -29,7 +29,7 @@ _Dispatcher: Any = CPUDispatcher  # without types
 if settings.DISABLE_JIT:
     raise ComputeError("NUMBA_DISABLE_JIT is set: kernels are for vectors, which Python has none of; unset it")
 
-HALF_TO_SINGLE_BIAS = np.int32((127 - 15) << 23)  # the exponent's bias in binary32 less that in binary16
+HALF_TO_SINGLE_BIAS = np.int32((127 - 15) << 23)  # the exponent's bias in binary32 minus the bias in binary16
 SMALLEST_NORMAL_HALF = np.int32(0x0400)
 INFINITE_HALF = np.int32(0x7C00)  # not finite from here on: the exponent is all ones, also in binary32
 SMALLEST_NORMAL_HALF_VALUE = np.float32(2.0**-14)
