@@ -154,7 +154,7 @@ class HeldSteps:
         if not self._steps or not self._settling.acquire(blocking=may_wait):
             return
         try:
-            if not self._is_settling:  # else a signal handler came in between
+            if not self._is_settling:  # otherwise a signal handler came in between
                 self._is_settling = True
                 try:
                     self._settle(may_wait)

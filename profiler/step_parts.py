@@ -30,7 +30,7 @@ class AlikeParts:
         if known is not None and known[0] is step:
             return known[1]
         found = [scope_of(step, keys, scopes) for keys in self.keys]
-        if step.node != NO_NODE:  # else each step has a new scope, and their number has no bound
+        if step.node != NO_NODE:  # otherwise each step has a new scope, and their number has no bound
             self._known[id(step)] = step, found
         return found
 

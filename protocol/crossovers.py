@@ -75,7 +75,7 @@ class MachineCrossovers:
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """The same without the list, as the codec reads it."""
+    """A `MachineCrossovers` without its list of crossovers, in the form that the codec reads."""
 
     device: str
     threads: int

@@ -103,7 +103,7 @@ class Batch:
 class InFlight:
     """The innermost node that a thread, task or greenlet has started and not ended; its parents run too.
 
-    `node` is NO_NODE if it is in none, and HELD in a step that has no name yet. `start_ns` is None if it is not
+    `node` is NO_NODE outside all nodes, and HELD in a step that has no name yet. `start_ns` is None if it is not
     known, because a brick inside the node has ended since. `tokens`: of the step around it; 0: not known.
     """
 

@@ -156,7 +156,7 @@ def _held_and_adopted(
 
 
 def exclusive_of(table: NodeTable, inside: Inside, time_ns: Column, nested_ns: Column, overlap_ns: Column) -> Column:
-    """Return, by id, `time_ns` less the time of nodes inside that are shown separately.
+    """Return, by id, `time_ns` minus the time of nodes inside that are shown separately.
 
     They take their `nested_ns`; the `overlap_ns` that they share counts once.
     """

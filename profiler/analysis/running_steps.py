@@ -54,7 +54,7 @@ class RunningSteps:
     """
 
     def __init__(self) -> None:
-        # When the last step ended, whether it was cancelled, and how much of its time was in none of its parts.
+        # When the last step ended, whether it was cancelled, and how much of its time was outside its parts.
         self._ended: dict[int, tuple[int, bool, int]] = {}
         # Nodes, and their times in two rows: all of it, and the overlap with others.
         self._open: dict[int, list[tuple[Column, NDArray[np.int64]]]] = {}

@@ -187,7 +187,7 @@ class StampedGraph:
 
     def read(self) -> list[int] | None:
         """Return the device's time at each place in the last launch; None until it has finished."""
-        if self._times is None:  # else a signal interrupted the use of the last reading
+        if self._times is None:  # otherwise a signal interrupted the use of the last reading
             if not self._words[self._count - 1]:
                 return None
             times = self._words.first(self._count)

@@ -162,7 +162,7 @@ class Attachment:
                     for call in section.calls:
                         call.swap_out()
                     for module in section.modules:
-                        if standing(module) is None:  # else a different model's call replaces it
+                        if standing(module) is None:  # otherwise a different model's call replaces it
                             forget(module)
             self._sections = self._calls().sections(plan.sections, former)
             self._ask_first()

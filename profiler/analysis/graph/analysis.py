@@ -1,7 +1,7 @@
 """The critical path of an execution graph, and the slack of everything else."""
 
 # Rules
-# - A node counts with its exclusive time: its time less the time of nodes inside it. No nanosecond counts twice.
+# - A node counts with its exclusive time: its time minus the time of nodes inside it. No nanosecond counts twice.
 # - Nodes inside a node begin after its own time and end before it does.
 # - Only Sequence and DependsOn order nodes. A cycle is an error, and is never ignored.
 
