@@ -106,7 +106,7 @@ class StepBlocks:
         return (sum(block.wall_ns for block in pile.blocks) + pile.wall_ns) / 1e3
 
     def _count(self, batch: Batch, *, is_last: bool) -> Batch:
-        """Count the ended steps. Returns the records that belong to none of them yet."""
+        """Count the ended steps. Returns the records that do not belong to an ended step yet."""
         step_of, _, _ = self._table.columns()
         is_step = step_of[batch.node] == batch.node
         plain, amounts = batch.are(FLAG_PLAIN), batch.are(FLAG_AMOUNTS)
@@ -179,7 +179,7 @@ class StepBlocks:
 
 
 def _owners(batch: Batch, ends: Column, is_step: Flags, plain: Flags, odd: Flags) -> Column:
-    """Return the index of each record's step in `ends`: -1 if that step has not ended, -2 if it is in none."""
+    """Return the index of each record's step in `ends`: -1 if that step has not ended, -2 outside steps."""
     owner = np.full(len(batch.node), -1)
     owner[ends] = np.arange(len(ends))
     lane = (batch.flags >> LANE_SHIFT) & (LANES - 1)

@@ -135,7 +135,7 @@ def parse(text: str, where: tuple[str, int] = ("", 1)) -> Threshold:
 
 
 def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
-    """Return its result on each place it applies to. Raises UsageError if it applies to none."""
+    """Return the threshold's result for each place it applies to. Raises UsageError if there is no such place."""
     name = threshold.names[-1]
     if name == LOSS:
         lost = found.now.lost_percent
