@@ -22,7 +22,7 @@ from cbtop.protocol.attributes import Work
 
 ONE_THREAD = "numba"  # the backend of a kernel that never spreads over threads
 REFERENCE = "numpy"  # the backend of a brick that computes by references
-LEAST_BUDGET_US = 100.0  # of one token; in shorter calls the fixed cost of a call, which no roof covers, matters
+LEAST_BUDGET_US = 100.0  # per token; in shorter calls the fixed cost of a call matters, which no roof covers
 SLACK = 2.0  # times the contracts' bounds: in a step calls take 0.9 to 1.1 times these (AMD EPYC), more if it is busy
 Profiler = BrickProfiler  # as the rest of compute knows it
 Violated = Callable[["ComputeBrick", Iterable[str]], None]  # gets a brick and its violated conditions' names

@@ -51,7 +51,7 @@ MIB = 1 << 20
 LARGEST_BUFFER_BYTES = 1024 * MIB
 SMALLEST_BUFFER_BYTES = 64 * MIB
 UNKNOWN_CACHE_BYTES = 32 * MIB
-CACHES_PER_BUFFER = 4  # in a buffer four caches long, little of the last round is still cached
+CACHES_PER_BUFFER = 4  # in a buffer of four caches, little of the last round is still cached
 SHARE_OF_FREE_MEMORY = 4
 ROUNDS = 5
 LINE = 64  # bytes: of a vector, and of a row of a tile
@@ -64,8 +64,8 @@ WORD = 8  # bytes: of a read
 PRODUCTS_OF_TILES = 4 * 16 * 16 * 32  # of four tiles: 16 tokens, 16 rows, 32 columns
 TILE_REPEATS = 20_000
 CACHE_SHARE = 2  # a working set is half a cache: the rest is for other data
-CACHE_READ_BYTES = 256 * MIB  # that each thread reads from a cache in a round
-PRODUCT_SIZES = (4096, 2048, 1024, 512)  # of square matrices; a round takes the largest that it has time for
+CACHE_READ_BYTES = 256 * MIB  # bytes that each thread reads from a cache in a round
+PRODUCT_SIZES = (4096, 2048, 1024, 512)  # rows of square matrices; a round takes the largest that it has time for
 PRODUCT_S = 0.1
 
 
@@ -268,8 +268,9 @@ def measure_product(threads: int) -> Ceiling:
 
 
 def largest_size(sizes: Sequence[int], smallest_s: float, longest_s: float) -> int:
-    """Return the largest of `sizes` of square matrices with a product of at most `longest_s`, judged by the
-    smallest."""
+    """Return the largest of `sizes` whose product of square matrices takes at most `longest_s`.
+
+    The times are estimated from the smallest size, which takes `smallest_s`."""
     return next((size for size in sizes if smallest_s * (size / sizes[-1]) ** 3 <= longest_s), sizes[-1])
 
 

@@ -35,7 +35,7 @@ from cbtop.protocol.vocabulary import Provenance
 
 ROUNDS = 51
 PAUSE_NS = 20_000  # Python and small kernels between two products of a decoder
-COLUMNS = 768  # of the products, as in a small model, which has the least work
+COLUMNS = 768  # columns of the products: a small model's, which has the least work
 PRODUCT_ROWS = tuple(ROWS << step for step in range(10))  # 7 KB to 3.5 MB of Q4_K
 HEADS, KV_HEADS, HEAD_DIM = 14, 2, 64
 POSITIONS = tuple(16 << step for step in range(9))  # 14 K to 3.7 M products
@@ -66,13 +66,13 @@ class PairedTimes:
 
     @property
     def wins(self) -> bool:
-        """Whether the other way wins beyond the spread: three quarters of its rounds were faster than three quarters
-        of the first way's."""
+        """Whether the second method wins beyond the spread: three quarters of its rounds were faster than three
+        quarters of the first method's."""
         return statistics.quantiles(self.after_ns)[2] < statistics.quantiles(self.before_ns)[0]
 
     @property
     def loses(self) -> bool:
-        """Whether the other way is slower just as surely."""
+        """Whether the second method is slower beyond the spread."""
         return statistics.quantiles(self.before_ns)[2] < statistics.quantiles(self.after_ns)[0]
 
     @property

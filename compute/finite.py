@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from cbtop.compute.quantization.base import BlockFormat, Bytes
 
-EXPONENT = np.uint16(0x7C00)  # of a binary16: all of its bits are set in infinities and NaNs
+EXPONENT = np.uint16(0x7C00)  # exponent bits of a binary16: all are set in infinities and NaNs
 MANTISSA = np.uint16(0x03FF)
-FLOATS_BYTES = 1 << 20  # of plain floats, checked at a time: they stay in cache
+FLOATS_BYTES = 1 << 20  # plain floats checked at a time: they stay in cache
 
 
 def first_not_finite(block_format: BlockFormat, data: Bytes) -> tuple[int, int, str] | None:

@@ -32,10 +32,10 @@ MAX_KEYS = 10_000
 MAX_TENSORS = 20_000
 MAX_ARRAY_ELEMENTS = 2_000_000  # each string is a step of Python
 MAX_NAME_BYTES = 1_024
-MAX_TEXT_BYTES = 1_024  # of a text that is kept: names of models and architectures, not chat templates
+MAX_TEXT_BYTES = 1_024  # longest text that is kept: names of models and architectures, not chat templates
 MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
 LARGEST_DIMENSION = 1 << 31
-PIECE_BYTES = 1 << 14  # of strings that are skipped: some hundred of them, and little to read for a long one
+PIECE_BYTES = 1 << 14  # read at a time while strings are skipped: some hundred of them; little is read of a long one
 
 SUPPORTED_TYPES = ", ".join(block_format.name for block_format in FORMATS.values())
 # enum ggml_type, to name unsupported types; numbers that were withdrawn are their own names.
@@ -68,9 +68,9 @@ Value = str | int | float | Array
 class Tensor:
     """A tensor as in the header; `shape` has the fastest-varying dimension first, as in the file."""
 
-    code: int  # of its format, one of FORMATS
+    code: int  # code of its format, one of FORMATS
     shape: tuple[int, ...]
-    offset: int  # of its first byte: in the data; once the header is read, in the file
+    offset: int  # its first byte: in the data; once the header is read, in the file
     elements: int
     size_bytes: int
 

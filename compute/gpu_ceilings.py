@@ -27,13 +27,13 @@ Progress = Callable[[str, float | None], None]
 GIB = 1 << 30
 LARGEST_BUFFER_BYTES = 4 * GIB
 SHARE_OF_FREE_MEMORY = 4
-CACHES_PER_BUFFER = 4  # at least: less would in part be measured from the cache
+CACHES_PER_BUFFER = 4  # at least: a smaller buffer would partly be read from the cache
 ROUNDS = 9
 ROUND_S = 0.03
 WARM_S = 0.3
 # The best of those tried on an H100 (1 to 8 loads, 256 to 1024 threads, a grid that strides): all within 3 %.
 THREADS = 512
-LOADS = 2  # of 16 bytes, in flight in each thread; written out in SOURCE
+LOADS = 2  # loads of 16 bytes in flight in each thread; written out in SOURCE
 LOAD_BYTES = 16
 PRECISIONS = ("bfloat16", "float16", "tf32", "float32")
 PRODUCT_SIZES = (8192, 4096, 2048)

@@ -29,7 +29,7 @@ from cbtop.protocol.vocabulary import GUARD_CHECK, LOGITS_CHECK
 
 GUARD_BRICK = "Guard"
 FACTORS = "factors"  # the contracts' name
-MAX_SHARE = 0.005  # of the time since the guard began that samples may take
+MAX_SHARE = 0.005  # share of the time since the guard began that samples may take
 
 Calls = Sequence[Arguments]
 Run = Callable[..., None]  # (brick, elements, *calls)
@@ -102,7 +102,7 @@ class JidokaGuard:
         self._turn = 0
         self._position = 0
         self._of_pass: Fault | None = None  # the fault of the pass's logits
-        self._not_found = 0  # how often no brick was wrong when such a pass ran again
+        self._not_found = 0  # passes with faulty logits whose second run found no wrong brick
         self._bears_all = False  # whether the next brick is blamed even if its reference shows the fault
         self._clock_s = clock_s
         self._began_s = clock_s()

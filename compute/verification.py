@@ -42,7 +42,7 @@ from cbtop.compute.settings import crossovers, with_crossovers
 
 SIZES = (1, 7, 32, 200)
 SEED = 20261123
-MANY = 127  # tokens: one less than the most that pass together, so that they do not divide by four
+MANY = 127  # tokens: the largest batch minus one, so that it is not a multiple of four
 PRODUCTS_WITH = ((1, 1), (1, 2), (6, 1), (MANY, 2))  # (tokens, threads)
 PRODUCTS = (
     brick_specs.QKV_PROJECTION,

@@ -39,7 +39,7 @@ EACH_LOGIT = "each token's logit is that of float64"
 PROMPT_TOKENS = 32
 PROMPT_SEED = 7
 VERIFIED_TOKENS = 6  # five together, which do not divide by four, and one alone
-MOST_VERIFIED = 128  # the references of more take too long, and a pass takes at most this many together
+MOST_VERIFIED = 128  # references for more tokens take too long, and a pass takes at most this many together
 # For a whole pass: more tokens than one pass takes together, then some alone.
 PASS_TOKENS, PASS_DECODED = 140, 7
 # The tolerated difference of logits from float64's, in their standard deviations. Static. Exact products differ by

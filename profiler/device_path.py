@@ -21,10 +21,10 @@ DeviceTimer = tuple[Scope, Position, Mark]
 
 
 class DevicePath:
-    """Like `HostPath`, with start and end of every brick, layer and step taken on `clock` and deferred in `pending`.
+    """Like `HostPath`, but times every brick, layer and step on `clock`, and defers the records in `pending`.
 
-    `host` knows the caller's place in the graph for both. If `kept` is given, and the mode does not wait for the
-    device, it keeps the steps and nothing waits.
+    `host` tracks the caller's place in the graph for both paths. If `kept` is given, and the mode does not wait for
+    the device, `kept` holds the steps and no call waits.
     """
 
     implementation = "python"

@@ -79,7 +79,7 @@ class HeldStep:
     lost: int = 0  # parts that will not arrive
 
     def told(self, parts: Iterable[Part] | None) -> None:
-        """Add the parts that it waited for; None: they are lost."""
+        """Add the parts that it waited for, or None if they are lost."""
         if parts is None:
             self.lost += 1
         else:
@@ -154,7 +154,7 @@ class HeldSteps:
         if not self._steps or not self._settling.acquire(blocking=may_wait):
             return
         try:
-            if not self._is_settling:  # else a signal handler came in between
+            if not self._is_settling:  # otherwise a signal handler came in between
                 self._is_settling = True
                 try:
                     self._settle(may_wait)
@@ -282,7 +282,7 @@ class HeldSteps:
         return _Times(times, is_launch_bound, sorted(reached), cost_ns)
 
 
-@functools.lru_cache(maxsize=4096)  # the same, also for a model that is attached again
+@functools.lru_cache(maxsize=4096)  # returns the same object, also for a model that is attached again
 def launch_bound(key: object) -> object:
     """Return `key` renamed for a launch-bound step, where its times mean something else. Layers stay as they are."""
     known: Any = BrickDefinition.of(key) if isinstance(key, BrickId) else key

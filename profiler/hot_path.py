@@ -26,7 +26,7 @@ from cbtop.protocol.vocabulary import NodeKind
 TOO_MANY = 1 << 63  # elements
 BEFORE_ALL_NS = -(1 << 63)
 NOWHERE = -1  # an offset that no memory has
-MAX_HELD = 1 << 16  # at most; further ones are recorded without a node, and so counted as rejected
+MAX_HELD = 1 << 16  # further ones are recorded without a node, and so counted as rejected
 
 HeldRecord = tuple["Scope", Any, Any, int, int]  # scope, start, end, elements, flags
 

@@ -23,7 +23,7 @@ Attributes = TypeVar("Attributes")
 
 
 def nodes_of(key: object, first_id: int, parent: int | None, inside: object) -> list[Node]:
-    """Return the node of `key` inside `parent`, followed by those of its kernels; `inside` is the parent's key.
+    """Return the node of `key` inside `parent`, followed by its kernels' nodes. `inside` is the parent's key.
 
     A layer's key is (NodeKind.LAYER, index), optionally with the name of its stack as a third. A step's is
     (NodeKind.STEP, name), optionally with the name of its model. Adopted work for a place has (NodeKind.ADOPTED,

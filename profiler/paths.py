@@ -1,4 +1,4 @@
-"""The paths of one profiler: the host's, that of its device, and those of models on a device."""
+"""The paths of one profiler: for the host, for its device, and for models on a device."""
 
 from __future__ import annotations
 

@@ -475,7 +475,7 @@ class BrickProfiler:
             turns = self._turns.turns = {}
         if len(turns) >= MAX_TURNS:  # a new name for each request: the turns are forgotten
             turns.clear()
-        if key is None:  # of steps without a name yet, at random: in turns, one name might always be skipped
+        if key is None:  # steps without a name yet are drawn at random: in turns, one name might always be skipped
             return self._chance.random() * self.sample_every < 1
         turn = turns.get(key, 0)
         turns[key] = (turn + 1) % self.sample_every

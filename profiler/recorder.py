@@ -159,7 +159,7 @@ class RingRecorder:
         self._catalog: CatalogWriter | None = None
         self._is_opening = False
         self._closed = False
-        self._path: Path | None = None  # of the ring: it stays readable after `close`
+        self._path: Path | None = None  # the ring's path: it stays readable after `close`
         self._reader: RingReader | None = None
         self._listeners: list[RingListener] = []
         self._answer = 0
@@ -297,7 +297,7 @@ class RingRecorder:
         for node, _ in nodes:
             if len(self._nodes) >= MAX_NODES:
                 self._leave_out("nodes", f"cbtop leaves out what is announced beyond {MAX_NODES} nodes")
-            elif node not in self._nodes[node.id - 1 : node.id]:  # else a signal cut it short the last time
+            elif node not in self._nodes[node.id - 1 : node.id]:  # otherwise a signal cut it short the last time
                 self._nodes.append(node)
         catalog = self._open()
         if catalog is not None:
@@ -323,7 +323,7 @@ class RingRecorder:
         if catalog is None or not (self._updates or catalog.is_behind) or self._clock_ns() < self._pause_until_ns:
             return
         begun_bytes = catalog.size_bytes
-        if catalog.flush():  # else the disk is full: the waiting part does not grow
+        if catalog.flush():  # otherwise the disk is full: the waiting part does not grow
             for key in list(self._updates):  # a signal handler may announce something meanwhile
                 payload = self._announced.get(key)
                 if payload is not None:
@@ -382,7 +382,7 @@ class RingRecorder:
     def _first_record(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
         self._open()
         record = self.record
-        if record != self._first_record:  # else a signal came while the files are being opened
+        if record != self._first_record:  # otherwise a signal came while the files are being opened
             record(tag, start_ns, end_ns, elements)
 
     def _open(self) -> CatalogWriter | None:
@@ -441,7 +441,7 @@ class RingRecorder:
                 with self._failures.kept_from_the_host("write beside the hot path"):
                     self.record = listener.attach(ring)
         except BaseException:
-            if self._catalog is None:  # else everything exists except for a listener: its records take the slow way
+            if self._catalog is None:  # otherwise only a listener is missing: its records take the slow way
                 with self._failures.kept_from_the_host("remove a file it began"):
                     catalog.path.with_suffix(".ring").unlink(missing_ok=True)
                     catalog.path.unlink(missing_ok=True)

@@ -97,7 +97,7 @@ class Scopes:
         while self._unsaid:  # first those that a signal has cut short, because numbers have no gaps
             first = self._unsaid[:]
             self._announce(first)
-            if self._unsaid[: len(first)] == first:  # else a signal handler has announced them
+            if self._unsaid[: len(first)] == first:  # otherwise a signal handler has announced them
                 del self._unsaid[: len(first)]
         return nodes[0].id
 

@@ -56,8 +56,8 @@ class Report:
     recorded_steps: int  # those with a recorded inside
     tokens: int
     wall_ns: int  # sum over the steps; 0 without steps
-    recorded_ns: int  # the same for those with a recorded inside
-    union_ns: int  # in which at least one step ran
+    recorded_ns: int  # sum over the steps with a recorded inside
+    union_ns: int  # time in which at least one step ran
     elapsed_ns: int  # from the first step's start to the last one's end; of a window, its length
     overwritten: int
     rejected: int

@@ -10,6 +10,7 @@ from cbtop.protocol.ring import NO_NODE
 
 if TYPE_CHECKING:
     from cbtop.profiler.hot_path import Scope
+    from cbtop.profiler.path import Path
 
 
 class AlikeParts:
@@ -30,7 +31,7 @@ class AlikeParts:
         if known is not None and known[0] is step:
             return known[1]
         found = [scope_of(step, keys, scopes) for keys in self.keys]
-        if step.node != NO_NODE:  # else each step has a new scope, and their number has no bound
+        if step.node != NO_NODE:  # otherwise each step has a new scope, and their number has no bound
             self._known[id(step)] = step, found
         return found
 
@@ -57,3 +58,24 @@ class Ended:
         self.end = end
         self.flags = flags
         self.inside = inside
+
+
+def show_progress(step: Any, path: Path) -> None:
+    """Show readers of the ring that the outermost step around `step` goes on: one inside it begins. None: it is none.
+
+    It is not recorded, so nothing else shows it.
+    """
+    if step is None:
+        return
+    while step.outer is not None:
+        step = step.outer
+    position = step.position
+    if position is None or position.recording:
+        return
+    root = position.scope
+    while root.parent is not None:
+        root = root.parent
+    there = root.children.get(step.key)
+    if there is not None:
+        size = step.tokens or step.sequences
+        path.publish(position, there, path.now_ns(), size if type(size) is int and 0 < size < 1 << 31 else 0)

@@ -27,7 +27,7 @@ from cbtop.profiler.lanes import SHARED_LANE, Lanes
 from cbtop.profiler.path import MOST, Told, amount_of
 from cbtop.profiler.pending import HostTime
 from cbtop.profiler.scopes import UNNAMED, NamedScopes, Scopes
-from cbtop.profiler.step_parts import AlikeParts, Ended, Inside, scope_of
+from cbtop.profiler.step_parts import AlikeParts, Ended, Inside, scope_of, show_progress
 from cbtop.protocol import clock
 from cbtop.protocol.ring import (
     FLAG_AMOUNTS,
@@ -389,7 +389,9 @@ class ActiveStep:
                 position.recording = True
             if not (steps.is_on and position.recording):
                 self.position, position.step = position, self
+                show_progress(outer, path)
                 return self
+            size = size if type(size := self.tokens or self.sequences) is int and 0 < size <= MOST else 0
             root = top = self._inside = position.scope
             while root.parent is not None:
                 top, root = root, root.parent
@@ -406,8 +408,7 @@ class ActiveStep:
                 position.recording = False  # until it ends
                 if (there := root.children.get(self.key)) is not None:
                     start_ns = start if isinstance(start, int) else path.now_ns()
-                    tokens = self.tokens if type(self.tokens) is int and 0 <= self.tokens <= MOST else 0
-                    path.publish(position, there, start_ns, tokens)
+                    path.publish(position, there, start_ns, size)
                 return self
             if self._name is None:
                 steps.show()  # because its records wait for its name
@@ -425,8 +426,7 @@ class ActiveStep:
             self._scope, self.position, position.step = scope, position, self
             path.enter(position, scope, now_ns)
             if self._is_outermost:
-                tokens = self.tokens if type(self.tokens) is int and 0 <= self.tokens <= MOST else 0
-                path.publish(position, scope, now_ns, tokens)
+                path.publish(position, scope, now_ns, size)
         except BaseException as error:
             self.position = self._mark = None  # what has not begun will not be ended
             if not isinstance(error, Exception):

@@ -27,8 +27,8 @@ from cbtop.protocol.messages import (
 
 MAX_ANNOUNCED = 10_000  # of each kind
 MAX_COMPILATIONS = 64  # the newest
-MAX_ANNOUNCED_BYTES = 16 << 20  # of all kinds together, as they are encoded
-MAX_KEPT = 1_000_000  # of all sources of a viewer or a recording together: each takes some 700 bytes there
+MAX_ANNOUNCED_BYTES = 16 << 20  # total of all kinds, encoded
+MAX_KEPT = 1_000_000  # total of all sources of a viewer or a recording: each takes some 700 bytes there
 
 # The messages that a host may announce.
 Announcement = (

@@ -15,7 +15,7 @@ from typing import Any
 from cbtop.protocol.vocabulary import TransferDirection
 
 UNKNOWN_TYPE = "unknown type"  # as `Work.dtype`
-MAX_QUANTITY = 1e24  # of flops, bytes, budgets and rates: sums of larger ones could overflow
+MAX_QUANTITY = 1e24  # limit for flops, bytes, budgets and rates: sums of larger ones could overflow
 
 Grid = tuple[int, int, int]
 
@@ -83,7 +83,7 @@ class KernelAttributes:
     static_shared_memory_bytes: int | None = None
     registers: int | None = None  # per thread
     local_memory_bytes: int | None = None  # per thread: spilled from registers
-    occupancy_percent: int | None = None  # of a multiprocessor's threads, the most that may run at a time
+    occupancy_percent: int | None = None  # share of a multiprocessor's threads that may run at a time, at most
 
     def __post_init__(self) -> None:
         for name in [one.name for one in fields(KernelAttributes)]:

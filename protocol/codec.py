@@ -32,8 +32,8 @@ from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind
 msgpack = load_msgpack()
 MAX_FRAME_BYTES = 64 << 20  # a keyframe of a full node table with its histograms is smaller
 MAX_NAME_CHARS = 256
-MAX_ITEMS = 200_000  # of any list: the node table is bounded at 100,000
-MAX_PARTS = 5_000_000  # of all lists and maps of a frame together: each takes memory many times its one byte
+MAX_ITEMS = 200_000  # items of any list: the node table is bounded at 100,000
+MAX_PARTS = 5_000_000  # items of all lists and maps of a frame: each takes memory many times its one byte
 I64_MIN = -(1 << 63)
 U64_MAX = (1 << 64) - 1  # a PTX hash is the one u64
 
@@ -160,7 +160,7 @@ def _integer(value: Any, where: str) -> int:
 
 
 def _number(value: Any, where: str) -> float:
-    if type(value) is int:  # in JSON it may have any number of digits
+    if type(value) is int:  # JSON allows any number of digits
         value = float(_integer(value, where))
     if type(value) is not float or not math.isfinite(value):
         raise DecodeError(f"{where}: {value!r:.40} is no finite number")
@@ -363,7 +363,7 @@ def _sure_for(kind: type) -> Callable[[Any], bool]:
 _AS_THEY_ARE = {int, float, bool, bytes, types.NoneType}
 _KINDS = get_args(messages.Message)
 _PLAIN: dict[type, Callable[[Any], object]] = {kind: plain_for(kind) for kind in _KINDS}
-# As `_plain` does anyway, but faster: most values are names and strings.
+# These do the same as `_plain`, but faster: most values are names and strings.
 _PLAIN |= dict.fromkeys((BrickCategory, BrickId, NodeKind), operator.attrgetter("_value_"))
 _PLAIN[str] = _cut
 _READERS = {kind.__name__: reader_for(kind) for kind in _KINDS}

@@ -28,10 +28,12 @@ MAX_US = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """Work of `value` or more is done the other way: measured, or static with a `note` why nothing was found.
+    """The amount of work, `value`, from which on the second of two methods is used instead of the first.
 
-    If it was measured: the medians of a call of that size, one way and the other, and the larger spread of both (the
-    middle half of the rounds, relative to the median). Raises ValueError for a figure that makes no sense.
+    It is measured, or static with a `note` that explains why no measured value exists. If it was measured,
+    `before_us` and `after_us` are the median times of a call of that size by each method, and `spread_percent` is the
+    larger of both spreads (the middle half of the rounds, relative to the median). Raises ValueError for a figure
+    that makes no sense.
     """
 
     name: str
@@ -73,7 +75,7 @@ class MachineCrossovers:
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """The same without the list, as the codec reads it."""
+    """A `MachineCrossovers` without its list of crossovers, in the form that the codec reads."""
 
     device: str
     threads: int

@@ -30,8 +30,8 @@ from cbtop.protocol.signals import reraise_host_error, suppressed
 
 MAX_ENDED = 256  # processes
 MAX_ENDED_BYTES = 512 << 20
-LARGEST_SHARE = 4  # at most one part in this many of the file system
-SPARE = 4  # beyond a bound, files go until one part in this many is free: not at every start again
+LARGEST_SHARE = 4  # at most 1 / LARGEST_SHARE of the file system
+SPARE = 4  # beyond a bound, files are deleted until 1 / SPARE is free, so that not every start deletes some
 BEGINS_WITHIN_S = 600.0  # a ring that is not there by then will never be
 SWEPT_NAMES = 1024  # a starting host looks at this many names at most,
 SWEPT_AT_ONCE = 16  # and removes the files of this many processes: it adds none until it sweeps again
@@ -46,7 +46,7 @@ class EndedProcess:
     ring_path: Path
     last_sign_s: float  # Unix time
     size_bytes: int
-    has_ring: bool = True  # else it never recorded anything, and counts as no process
+    has_ring: bool = True  # if not, it never recorded anything and does not count as a process
 
     def remove(self) -> None:
         """Delete the files. Raises OSError."""
@@ -72,7 +72,7 @@ def runs(ring_path: Path) -> bool:
         if not ring_path.exists() and _is_young(ring_path):
             return True  # not asked for the lock: the process may be about to take it
         if not is_running(pid, start):
-            return is_locked(catalog)  # in another pid namespace it may well be alive
+            return is_locked(catalog)  # it may still run in another pid namespace
         return not _is_closed(ring_path) and (is_locked(catalog) or has_mapped(pid, ring_path))
     except OSError as error:  # no descriptor left to look with
         reraise_host_error(error)
@@ -153,7 +153,7 @@ def _is_closed(ring_path: Path) -> bool:
         reader = RingReader(ring_path)
     except RingError as error:
         reraise_host_error(error)
-        return False  # of a different version, or not a ring: not known
+        return False  # not known: it has a different version, or is not a ring
     try:
         return reader.is_closed
     finally:

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 from cbtop.protocol.errors import EndpointError
 from cbtop.protocol.runtime_directory import runtime_directory
 
-WANTED_DESCRIPTORS = 24  # by one end of a link: libzmq's threads and sockets, and ours
-MAX_IPC_PATH_BYTES = 107  # sun_path of sockaddr_un(7), less the closing zero
+WANTED_DESCRIPTORS = 24  # descriptors that one end of a link uses: libzmq's threads and sockets, and ours
+MAX_IPC_PATH_BYTES = 107  # sun_path of sockaddr_un(7), without the closing zero
 _HOST = re.compile(r"[A-Za-z0-9_.:*-]+")
 
 

@@ -1,7 +1,7 @@
 """Measurements of this machine, as a list in a JSON file under the user's cache directory.
 
 Rules
-- Its content is hostile until read: its size, its list and every field are checked like those of a message.
+- Its content is hostile until read: its size, its list and every field are checked like a message.
 - A file that may be missing is tested first, because an exception that is caught in a host keeps its frames, and the
   model in them, until the garbage is collected.
 - It is replaced completely or not at all, with mode 0600.

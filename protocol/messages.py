@@ -23,11 +23,11 @@ from cbtop.protocol.attributes import (
 from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample, Unknown
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance, SourceStatus
 
-BUSY_PERCENT = 5  # of a machine: an idle system uses less
-UNSURE_PERCENT = 10  # of a roof: rounds further apart tell little about what is possible
+BUSY_PERCENT = 5  # share of a machine: an idle system uses less
+UNSURE_PERCENT = 10  # share of a roof: rounds further apart tell little about what is possible
 
 PROTOCOL_MAJOR = 2  # 2: histograms travel as cells
-PROTOCOL_MINOR = 3  # 1: devices; 2: kernels in a burst; 3: the time in which any step ran, what a quiet process is in
+PROTOCOL_MINOR = 3  # 1: devices; 2: kernels in a burst; 3: the time with running steps, the place of a quiet process
 
 Packed = NewType("Packed", bytes)  # columns of records, see `cbtop.protocol.columns`
 Name = Annotated[str, "shown where it is empty"]

@@ -107,9 +107,9 @@ def process_start(pid: int) -> int | None:
 
 
 def is_running(pid: int, start: int) -> bool:
-    """Whether a process `pid` runs that may be the one whose own `process_start` was `start`.
+    """Whether `pid` is running and may be the process that reported `start` as its `process_start`.
 
-    A different time namespace has different numbers for the same moment, so only the pid of a process there is known.
+    A different time namespace has different numbers for the same moment, so such a process is matched by pid only.
     Raises OSError if there is no descriptor left to look with.
     """
     found = process_start(pid)

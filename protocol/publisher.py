@@ -42,7 +42,7 @@ MAX_LET_IN = 8  # viewers a turn, each of whom may send much before it is cut of
 SOON_MS = 10
 SEND_HIGH_WATER_MARK = 32  # messages a viewer: three seconds at ten updates a second
 RECEIVE_HIGH_WATER_MARK = 16  # subscriptions of a viewer that libzmq queues before it takes them in without a bound
-RECEIVE_BUFFER_BYTES = 4096  # the same for the system, whose buffer is still taken in after a connection is cut off
+RECEIVE_BUFFER_BYTES = 4096  # the system's buffer: libzmq still reads what is in it after a connection is cut off
 HANDSHAKE_MS = 10_000
 HEARTBEAT_MS = 5_000
 SILENT_MS = 30_000  # a viewer that answers no heartbeat, or takes no byte, for this long is gone: it may come again
@@ -89,7 +89,7 @@ class Publisher:
         self._peers = Peers(TOPICS, lambda line: self._authenticator.log_once(line, line))
         self._socket.monitor("inproc://peers", MONITORED)
         self._monitor = self._context.socket(zmq.PAIR)
-        self._monitor.setsockopt(zmq.RCVHWM, 0)  # at a limit, libzmq would wait for us, and we for it during close
+        self._monitor.setsockopt(zmq.RCVHWM, 0)  # at a limit, libzmq would wait for us, and `close` for libzmq
         self._monitor.connect("inproc://peers")
         self._poller = zmq.Poller()
         for listened in (self._socket, self._monitor, self._authenticator.questions):

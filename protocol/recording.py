@@ -165,7 +165,7 @@ def encode_frame(kind: FrameKind, time_ns: int, messages: Iterable[bytes]) -> by
 
 
 def _adler32_of_both(first: int, second: int, second_length: int) -> int:
-    """Return the Adler-32 (RFC 1950) of two joined strings, from that of each and the length of the second."""
+    """Return the Adler-32 (RFC 1950) of two joined strings, from their checksums and the length of the second."""
     low = ((first & 0xFFFF) + (second & 0xFFFF) - 1) % 65_521
     high = ((first >> 16) + (second >> 16) + second_length * ((first & 0xFFFF) - 1)) % 65_521
     return high << 16 | low
@@ -373,7 +373,7 @@ class RecordingReader:
         return _HEADER.size <= at <= end - _HEAD.size and self._head(at)[2:] == (time_ns, FrameKind.KEYFRAME)
 
     def _scan(self) -> tuple[tuple[tuple[int, int], ...], int, int]:
-        """Return the same, by walking the frames. A last frame that a kill cut off is skipped."""
+        """Return the index by walking the frames. A last frame that a kill cut off is skipped."""
         self._damaged.clear()  # a useless index does not count as damage
         keyframes: list[tuple[int, int]] = []
         at = last = _HEADER.size

@@ -12,8 +12,8 @@ Layout (little-endian; every word is a signed 64-bit integer; version 2)
     word 16    cursor: at least this many records were begun (a cache line of its own)
     word 24    61 slots of 8 words, one per thread, task or greenlet: native thread id (0: free), the node it is in
                (0: none, -1: a step that has no name yet), since when in ns (0: not known, because a brick inside
-               that node has ended since), the size of its step: tokens, or sequences
-               if these are unknown (0: neither is known)
+               that node has ended since; a step that is not recorded: since the last step inside it began), the size
+               of its step: tokens, or sequences if these are unknown (0: neither is known)
     byte 4096  the records, number n in slot n mod capacity: start ns, end ns, elements, tag
     tag        bits 0-23 node id, bits 24-27 flags, bits 28-31 lane, bits 32-62 (n + 1) mod 2^31. Amounts have no
                lane: if the lane's lowest bit is set, the record is a plain step instead (FLAG_PLAIN)
@@ -99,7 +99,7 @@ SLOTS = 61
 NODE_BITS = 24
 MAX_NODE = (1 << NODE_BITS) - 1
 NEVER_WRITTEN = 0  # as a whole tag
-HELD = -1  # in a slot: in a step that has no name yet, where what runs has no node of its own
+HELD = -1  # slot value inside a step that has no name yet: its parts have no nodes
 NO_NODE = 0  # a record with it counts as rejected: bad arguments, or a node table that was full
 FLAG_FAILED = 1 << 24  # the brick ended in an exception
 FLAG_CANCELLED = 1 << 25  # a step that does not count, nor does anything that ran in it

@@ -103,7 +103,7 @@ class Batch:
 class InFlight:
     """The innermost node that a thread, task or greenlet has started and not ended; its parents run too.
 
-    `node` is NO_NODE if it is in none, and HELD in a step that has no name yet. `start_ns` is None if it is not
+    `node` is NO_NODE outside all nodes, and HELD in a step that has no name yet. `start_ns` is None if it is not
     known, because a brick inside the node has ended since. `size`: tokens or sequences of the step around it;
     0: not known.
     """
@@ -201,7 +201,7 @@ class RingReader:
 
     @property
     def is_filling(self) -> bool:
-        """Whether an eighth of it was written since the last read: the number in one slot tells.
+        """Whether an eighth of the ring was written since the last read. One slot's number is enough to tell.
 
         Raises RingError if the file has been cut short.
         """
@@ -273,7 +273,7 @@ class RingReader:
     def in_flight(self) -> list[InFlight]:
         """Return the node that each thread, task or greenlet of the writer is in, or was in when it was killed.
 
-        Threads in no named node are left out. Raises RingError as `threads`.
+        Threads outside all named nodes are left out. Raises RingError like `threads`.
         """
         return [thread for thread in self.threads() if thread.node > NO_NODE]
 
@@ -303,7 +303,7 @@ class RingReader:
         """Return when the newest record ended, by the writer's clock, or None if there is no record with a time.
 
         Needs no numpy and few reads: it searches the records beyond the cursor by halves, and takes the newest time
-        among the last ones. Raises RingError as `produced`.
+        among the last ones. Raises RingError like `produced`.
         """
         begun = self._word(CURSOR_WORD)
         if not 0 <= begun <= MAX_RECORDS:

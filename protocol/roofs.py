@@ -36,7 +36,7 @@ TORCH_COMPUTE = {
     "matmul_bfloat16": "bfloat16",
     "matmul_float16": "float16",
 }
-_FIRST_PROCESSOR_BYTES = 4096  # of /proc/cpuinfo: the rest, about other processors, takes the kernel time
+_FIRST_PROCESSOR_BYTES = 4096  # read of /proc/cpuinfo: the rest is about other processors and takes the kernel time
 _CPUINFO = Path("/proc/cpuinfo")
 _DRIVER = Path("/proc/driver/nvidia/version")
 _DRIVER_VERSION = re.compile(r"\s(\d+\.\d+(?:\.\d+)?)\s")
@@ -54,7 +54,7 @@ class DeviceRoofs:
     multiprocessors: int | None = None
     driver: str = ""
     power_limit_w: int | None = None
-    weights_bytes: int | None = None  # of the model that one of them was measured for
+    weights_bytes: int | None = None  # weights of the model that one of the roofs was measured for
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -109,7 +109,7 @@ def keep_roofs(measured: Iterable[DeviceRoofs]) -> tuple[DeviceRoofs, ...]:
 
 
 def _merged(old: DeviceRoofs | None, new: DeviceRoofs) -> DeviceRoofs:
-    """Return the better one of each roof of `new`, with those of `old` that a short measurement does not have."""
+    """Return the better measurement of each roof of `new`, and the roofs of `old` that a short measurement lacks."""
     if old is None:
         return new
     before = {one.name: one for one in old.ceilings}

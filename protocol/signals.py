@@ -14,7 +14,7 @@ _CO_VARARGS = 4  # inspect's
 def is_ours(error: BaseException) -> bool:
     """Whether `error`, raised in our code, may be kept from the host: no interrupt, and from none of its handlers."""
     trace = error.__traceback__
-    # An exception raised right here was raised in no handler. Looking at this frame's names would keep them alive.
+    # An exception raised in this frame did not come from a handler. Reading the frame's locals would keep them alive.
     is_from_here = trace is None or trace.tb_next is None
     return isinstance(error, Exception) and (is_from_here or not is_of_a_signal_handler(error))
 

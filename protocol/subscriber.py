@@ -87,7 +87,7 @@ class Subscriber:
     def ask(self, prefix: bytes, what: bytes = b"") -> bytes:
         """Ask the daemon by `prefix`, in place of the previous question. Returns the topic."""
         before, self._asked = self._asked, _question(prefix) + what
-        if self._redial_s is None:  # else it is sent as soon as there is a link
+        if self._redial_s is None:  # otherwise it is sent as soon as there is a link
             self._socket.unsubscribe(before)
             self._socket.subscribe(self._asked)
         return self._asked
@@ -100,7 +100,7 @@ class Subscriber:
             self._topics.append(topic)
         else:
             self._topics.remove(topic)
-        if self._redial_s is None:  # else it is sent as soon as there is a link
+        if self._redial_s is None:  # otherwise it is sent as soon as there is a link
             (self._socket.subscribe if on else self._socket.unsubscribe)(topic)
 
     def _hang_up(self) -> None:

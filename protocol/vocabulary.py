@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum, StrEnum
 
 GUARD_CHECK = "guard"  # the check that fails for the guard's findings
-LOGITS_CHECK = "logits"  # the same for a step's logits, if no brick was wrong when the step ran again; under LmHead
+LOGITS_CHECK = "logits"  # fails for a step's logits if no brick was wrong when the step ran again; under LmHead
 PRECONDITION = "precondition "  # prefix of the name of a check of a kernel's arguments
 
 

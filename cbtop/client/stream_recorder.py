@@ -32,7 +32,7 @@ KINDS = {LIVE: FrameKind.LIVE, RECORDS: FrameKind.RECORDS}
 
 
 class StreamRecorder:
-    """Records the messages of the daemon at `endpoint`, except those of rings in `left_out`.
+    """Records the messages of the daemon at `endpoint`, except messages of rings in `left_out`.
 
     If `endpoint` is None, it is this user's daemon, started inside if none runs. Raises RecordingError if the file
     cannot be made, EndpointError for an invalid address, KeysError for an address on another host without `keys`.

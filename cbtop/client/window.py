@@ -47,7 +47,7 @@ class TimeRange:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Of `seen` records, `lost` were lost since the daemon attached."""
+    """The number of `seen` records, and how many of them were `lost`, since the daemon attached."""
 
     lost: int = 0
     seen: int = 0
@@ -67,7 +67,7 @@ class _Slice:
     begin_ns: int
     losses: Losses | None  # until the slice began, if known
     parts: list[Growth] = field(default_factory=list)
-    before_ns: dict[int, int] = field(default_factory=dict)  # as in Stretch, for a range that begins with this slice
+    before_ns: dict[int, int] = field(default_factory=dict)  # like `before_ns` of a range that begins with this slice
 
     @property
     def size_bytes(self) -> int:
@@ -121,14 +121,14 @@ class Window:
     def tick(self, monotonic_ns: int, growth: Growth | None = None, losses: Losses | None = None) -> None:
         """Set the daemon's clock to `monotonic_ns`, add the growth, and begin a slice if one is due.
 
-        A repeated message (from a keyframe) begins none, because not every viewer hears it.
+        A repeated message (from a keyframe) does not begin a slice, because not every viewer receives it.
         """
         self.now_ns = monotonic_ns
         if self._losses is None:  # losses before the first report belong to no slice
             for one in self._slices:
                 one.losses = losses
         self._losses = losses = losses or self._losses
-        if growth is not None and self._slices:  # growth before the first slice belongs to none
+        if growth is not None and self._slices:  # growth before the first slice is in no slice
             self._slices[-1].parts.append(growth)
             self.size_bytes += growth.size_bytes
             if self._sum is not None:

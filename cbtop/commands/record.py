@@ -115,7 +115,7 @@ class _Beside:
         os.close(begun)
 
     def is_over(self, recorder: StreamRecorder) -> bool:
-        """Whether it has ended, and its data and that of all processes begun since is read completely."""
+        """Whether it has ended, and its data and the data of all processes begun since is read completely."""
         if process_start(self._pid) == self._start:
             return False
         self._ended_s = self._ended_s or time.monotonic()

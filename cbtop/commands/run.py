@@ -64,7 +64,7 @@ NVIDIA_DRIVERS = ("/proc/driver/nvidia", "/dev/dxg")  # one of these exists if a
 HOOK = os.path.join(os.path.dirname(cbtop.profiler.__file__), "instrument", "import_hook")
 NOT_FOUND, NOT_ALLOWED = 127, 126  # the exit codes of a shell
 MAX_MARK_CHARS = 80
-END_SUFFIX = ".end"  # of the FIFO next to the mark of a run; also used by the import hook and `launched`
+END_SUFFIX = ".end"  # suffix of the FIFO next to a run's mark; also used by the import hook and `launched`
 SHELL = "/bin/sh"
 PYTHONS_LOCALES = ("C.UTF-8", "C.utf8", "UTF-8")
 
@@ -126,7 +126,7 @@ def run(options: argparse.Namespace) -> int:
             from cbtop.commands.shared.watch import watch
 
             return watch(program, command[0], options)
-    import signal  # already loaded here; its names of handlers differ from those of _signal
+    import signal  # already loaded here; its handlers have other names than in _signal
 
     for number, found in options.signals.items():
         signal.signal(number, found)

@@ -55,7 +55,7 @@ exit codes: 0 data seen, 1 runtime error or not let in, 2 usage, 3 nothing runni
 """
 
 POLL_MS = 100
-MAX_LONGER_S = 5.0  # a daemon that sends nothing meanwhile has no window
+MAX_LONGER_S = 5.0  # if the daemon sends nothing for this long, it has no window
 RANKS_WATCH_S = 1.5  # long enough to find the slowest of several ranks
 
 

@@ -21,7 +21,7 @@ from cbtop.units import count, number, percent
 ALIKE = 0.02  # relative difference of tokens or sequences per step: smaller than a reported change
 ALIKE_SHARE = 0.05  # of the steps of all phases
 ALIKE_CACHE = 0.10  # of the cached positions
-MAX_LOST_PERCENT = 0.1  # of the records, as for the verdict data-incomplete
+MAX_LOST_PERCENT = 0.1  # share of records, the same as for the verdict data-incomplete
 # These bricks of attention do not read the cache, so its length does not affect them.
 _READ_NO_CACHE = (BrickId.QKV_PROJECTION, BrickId.OUTPUT_PROJECTION, BrickId.ROPE_EMBEDDING)
 _NO_CACHE = {brick.display_name for brick in _READ_NO_CACHE}
@@ -47,7 +47,7 @@ class WorkChange:
 
     intensity: float  # FLOP per byte
     gflops: float
-    change: Change | None  # of GFLOP/s at its typical time; None if its calls differ or it does not run now
+    change: Change | None  # change of GFLOP/s at its typical time; None if its calls differ or it does not run now
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Comparison:
     unit: str = "token"  # or "step": the µs are per this unit
     step_us: Change | None = None
     tokens_per_sec: Change | None = None
-    changes: tuple[PlaceChange, ...] = ()  # of bricks, bricks in layers, and layers, by relative size of the change
+    changes: tuple[PlaceChange, ...] = ()  # bricks, bricks in layers, and layers, by relative size
     is_same_cache: bool = True  # whether the caches had about the same length; False if unknown
 
     @property

@@ -68,7 +68,7 @@ def shared_ratio(befores: Mapping[Place, PlaceTimes], afters: Mapping[Place, Pla
     )
     if len(ratios) < MIN_SHARING:
         return None
-    # Not the median place: cache pollution hits most places, but little of the time.
+    # The median is not taken over places: cache pollution slows most places, but they take little of the time.
     reached_us = list(accumulate(us for _, us in ratios))
     return ratios[bisect_left(reached_us, reached_us[-1] / 2)][0]
 
@@ -170,7 +170,7 @@ def place_times(
     pacers = np.array([_tells_pace(place) for place in names])
     pace = _pace(rows[:, pacers], units)
     times = [one for part in np.split(rows, kinds, axis=1) for one in figures(part, units, along, pace)]
-    # Calls by place: a brick, a brick in a layer, or a layer; and the part of a brick outside layers.
+    # Each node's place: a brick or a layer, a brick in a layer, and the part of a brick outside layers.
     size = len(totals.table) + 1
     in_all, in_cell, outside = (np.full(size, -1) for _ in range(3))
     for at, (place, nodes) in enumerate(zip(names, places.nodes, strict=True)):

@@ -21,7 +21,7 @@ READINGS = 5.0  # times the clock's resolution: in a shorter call a fifth or mor
 ENOUGH_BLOCKS = 20  # enough blocks to know their spread, if they are not correlated
 LEAST_PERCENT = 3.0  # two runs on one machine differ by about this much without a cause
 LEAST_LEARNED_PERCENT = 1.0  # if the scatter of runs is known: the error of a histogram's median
-CONFIDENCE = 0.99  # that chance has moved none of the figures compared together
+CONFIDENCE = 0.99  # probability that chance has moved none of the figures compared together
 MAX_ALIKE = 0.9  # correlation of neighbouring blocks; above it, their effective number is unknown
 _KINDS = 2  # bricks, and bricks in a layer, are equally likely to be flagged by the scatter of runs
 _LEAST_LONGER = 10  # blocks required to merge pairs of them
@@ -40,7 +40,7 @@ class Figure:
     mean: float
     error: float
     blocks: int
-    median_us: float | None = None  # of one call; None if unknown or not a call
+    median_us: float | None = None  # median of one call; None if unknown or not a call
     slope: float = 0.0
     slope_error: float = 0.0
     scatter: float = 0.0
@@ -140,7 +140,7 @@ def figures(
     all places' times in each block. If given, errors and slopes relative to it are known, too: caches grow while a
     clock drifts, and the clock's part is noise.
 
-    The mean is the ratio of the sums, its error that of batch means, by the linearised ratio (W. G. Cochran,
+    The mean is the ratio of the sums. Its error is that of batch means, by the linearised ratio (W. G. Cochran,
     "Sampling Techniques", 1977, chapter 6). The correlation of neighbours is the median over all columns, each
     less its bias (M. G. Kendall, "Note on bias in the estimation of autocorrelation", Biometrika 41, 1954), and at
     least zero.

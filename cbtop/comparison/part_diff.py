@@ -361,7 +361,7 @@ def _moved(part: StepGroup, off: float) -> dict[Place, PlaceTimes]:
     found = {}
     for place, one in part.places.items():
         brick, layer = place
-        # The median of the time between bricks is that of the layer or step around them.
+        # The median of the time between bricks is the median of the layer or step around them.
         calls = part.places.get((None, layer), one) if brick == BETWEEN_BRICKS else one
         time = _shifted(one.time, off)
         if calls.p50:

@@ -41,7 +41,7 @@ from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.vocabulary import NodeKind
 
 WARM_UP_SPREADS = 4.0  # median absolute deviations above the median; by chance one block in 300 exceeds this
-USUAL_SPREADS = 4.0  # the same for the time between steps; more is a pause
+USUAL_SPREADS = 4.0  # deviations above the median of the time between steps; more is a pause
 MAX_KERNELS = 8  # listed per brick
 
 _KEPT, _KEPT_GIVEN, _SEQUENCES, _SEQUENCES_GIVEN, _PLAIN, _PLAIN_TOKENS, _PLAIN_NS = (
@@ -126,7 +126,7 @@ class Run:
     failed_checks: tuple[str, ...] = ()
     gpu_clock_mhz: float | None = None  # median of its GPUs while it ran
     host_busy_percent: float | None = None  # median use of all processors, by any program
-    paces: tuple[Pace, ...] = ()  # of the machine, directly before and after it; empty: not measured
+    paces: tuple[Pace, ...] = ()  # the machine's pace directly before and after the run; empty if not measured
     runs: int = 1  # number of averaged runs
 
     @property

@@ -106,7 +106,7 @@ class StepBlocks:
         return (sum(block.wall_ns for block in pile.blocks) + pile.wall_ns) / 1e3
 
     def _count(self, batch: Batch, *, is_last: bool) -> Batch:
-        """Count the ended steps. Returns the records that belong to none of them yet."""
+        """Count the ended steps. Returns the records that do not belong to an ended step yet."""
         step_of, _, _ = self._table.columns()
         is_step = step_of[batch.node] == batch.node
         plain, amounts = batch.are(FLAG_PLAIN), batch.are(FLAG_AMOUNTS)
@@ -129,7 +129,7 @@ class StepBlocks:
             self._reached_ns = int(batch.start_ns[ends[counted[0]]])
         reached = np.maximum(np.maximum.accumulate(batch.end_ns[ends[counted]]), self._reached_ns)
         wall_ns = np.zeros(len(ends), np.int64)
-        wall_ns[counted] = np.diff(reached, prepend=self._reached_ns)  # with that of cancelled steps before it
+        wall_ns[counted] = np.diff(reached, prepend=self._reached_ns)  # including cancelled steps before it
         self._reached_ns = int(reached[-1])
         sequences = np.full(len(ends), -1)
         said = np.flatnonzero(amounts & (owner >= 0) & (owner < len(ends)))
@@ -179,7 +179,7 @@ class StepBlocks:
 
 
 def _owners(batch: Batch, ends: Column, is_step: Flags, plain: Flags, odd: Flags) -> Column:
-    """Return the index of each record's step in `ends`: -1 if that step has not ended, -2 if it is in none."""
+    """Return the index of each record's step in `ends`: -1 if that step has not ended, -2 outside steps."""
     owner = np.full(len(batch.node), -1)
     owner[ends] = np.arange(len(ends))
     lane = (batch.flags >> LANE_SHIFT) & (LANES - 1)
@@ -190,7 +190,7 @@ def _owners(batch: Batch, ends: Column, is_step: Flags, plain: Flags, odd: Flags
         next_end = np.searchsorted(ends[of_lane], here)
         known = next_end < len(of_lane)
         owner[here[known]] = of_lane[next_end[known]]
-    # The amounts of a step follow directly after it, and those of a call after that.
+    # The amounts of a step follow directly after it, then the amounts of a call.
     said = np.flatnonzero(odd)
     before = np.searchsorted(ends, said) - 1
     owner[said] = np.where(before >= 0, before, -2)

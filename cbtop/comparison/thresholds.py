@@ -33,10 +33,10 @@ from cbtop.units import count, counted, duration, number, percent
 FIGURES = ("p50", "p99", "per_token")
 RATE, UNATTRIBUTED, LOSS, STEP = "tokens_per_sec", "unattributed", "loss", "step"
 BLIND_PERCENT = 10.0  # if no smaller change of the median brick can be found, a gate is unsure
-MAX_BLIND_PERCENT = 50.0  # from here on it is not a gate
+MAX_BLIND_PERCENT = 50.0  # from here on, a threshold is not a gate
 MAX_NOISE_PERCENT = 100.0  # above it, not even a step that takes twice as long breaks anything
-FAR_PERCENT = 25.0  # on any usable machine, pauses of other programs lengthen a unit by less
-READINGS_OFF = 2  # of the clock: at the start of a call and at its end
+FAR_PERCENT = 25.0  # on a usable machine, pauses by other programs lengthen a unit by less than this
+READINGS_OFF = 2  # clock readings: at the start of a call and at its end
 _TOO_WIDE = (
     "the interval is too wide to tell whether this is a change; use more or longer runs (--learn 6), "
     "or a threshold of your own, such as step.p50<=1.05x"
@@ -135,7 +135,7 @@ def parse(text: str, where: tuple[str, int] = ("", 1)) -> Threshold:
 
 
 def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
-    """Return its result on each place it applies to. Raises UsageError if it applies to none."""
+    """Return the threshold's result for each place it applies to. Raises UsageError if there is no such place."""
     name = threshold.names[-1]
     if name == LOSS:
         lost = found.now.lost_percent

@@ -111,7 +111,7 @@ class Daemon:
         self._waiting: deque[str] = deque()  # rings that were listed but not opened yet
         self._there_before: frozenset[str] | None = None  # rings that existed when this daemon began
         self._list_again_s = 0.0
-        self._left: dict[str, tuple[EndedProcess, float]] = {}  # by ended processes, and since when they are known
+        self._left: dict[str, tuple[EndedProcess, float]] = {}  # ended processes, and since when they are known
         self._complaints: set[str] = set()
         self._joins_due_s = 0.0
         self._read_ns = time.perf_counter_ns()  # every source was read at this moment, or later
@@ -158,7 +158,7 @@ class Daemon:
                 source.close()
 
     def _discover(self) -> None:
-        """Open new rings, those of running processes first, and delete files of processes that ended too long ago."""
+        """Open new rings, running processes first, and delete files of processes that ended too long ago."""
         self._list()
         now_s = time.monotonic()
         due = [name for name, at_s in self._refused.items() if at_s <= now_s][:LOOKS_AT_ONCE]

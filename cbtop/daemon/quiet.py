@@ -87,7 +87,7 @@ class QuietWatch:
             in_flight=NO_NODE if newest is None else newest.node,
             in_flight_ns=None if begun_ns is None else now_ns - begun_ns,
             threads=len(inside),
-            is_watched=self._say and len(self._threads) < SLOTS,  # with all slots used, others may have none
+            is_watched=self._say and len(self._threads) < SLOTS,  # if all slots are used, other threads may have none
             last=last,
             in_flight_size=0 if newest is None else newest.size,
         )

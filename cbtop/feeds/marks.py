@@ -12,7 +12,8 @@ from cbtop.viewmodels.verdict import Severity
 
 MAX_MARKS = 10_000
 SECOND_NS = 1_000_000_000
-# A verdict begins if a view shows it now, none did for VERDICT_ENDS_NS, and the view existed JUST_BEFORE_NS ago.
+# A verdict begins when a view shows it. No view may have shown it during the last VERDICT_ENDS_NS, and the view must
+# have existed JUST_BEFORE_NS ago.
 VERDICT_ENDS_NS, JUST_BEFORE_NS = 10 * SECOND_NS, 3 * SECOND_NS
 LOOK_AGAIN_NS = 3 * SECOND_NS // 2  # every other heartbeat, because making the verdicts takes as long as half a frame
 FOUND_WITHIN_NS = 30 * SECOND_NS

@@ -23,7 +23,7 @@ SLACK = 1.1  # extra reach for a curve: its samples are one a second, and some c
 # A jump begins this much earlier, and the states at the last keyframes are kept, so that small steps back are fast.
 STEPS_BACK_NS = 15_000_000_000
 RECENT_NS = 10_000_000_000  # a timeline shows the last 10 s, or those before the end of a process
-RANGE_RECENT_NS = 60_000_000_000  # the same for a chosen range
+RANGE_RECENT_NS = 60_000_000_000  # the timeline of a chosen range shows the last 60 s
 
 
 @dataclass(slots=True)
@@ -182,7 +182,7 @@ class Playback:
         return (*SHOWN, FrameKind.RECORDS) if follows else SHOWN
 
     def _catch_up_in(self, chosen: _Range) -> None:
-        """Show the records of a range: those of its steps, limited to its last minute."""
+        """Show the records of a range: the records of its steps, limited to its last minute."""
         assert chosen.from_ns is not None
         from_ns = max(chosen.from_ns, chosen.until_ns - RANGE_RECENT_NS)
         is_before = True

@@ -60,7 +60,7 @@ class RecordingSearch:
             moments = list(self._steps_told(keys, from_ns - within_ns, from_ns))
             if len(moments) > 1 - steps:  # the oldest is where reading began
                 break
-        # A moment shows the last update before it, so its last step is the first one to take off.
+        # `from_ns` already shows the last update before it, so going back skips that update.
         return moments[:-1][::-1][:-steps] if moments else None
 
     def _steps_told(self, keys: Container[str] | None, begin_ns: int, end_ns: int) -> Iterator[int]:

@@ -59,7 +59,7 @@ def line_of(one: Judged) -> str:
 
 
 def summary(judged: Sequence[Judged]) -> str:
-    """Return for example `1 of 3 broken: …`, with the first of the worst."""
+    """Return for example `1 of 3 broken: …`, followed by the first verdict of the worst outcome."""
     for outcome in (Outcome.BROKEN, Outcome.UNKNOWN, Outcome.UNSURE):
         some = [one for one in judged if one.outcome is outcome]
         if some:

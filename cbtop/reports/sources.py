@@ -202,7 +202,7 @@ def clock_fields(clock: ClockView | None) -> dict[str, float | None]:
 
 
 def stall_fields(found: StallView | None) -> dict[str, Any] | None:
-    """Return how a running process makes no progress; null if it does."""
+    """Return why a running process makes no progress, or null if it makes progress."""
     return None if found is None else asdict(found)
 
 

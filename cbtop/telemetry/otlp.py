@@ -67,7 +67,7 @@ def serving(address: str, subscription: Subscription) -> Iterator[str]:
         from opentelemetry.sdk.trace.export import SpanExportResult
     except ImportError as error:
         raise UsageError("--otlp needs the OpenTelemetry SDK: pip install 'cbtop[otlp]'") from error
-    # As in `telemetry.serving`: a daemon without exports does not load the store.
+    # A daemon without exports does not load the store; see also `telemetry.serving`.
     from cbtop.telemetry.otlp_traces import SentSteps
     from cbtop.telemetry.steps import sample_steps
 
@@ -157,7 +157,9 @@ def _resource() -> Resource:
 
 
 def _name(metric: Metric) -> str:
-    """Return `cbtop.brick.duration` for cbtop_brick_duration: converted back, it has the suffixes of OpenMetrics."""
+    """Return the name in OTLP: `cbtop.brick.duration` for cbtop_brick_duration.
+
+    A collector that converts it to OpenMetrics adds the suffixes of OpenMetrics again."""
     return metric.name.replace("_", ".") + (".info" if metric.kind is MetricType.INFO else "")
 
 
@@ -187,7 +189,7 @@ def _data(metric: Metric, points: list[Point], now_ns: int) -> Sum | Gauge | His
             ],
             cumulative,
         )
-    # As doubles: exact up to 2^53, and no sum of hostile numbers is too large to encode.
+    # Doubles are exact up to 2^53, and no sum of hostile numbers is too large to encode.
     numbers = [
         export.NumberDataPoint(attributes(point), point.since_ns, now_ns, float(point.value))
         for point in points

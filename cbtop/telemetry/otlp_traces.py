@@ -42,8 +42,8 @@ def spans(
     """Return one trace: a span for each record of `step`, below the span of its node's parent at that time.
 
     The step's own span comes first, and links to `before`, the previously sent step of this process. Each span links
-    to that of its place in `run_before`, a step of an earlier run, if there is one. Times are Unix times, converted
-    with the two clocks that the process read together at its start; empty if those are impossible.
+    to the span of the same place in `run_before`, a step of an earlier run, if there is one. Times are Unix times,
+    converted with the two clocks that the process read together at its start. Returns [] if those are impossible.
     """
     # Imported here: the SDK takes a third of a second to load.
     from opentelemetry.sdk.trace import ReadableSpan

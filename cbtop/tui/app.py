@@ -336,7 +336,7 @@ class CbtopApp(App[int]):
         """Show the view `index`."""
         self._tabs.set_active(index)
         self._follow_records()
-        # A recording has the records of its moment at once, also while paused.
+        # A recording has the records of the shown moment immediately, even while paused.
         if self.SHOWN[index].needs_records and (self.replay() is not None or not self.paused):
             self.show()
         else:

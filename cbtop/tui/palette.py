@@ -26,7 +26,7 @@ class KeysByName(Provider):
                 yield Hit(score, matcher.highlight(_text(binding)), press)
 
     def _bindings(self) -> Iterator[Binding]:
-        """Yield one binding per action, those of the focused widget first.
+        """Yield one binding per action, the focused widget's first.
 
         Includes actions disabled while the palette is open; excludes Textual's own.
         """

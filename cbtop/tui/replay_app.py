@@ -14,7 +14,7 @@ _NOT_HERE = ("now", "save_history")  # a recording has no present, and contains 
 
 
 def _seek(keys: str, action: str, description: str, *, show: bool = False) -> Binding:
-    # They take priority over those of lists, which keep j k g G and, in the graph, h l.
+    # They take priority over the keys of lists, which keep j k g G and, in the graph, h l.
     return Binding(keys, action, description, show=show, priority=True)
 
 

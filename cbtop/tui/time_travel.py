@@ -28,9 +28,10 @@ NO_HISTORY = "there is no one daemon here whose memory could be looked into"
 
 
 class TimeTravel:
-    """Moves in the recording `past`; without one, in the history from `ask`, until `leave` returns to the present.
+    """Moves in the recording `past`, or without one in the history from `ask`. `leave` returns to the present.
 
-    Calls `show` to redraw at the same moment and `arrive` at a different one. Steps are those of `source`.
+    Calls `show` to redraw the same moment, and `arrive` after moving to a different one. It moves by steps of
+    `source`.
     """
 
     def __init__(

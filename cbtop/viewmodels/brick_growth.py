@@ -13,7 +13,7 @@ from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.vocabulary import BrickCategory
 
 MIN_BLOCKS = 6  # seconds with recorded steps
-LEAST_SHARE = 0.05  # of the bricks' time: smaller bricks are not representative
+LEAST_SHARE = 0.05  # share of the bricks' time: smaller bricks are not representative
 ALIKE = 0.15  # allowed deviation of each brick's factor from the common factor
 
 

@@ -21,7 +21,7 @@ TREND_S = SECONDS
 
 @dataclass(frozen=True, slots=True)
 class SizePoint:
-    """The time per token of a brick over those of the last 60 s in which steps had about this size."""
+    """A brick's time per token in the seconds, of the last 60, whose steps had about this size."""
 
     from_size: int  # mean size in a second, rounded
     to_size: int  # exclusive
@@ -60,12 +60,12 @@ class BrickRow:
     checks_failed: int
     backend: str
     roof: Distance | None = None  # None if its work or the machine's roofs are unknown
-    rank: str | None = None  # in a merge by maximum: the rank these figures are from
+    rank: str | None = None  # the rank that these figures are from, in a merge by maximum
     budget_gb_per_sec: float | None = None  # rate from which the budget per token was derived; None if static
     uncounted: int = 0  # calls without a count of elements
     size_bytes: float | None = None  # of collectives, derived from shapes
     dtypes: tuple[str, ...] = ()  # the types its calls multiply, as in `Work`
-    host_us: float | None = None  # on a device: the host's time in the median call, without bricks inside it
+    host_us: float | None = None  # the host's time in the median call without inner bricks, if it runs on a device
     launches: int | None = None  # kernels that a step launches for it
     # Histogram of its calls from shortest to longest; empty if not every call is counted in it.
     durations: Lazy[tuple[DurationBar, ...]] = Lazy(())

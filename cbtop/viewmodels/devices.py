@@ -78,7 +78,7 @@ class MachineView:
     processes: tuple[ProcessRow, ...]  # profiled ones first
     unknown: tuple[WhyView, ...]
     elsewhere: tuple[str, ...]  # sources in other pid namespaces, about which nothing is known
-    troubles: tuple[str, ...]  # of samplers that found nothing, as `nvml: why`
+    troubles: tuple[str, ...]  # samplers that found nothing, as `nvml: why`
 
     @property
     def gpus(self) -> tuple[DeviceRow, ...]:

@@ -20,15 +20,16 @@ from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 from cbtop.viewmodels.on_demand import Lazy, LazyValue, with_parts
 
 ODD = 1.2  # factor over the median of its peers at which a layer stands out; machine noise stays below it
-# The interval of a median, by order statistics: Z standard deviations of how many calls are shorter than it. It
-# misses one median in 1,500. It is that wide because the slowest of many layers is judged.
+# The interval of a median is taken from order statistics: the number of calls shorter than the median varies by Z
+# standard deviations. The interval misses one median in 1,500. It is wide because the slowest of many layers is
+# judged.
 Z = 3.0
-MIN_STEPS = 20  # recorded: medians of fewer scatter
-MIN_LAYERS = 6  # peers: the scatter of fewer is unknown
+MIN_STEPS = 20  # recorded steps: medians of fewer vary too much
+MIN_LAYERS = 6  # peers: with fewer, the variation is unknown
 # The modified z-score 0.6745 (x - median) / MAD and its limit for outliers: Iglewicz and Hoaglin, "How to detect and
 # handle outliers" (1993).
 Z_OF_MAD, OUTLIER_Z = 0.6745, 3.5
-ODD_PART = 0.1  # of the layers: if more are slow, the model is built that way
+ODD_PART = 0.1  # share of the layers: if more are slow, the model is built that way
 FIRST_US = 15.0  # per brick: extra time of the first layer of a recorded step, because our own code is cold
 
 

@@ -34,7 +34,7 @@ from cbtop.viewmodels.steps import StepsView, steps_per_sec_history, tokens_per_
 from cbtop.viewmodels.straggler import job_of
 from cbtop.viewmodels.time_range import NamedTime, TimeRangeView, since_s, time_range_of
 
-KEYS_JOINED_BY = "+"  # the key of a sum joins those of its members
+KEYS_JOINED_BY = "+"  # the key of a sum joins its members' keys
 
 # Two nodes are merged if their parents are and their static properties are equal.
 _static = attrgetter(*(f.name for f in fields(Node) if f.name not in ("id", "parent", "function")))
@@ -104,7 +104,7 @@ def _range_of(records: Sequence[SourceRecord]) -> tuple[float, float] | None:
 
 
 def members_of(record: SourceRecord, records: Iterable[SourceRecord]) -> list[SourceRecord]:
-    """Return those of `records` to merge with `record`: same model, same program, and same state.
+    """Return the `records` to merge with `record`: same model, same program, and same state.
 
     A killed process stays with the running ones it ran next to, so that it is missed. For a job, these are the newest
     processes of each rank, in any state. Two processes that run as the same rank, or ran at the same time, count
@@ -238,7 +238,7 @@ def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceReco
         time_ranges = [
             time_range_of(record, window) or window for record, (_, window) in zip(watched, found, strict=True)
         ]
-        covers = max if first.window.is_range else min  # in a range, sources that end in it cover less
+        covers = max if first.window.is_range else min  # sources that ended inside a range cover less of it
         covered_ns = covers(time_range.end_ns - time_range.begin_ns for time_range in time_ranges)
         return _sum_of_stats([stats for stats, _ in found], their_places, len(table)), TimeRange(0, covered_ns)
 
@@ -386,7 +386,7 @@ def _sum_of_histories(histories: Sequence[Sequence[float]], together: int) -> tu
 
 
 def _over(steps: StepsView, wall_us: float, range_us: float) -> StepsView:
-    """Return `steps` of `wall_us` with rates over the whole range; unchanged if `range_us` is 0."""
+    """Convert rates of `steps` from its `wall_us` to the whole `range_us`. Returns `steps` if `range_us` is 0."""
     if not range_us:
         return steps
 

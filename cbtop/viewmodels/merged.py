@@ -15,7 +15,7 @@ class TroubledMember:
     name: str
     state: str
     reason: str  # why it is gone
-    stall: StallView | None  # how it makes no progress
+    stall: StallView | None  # why it makes no progress
 
 
 @dataclass(frozen=True, slots=True)

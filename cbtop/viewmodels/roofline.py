@@ -25,7 +25,7 @@ class CeilingRow:
     value: float
     unit: str
     provenance: Provenance
-    median: float | None = None  # of the rounds; `value` is the best one
+    median: float | None = None  # median of the rounds; `value` is the best round
     lowest: float | None = None
     measured_on: str = ""  # date, with or without time
     load_percent: float | None = None  # use of the processors or the GPU by others during the measurement

@@ -150,7 +150,7 @@ class SourceView:
     step_us_history: Lazy[tuple[float | None, ...]] = Lazy(())
     # Recent window compared with the baseline; None without a baseline.
     baseline: Lazy[Comparison | None] = Lazy(None)
-    verdicts: Lazy[tuple[Verdict, ...]] = Lazy(())  # of the time range shown, the worst first
+    verdicts: Lazy[tuple[Verdict, ...]] = Lazy(())  # for the time range shown, the worst first
     # All sources including this one; None without a list.
     listed: Lazy[ListView | None] = Lazy(None)
     # The phase's kernels in the last burst; empty without one.
@@ -167,7 +167,7 @@ class SourceView:
 
     @property
     def are_rates_least(self) -> bool:
-        """As in SourceRow."""
+        """Like in SourceRow."""
         return are_rates_least(self.window, self.loss)
 
     @property
@@ -245,9 +245,9 @@ def source_view(
     window: bool = False,
     ceilings: Iterable[Ceiling] | None = None,
 ) -> SourceView:
-    """Return the view of `record` for `phase` (None: that of `shown_phase`), in its window or since the start.
+    """Return the view of `record` for `phase` (default: `shown_phase`), in its window or since the start.
 
-    `ceilings` are the roofs over it; None: those that it announced.
+    `ceilings` are the roofs of its roofline (default: the roofs that it announced).
     """
     found = shown(record, window=window)
     phases = found.phases

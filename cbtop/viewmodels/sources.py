@@ -36,7 +36,7 @@ TWO_SAMPLES = "a mean needs two samples"
 
 @dataclass(frozen=True, slots=True)
 class ClockView:
-    """The clocks of a source's host minus those of this one, accurate to `uncertainty_us`; derived."""
+    """The clocks of a source's host minus this host's clocks, accurate to `uncertainty_us`; derived."""
 
     offset_us: float  # of real time
     monotonic_offset_us: float  # of the clock used in records

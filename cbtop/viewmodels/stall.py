@@ -36,12 +36,12 @@ STEP_UNKNOWN = "whether a step runs is not known"
 
 
 class StallKind(StrEnum):
-    """The ways a running process makes no progress."""
+    """The reasons why a running process makes no progress."""
 
     STALLED = "stalled"  # something has run for far longer than usual
     SUSPENDED = "suspended"  # stopped by a signal or a debugger
     IDLE = "idle"  # between two steps
-    QUIET = "quiet"  # which of these is unknown, see `why`
+    QUIET = "quiet"  # unknown which of the above; see `why`
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def limit_s(usual_s: float | None) -> float:
 
 
 def stall_view(record: SourceRecord) -> StallView | None:
-    """Return how `record` makes no progress, or None if it does, has ended, or announces other work."""
+    """Return why `record` makes no progress. None if it makes progress, has ended, or announces other work."""
     state = record.state
     quiet = state.quiet if state is not None and state.state is SourceStatus.LIVE else None
     if quiet is None:

@@ -97,7 +97,7 @@ class StepsView:
 
 @dataclass(frozen=True, slots=True)
 class WarmUpView:
-    """The steps of the warm-ups. They are in no other figure."""
+    """The steps of the warm-ups. No other figure includes them."""
 
     steps: int
     took_us: float
@@ -107,7 +107,7 @@ class WarmUpView:
 def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | None) -> tuple[StepsView, ...]:
     """Return one entry per phase that ever ended a step, in order of first run, with warm-ups last.
 
-    The numbers are those of `stats`, which cover `time_range`.
+    The numbers come from `stats`, which cover `time_range`.
     """
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
     counts = record.stats.column("count")
@@ -235,7 +235,7 @@ def _steps_view(
     stats: NodeStats, step: Node, time_range: TimeRange | None, *, is_sample: bool, has_tokens: bool
 ) -> StepsView:
     phase, calls = display_name(step), stats.calls([step.id])
-    # Otherwise the tokens are those of some steps only, or of none.
+    # Otherwise only some steps count their tokens, or no step does.
     is_counted = has_tokens and not stats.rare("uncounted", (step.id,)) and (calls is None or calls.elements > 0)
     wall_ns = time_range.end_ns - time_range.begin_ns if time_range and not is_sample else 0
     tokens_ns = wall_ns if is_counted else 0

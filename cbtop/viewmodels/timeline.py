@@ -233,7 +233,7 @@ class _Lanes:
             yield from self._of(kind, at, 0)
 
     def about(self, moment_ns: float) -> Iterator[Lane]:
-        """Yield the lanes, each from a moment before `moment_ns` at which nothing ran on it."""
+        """Yield the lanes. Each begins at a moment before `moment_ns` when nothing ran on it."""
         for kind, at in self._groups:
             near, since_ns = self._found.quiet_from(at, moment_ns)
             since_ns = max(0, since_ns - self._begin_ns)

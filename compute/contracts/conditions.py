@@ -43,7 +43,9 @@ class _UnknownError(Exception):
 
 
 def failing(expressions: Sequence[Expression], names: Sequence[str], meaning: Sequence[Holds]) -> Failed:
-    """Return the function for `expressions` over values called `names`; `meaning` says of each whether it holds."""
+    """Return a function that takes the values called `names`, and returns a bit mask of the `expressions` that fail.
+
+    `meaning` has a Python function for each expression, which returns whether it holds."""
     if compiled is None:
         return lambda values: sum([1 << number for number, holds in enumerate(meaning) if not holds(values)])
     writer = _Writer(names)

@@ -284,7 +284,7 @@ __device__ __forceinline__ void write_gated(
 }
 """
 
-TOKENS = (1, 2, 4, 8)  # that share a read of weights, an entry each
+TOKENS = (1, 2, 4, 8)  # tokens that share a read of weights; each number has an entry
 MOST_THREADS = 128
 FEW_UNITS = 256  # of a row
 

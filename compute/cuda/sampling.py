@@ -11,7 +11,7 @@ from __future__ import annotations
 
 PLACE_BITS = 22  # bits of a logit's place: at most 2^22 logits
 THREADS = 256
-BLOCKS = 128  # that share a pass over the logits; the last one does the rest
+BLOCKS = 128  # blocks that share a pass over the logits; the last one does the rest
 
 SAMPLING = r"""
 #define PLACE_BITS 22

@@ -27,7 +27,7 @@ from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.planes import UNIT
 
 UNITS_OF_THREAD = (1, 2, 4, 5)  # more do not stay in registers
-MOST_WARPS = 16  # that share a row
+MOST_WARPS = 16  # warps that share a row
 WARPS_OF_BLOCK = 4  # if each warp has its own rows
 BLOCKS_OF_MULTIPROCESSOR = 8
 WARPS_AT_A_TIME, FEWER_WARPS, MANY_UNITS = 16, 12, 4  # on a multiprocessor

@@ -21,7 +21,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class KernelArguments:
-    """Makes calls with the scratch of float products or of int8 products. `epsilon` is that of all norms."""
+    """Makes calls with the scratch of float products or of int8 products. All norms use `epsilon`."""
 
     epsilon: float
     scratch: Any
@@ -45,7 +45,7 @@ class KernelArguments:
         return (x, space.delta, *others) if brick.spec is brick_specs.ADD_RMS_NORM else (x, *others)
 
     def norm(self, x: Floats, norm: Norm | None, out: Floats, codes: Int8Scratch | None = None) -> Arguments:
-        """Return the call of a norm. `codes` receives the int8 codes of the output; None if the norm makes none."""
+        """Return the call of a norm. `codes` receives the int8 codes of the output, or is None without codes."""
         assert norm is not None  # otherwise its brick would not exist
         of_both = (norm.weight,) if norm.bias is None else (norm.weight, norm.bias)
         in_int8 = () if codes is None else (out, codes.codes, codes.factors)

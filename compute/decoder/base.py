@@ -126,7 +126,7 @@ class LayerWeights:
     q: Projection
     k: Projection
     v: Projection
-    q_norm: Norm | None  # of head_dim; None if queries and keys are not normalised
+    q_norm: Norm | None  # over head_dim; None if queries and keys are not normalised
     k_norm: Norm | None
     output: Projection
     attention_post_norm: Norm | None  # None if the half layer's output is not normalised
@@ -201,7 +201,7 @@ class Model:
     window: int  # positions that a token sees in sliding layers, its own included; 0: all
     epsilon: float
     rope: Rope
-    sliding_rope: Rope  # of sliding layers: `rope` itself if all layers are alike
+    sliding_rope: Rope  # RoPE of sliding layers: `rope` itself if all layers are alike
     activation: Activation
     embedding_scale: float
     attention_scale: float  # of scores
@@ -415,7 +415,7 @@ class _FamilyReader:
                 f"{file.path} rotates {dimensions} of {self._head_dim} dimensions; "
                 "an even number up to that is wanted: convert the model again"
             )
-        # As in llama.cpp: a factor without a type is linear, and the old key counts only if the new one is missing.
+        # Like llama.cpp: a factor without a type is linear, and the old key counts only if the new one is missing.
         scaling = file.metadata.text(f"{prefix}.rope.scaling.type", default="linear")
         if scaling not in ("none", "linear", "yarn", "longrope"):
             raise ModelError(

@@ -48,7 +48,7 @@ class _Layer:
     weights: LayerWeights
     k_cache: Cache
     v_cache: Cache
-    angles: Floats  # of the positions, as Rope's `table` makes them
+    angles: Floats  # angles of the positions, made by Rope's `table`
     window: int
 
 
@@ -216,7 +216,7 @@ class Decoder:
         self._begin()
 
     def _begin(self) -> None:
-        """As `restart`, for a caller that already has the decoder."""
+        """Like `restart`, for a caller that has already reserved the decoder."""
         self.position = 0
         self._sequence += 1
 

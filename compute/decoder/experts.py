@@ -34,7 +34,7 @@ def of_all(matrix: Matrix | DeviceMatrix, count: int) -> Any:
 class ExpertSpace:
     """Buffers for a pass over some tokens. Each element of a (tokens, used) array is a pair of a token and an expert.
 
-    Pairs are ordered by expert: those of expert e are from starts[e] to starts[e + 1].
+    Pairs are ordered by expert: expert e has the pairs from starts[e] to starts[e + 1].
     """
 
     logits: Floats  # (tokens, experts)

@@ -15,7 +15,7 @@ from cbtop.compute.settings import crossovers
 from cbtop.protocol.crossovers import NEVER
 
 Reorder = Callable[[QuantizedMatrix], InterleavedMatrix]
-OF_EXPERTS = ("gate", "up", "down")  # of a layer: they hold the matrices of all experts
+OF_EXPERTS = ("gate", "up", "down")  # tensors of a layer that hold the matrices of all experts
 
 
 def model_to_run(path: Path, *, is_exact: bool = False) -> Model:
@@ -37,7 +37,7 @@ def exact_bytes() -> int:
 
 
 def interleaved(model: Model, reorder: Reorder = InterleavedMatrix.of, exact_bytes: int = NEVER) -> Model:
-    """Interleave every matrix of `model` that can be, except those of `exact_bytes` or more. Do not use `model`
+    """Interleave every matrix of `model` that can be, except matrices of `exact_bytes` or more. Do not use `model`
     afterwards.
 
     The embedding is interleaved only if it is the output matrix, too; otherwise its rows are looked up one by one.

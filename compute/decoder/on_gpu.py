@@ -46,7 +46,7 @@ from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol.vocabulary import TransferDirection
 
 TOGETHER = 8  # weights that a thread dequantises
-MOST_LAUNCHES = 1 << 14  # of a stamped pass; the measurements of a longer one are lost
+MOST_LAUNCHES = 1 << 14  # launches of a stamped pass; the measurements of a longer one are lost
 KEPT_PROMPTS = 4  # passes of many tokens, to launch again for as many tokens at the same position
 
 Elements = Mapping[ComputeBrick, int]
@@ -273,7 +273,7 @@ class GpuDecoder(Decoder):
 
     @one_call_at_a_time
     def prefill(self, tokens: Sequence[int], observe: Observer | None = None) -> int:
-        """As in Decoder; `observe` is ignored."""
+        """Like in Decoder; `observe` is ignored."""
         self._check(tokens)
         start = self.position
         try:
@@ -288,14 +288,14 @@ class GpuDecoder(Decoder):
 
     @one_call_at_a_time
     def decode(self, token: int, observe: Observer | None = None) -> int:
-        """As in Decoder; `observe` is ignored."""
+        """Like in Decoder; `observe` is ignored."""
         self._check((token,))
         with self._profiler.step("decode", tokens=1) as step:
             self._say(step)
             return self._ran((token,), step)
 
     def _begin(self) -> None:
-        """As in Decoder."""
+        """Like in Decoder."""
         self.tell()
         super()._begin()
 

@@ -1,6 +1,6 @@
-"""Qwen3: as Qwen2 without biases, and with queries and keys normalised head by head before they rotate.
+"""Qwen3: like Qwen2, but without biases, and with queries and keys normalised per head before RoPE.
 
-Source: Qwen3 technical report (2025); tensor names and the RoPE layout as llama.cpp's LLM_ARCH_QWEN3.
+Source: Qwen3 technical report (2025); tensor names and the RoPE layout are from llama.cpp's LLM_ARCH_QWEN3.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class RankLink(Protocol):
         """Receive into `array`."""
 
     def broadcast(self, array: Any, sender: int) -> None:
-        """Copy the sender's `array` into that of every rank."""
+        """Copy the sender's `array` to every rank's."""
 
     def all_reduce(self, array: Any) -> None:
         """Set every rank's `array` to the sum of all."""

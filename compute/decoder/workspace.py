@@ -24,7 +24,7 @@ class Workspace:
     x: Floats  # (tokens, hidden), the residual stream
     last: Floats  # (1, hidden), a view of its last row
     normed: Floats  # (tokens, hidden)
-    normed_codes: Int8Scratch | None  # the same in int8, if norms make codes
+    normed_codes: Int8Scratch | None  # `normed` in int8, if norms make codes
     q: Floats  # (tokens, heads * head_dim)
     k: Floats  # (tokens, kv_heads * head_dim)
     v: Floats

@@ -280,8 +280,10 @@ class BrickLaunches:
                 self._coded = output
 
     def _coded_with(self, kernel: Kernel, arguments: Arguments, output: Any) -> Sequence[Launch] | None:
-        """Return launches that also make the form that products of as many tokens take (see `takes_tiles`); None:
-        launch as usual."""
+        """Return launches of `kernel` that also write `output` as the next product takes it: in bfloat16 if it uses
+        tiles (`takes_tiles`), otherwise as int8 codes.
+
+        Returns None if the kernel should be launched as usual."""
         cuda, space = kernel.cuda, self._space
         if cuda is None or space is None:
             return None

@@ -25,7 +25,7 @@ from cbtop.profiler.definitions import KernelDefinition
 from cbtop.profiler.step_parts import AlikeParts
 from cbtop.protocol.vocabulary import NodeKind, TransferDirection
 
-STAMPS = 2  # of a launch: its begin and its end, in ns of %globaltimer
+STAMPS = 2  # stamps of a launch: its begin and its end, in ns of %globaltimer
 MARK = CudaModule("mark", 'extern "C" __global__ void mark(uint64_t* at) { *at = now(); }')
 
 # The largest difference between the clocks of multiprocessors; static. On an H100 none of 76,440 launches began less

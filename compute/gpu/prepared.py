@@ -64,8 +64,9 @@ class PreparedLaunch:
 
 
 def _word(value: Any) -> int:
-    """Return the address of an array, or a number in the first bytes of a word, which a pointer to its type can
-    read."""
+    """Return an argument as a word: the address of an array, or a number in the word's first bytes.
+
+    A pointer to the number's type can read it there."""
     if isinstance(value, np.generic):
         return int.from_bytes(value.tobytes(), "little")
     return int(value.data.ptr)

@@ -139,8 +139,10 @@ def _add_pairs(builder: Any, total: Any, pairs: Any, others: Any) -> Any:
 def add_products_of_pairs(
     typing: Any, sums: Any, shared: Any, at: Any, on: Any, factors: Any, place: Any, rows: Any, vectors: Any
 ) -> tuple[Any, Codegen]:
-    """As `sums.add_products`, for two rows of `shared` at once, which are cut to bfloat16: `at` is (low, high,
-    column). A word of `factors` has a number for each of them. `shared` is uint16, the bits of binary16."""
+    """Like `sums.add_products`, for two rows of `shared` at once, which are cut to bfloat16.
+
+    `at` is (low, high, column). Each word of `factors` holds a number for the low and one for the high row. `shared`
+    is uint16, the bits of binary16."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         totals = cgutils.unpack_tuple(builder, values[0], len(sums))

@@ -1,6 +1,6 @@
 """Sixty-four bytes at a time, and the sums of four products for each of sixteen rows, for int8 kernels.
 
-`Bytes64` is a Numba type without a Python value, like those of `vectors`: byte 4r + j belongs to row r of sixteen.
+`Bytes64` is a Numba type without a Python value, like types of `vectors`: byte 4r + j belongs to row r of sixteen.
 """
 
 from __future__ import annotations
@@ -85,9 +85,10 @@ def store_64(typing: Any, array: Any, row: Any, column: Any, vector: Any) -> tup
 
 @_intrinsic
 def shifted(typing: Any, vector: Any, amount: Any) -> tuple[Any, Codegen]:
-    """Shift each byte right by `amount` bits. Bits of the next byte come in above them and must be masked.
+    """Shift each byte right by `amount` bits. The caller must mask the high bits, which come from the next byte.
 
-    No processor shifts bytes: with an amount known only at run time, that took products of Q5_K 1.4 times as long.
+    Words are shifted because no processor shifts bytes. Shifting bytes by an amount known only at run time made
+    products of Q5_K take 1.4 times as long.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -216,7 +217,7 @@ def row_pairs(typing: Any, vector: Any, half: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def from_tile(typing: Any, vector: Any) -> tuple[Any, Codegen]:
-    """Return sixteen rows from a tile's order in their own order."""
+    """Reorder sixteen rows from the order of a tile to the order of rows."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         places = [_TILE_ROWS.index(row) for row in range(LANES)]
@@ -230,8 +231,8 @@ _ONES = ir.Constant(_PAIRS, [1] * LANES)
 
 
 def _sums_with_avx2(builder: Any, weights: Weights, codes: Sequence[Sequence[Any]], largest: int) -> list[Any]:
-    """As `sums_of_products`, in halves, because registers of AVX2 have 32 bytes. Sixteen registers hold the sums of
-    four tokens and their factors, and nothing else."""
+    """Like `sums_of_products`, but in halves, because registers of AVX2 have 32 bytes. The sixteen registers hold
+    only the sums and factors of four tokens."""
     quads = [partial(_halves, builder, one) for one in weights]
     of_tokens = [[_part(builder, x, 0, 32) for x in own] for own in codes]  # the second half equals the first
     sums = (_sums_of_signed if largest > 127 else _sums_of_small)(builder, quads, of_tokens, largest)
@@ -266,8 +267,8 @@ def _sums_of_small(
 def _sums_of_signed(
     builder: Any, quads: Sequence[Callable[[], Sequence[Any]]], codes: Sequence[Sequence[Any]], largest: int
 ) -> list[list[Any]]:
-    """As `_sums_of_small`, for LESS_128: weights become int8, with their signs given to the codes; two products fit
-    an int16."""
+    """Like `_sums_of_small`, for LESS_128. Weights become int8, and their signs are moved to the codes. Two products
+    fit an int16."""
     kind = ir.VectorType(_BYTE, 32)
     totals: list[list[Any]] = [[] for _ in codes]
     for i, quad in enumerate(quads):
@@ -317,8 +318,8 @@ def sums_of_products(
 def sums_of_loaded(
     typing: Any, count: Any, weights: Any, at: Any, codes: Any, row: Any, column: Any, tokens: Any, largest: Any
 ) -> tuple[Any, Codegen]:
-    """As `sums_of_products`, for `count` times 64 bytes from weights[0, at] of a uint8 matrix on. Each is loaded when
-    it is multiplied."""
+    """Like `sums_of_products`, for `count` times 64 bytes of a uint8 matrix, from weights[0, at] on. Each 64 bytes
+    are loaded when they are multiplied."""
     result = _tuple_of(_ints, tokens.literal_value)
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -410,7 +411,7 @@ def _splat_of_four(builder: Any, pointer: Any) -> Any:
 
 
 def _sums_one_by_one(builder: Any, weights: Weights, codes: Sequence[Sequence[Any]]) -> list[Any]:
-    """As `sums_of_products`, with VNNI, or with instructions that every processor has."""
+    """Like `sums_of_products`, using VNNI, or instructions that every processor has."""
     totals: list[Any] = [ir.Constant(_INTS, [0] * LANES)] * len(codes)
     for i, made in enumerate(weights):
         q = made()

@@ -29,9 +29,9 @@ _Dispatcher: Any = CPUDispatcher  # without types
 if settings.DISABLE_JIT:
     raise ComputeError("NUMBA_DISABLE_JIT is set: kernels are for vectors, which Python has none of; unset it")
 
-HALF_TO_SINGLE_BIAS = np.int32((127 - 15) << 23)  # the exponent's bias in binary32 less that in binary16
+HALF_TO_SINGLE_BIAS = np.int32((127 - 15) << 23)  # the exponent's bias in binary32 minus the bias in binary16
 SMALLEST_NORMAL_HALF = np.int32(0x0400)
-INFINITE_HALF = np.int32(0x7C00)  # from here on no number: its exponent, all ones, is so in binary32 too
+INFINITE_HALF = np.int32(0x7C00)  # not finite from here on: the exponent is all ones, also in binary32
 SMALLEST_NORMAL_HALF_VALUE = np.float32(2.0**-14)
 
 
@@ -102,8 +102,8 @@ def jit(function: Function) -> Function:
 
 
 def jit_as_written(function: Function) -> Function:
-    """As `jit`, without fastmath, for code that rounds to whole numbers. LLVM may turn x * (1 / y) into x / y, and
-    the last bit decides how a value halfway between two is rounded."""
+    """Like `jit`, without fastmath, for code that rounds to whole numbers. With fastmath LLVM may turn x * (1 / y)
+    into x / y, and the last bit decides how a value halfway between two is rounded."""
     return cast(Function, _Kernel(function, options=_options()))
 
 
@@ -113,8 +113,8 @@ def _inlined(function: Function, *, fastmath: bool) -> Function:
 
 
 def jit_inlined(function: Function) -> Function:
-    """As `jit`, and always inlined by LLVM, for functions that are called for every row with five arrays as
-    arguments.
+    """Like `jit`, but LLVM always inlines the function. For functions that take five arrays and
+    are called for every row.
 
     For compiled code only: Python has no machine code to call, and nothing is cached.
     """
@@ -122,7 +122,7 @@ def jit_inlined(function: Function) -> Function:
 
 
 def jit_inlined_as_written(function: Function) -> Function:
-    """As `jit_inlined`, without fastmath in its callers, too (`jit_as_written`)."""
+    """Like `jit_inlined`, without fastmath. Callers must not use fastmath either (`jit_as_written`)."""
     return _inlined(function, fastmath=False)
 
 

@@ -22,7 +22,7 @@ _SMALLEST_NORMAL = np.int32(0x38800000)  # 2^-14
 _BEYOND = np.int32(0x477FF000)  # 65,520, which is nearer to 2^16 than to the largest binary16
 INFINITE, NOT_A_NUMBER = np.int32(0x7F800000), np.int32(0x7FC00000)
 _BIAS = np.int32((127 - 15) << 23)
-_HALF_BITS = np.int32(0x3F000000)  # of 0.5: added to it, a float32's last bit is the smallest binary16, 2^-24
+_HALF_BITS = np.int32(0x3F000000)  # bits of 0.5: added to it, a float32's last bit is the smallest binary16, 2^-24
 
 
 @jit

@@ -22,7 +22,8 @@ from cbtop.compute.jit.vectors import (
 
 ROWS, ROW_BYTES = 16, 64  # of a tile
 _BYTE, _LONG = ir.IntType(8), ir.IntType(64)
-# As ldtilecfg reads it: palette 1; from byte 16 the bytes of a row, 16 bits each; from byte 48 the rows. Eight tiles.
+# The operand of ldtilecfg for eight tiles: byte 0 is the palette, 1. From byte 16 on, 16 bits per tile hold the bytes
+# of a row. From byte 48 on, one byte per tile holds the number of rows.
 _CONFIGURATION = bytes([1, *[0] * 15, *[ROW_BYTES, 0] * 8, *[0] * 16, *[ROWS] * 8, *[0] * 8])
 
 

@@ -80,7 +80,7 @@ def _intrinsic(define: Any) -> Any:
 
 
 def constant_intrinsic(define: Any) -> Any:
-    """As `_intrinsic`; arguments that are constants of the code have their values."""
+    """Like `_intrinsic`, but arguments that are constants in the code are passed as their values."""
     return numba_intrinsic(prefer_literal=True)(define)
 
 
@@ -139,8 +139,8 @@ def _widened(builder: Any, halves: Any) -> Any:
 
 @_intrinsic
 def load_floats(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
-    """Return array[row, column : column + 16] of a float32 matrix; of a uint8 matrix sixteen floats from that byte
-    on."""
+    """Return array[row, column : column + 16] of a float32 matrix. If the matrix is uint8, return the sixteen floats
+    that begin at byte `column` of the row."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return _load(builder, _address(context, builder, array, *values), _FLOATS)
@@ -266,7 +266,7 @@ def prefetch(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codeg
 
 @_intrinsic
 def prefetch_to_l2(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
-    """As `prefetch`, into L2."""
+    """Like `prefetch`, into L2."""
     return _prefetched(array, 2)
 
 

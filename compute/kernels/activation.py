@@ -33,7 +33,7 @@ def reference(gate: Any, up: Any, out: Any) -> None:
 
 @jit
 def swiglu_columns(gate: Any, up: Any, out: Any, first: Any, end: Any) -> None:
-    """As `reference`, only from column `first` to column `end`."""
+    """Like `reference`, for columns `first` to before `end` only."""
     for t in range(np.uint64(gate.shape[0])):
         for i in range(first, end):
             value = gate[t, i]
@@ -42,7 +42,7 @@ def swiglu_columns(gate: Any, up: Any, out: Any, first: Any, end: Any) -> None:
 
 @jit
 def swiglu(gate: Any, up: Any, out: Any) -> None:
-    """As `reference`."""
+    """Like `reference`."""
     swiglu_columns(gate, up, out, np.uint64(0), np.uint64(gate.shape[1]))
 
 
@@ -63,7 +63,7 @@ def geglu_reference(gate: Any, up: Any, out: Any) -> None:
 
 @jit
 def geglu(gate: Any, up: Any, out: Any) -> None:
-    """As `geglu_reference`."""
+    """Like `geglu_reference`."""
     columns = np.uint64(gate.shape[1])
     for t in range(np.uint64(gate.shape[0])):
         for i in range(columns):
@@ -73,7 +73,7 @@ def geglu(gate: Any, up: Any, out: Any) -> None:
 
 
 def geglu_work() -> KernelWork:
-    """As `work`, with four more multiplications and an addition because of the cube."""
+    """Like `work`, plus four multiplications and an addition for the cube."""
     return KernelWork(flops_per_element=EXPONENTIAL_FLOPS + 8.0, bytes_per_element=3.0 * FLOAT_BYTES)
 
 

@@ -44,7 +44,7 @@ def sum_and_scale_of_row(x: Any, delta: Any, t: Any, epsilon: Any) -> Any:
 
 @jit_as_written
 def add_rms_norm(x: Any, delta: Any, weight: Any, epsilon: float, out: Any) -> None:
-    """As `reference`; a row whose squares sum up to more than LARGEST_SUM becomes NaN."""
+    """Like `reference`; a row whose squares sum up to more than LARGEST_SUM becomes NaN."""
     for t in range(np.uint64(x.shape[0])):
         multiply_row(x, t, sum_and_scale_of_row(x, delta, t, epsilon), weight, out)
 
@@ -61,14 +61,14 @@ def launches(x: Any, delta: Any, weight: Any, epsilon: float, out: Any) -> tuple
 
 
 def with_bf16(x: Any, delta: Any, weight: Any, epsilon: float, out: Any, rounded: Any) -> tuple[CudaLaunch, ...]:
-    """As RMSNorm's."""
+    """Like RMSNorm's."""
     return (rms_norm.by_row("add_rms_norm_bf16", x, weight, epsilon, out, delta, rounded),)
 
 
 def with_codes(
     x: Any, delta: Any, weight: Any, epsilon: float, out: Any, codes: Any, factors: Any
 ) -> tuple[CudaLaunch, ...]:
-    """As RMSNorm's."""
+    """Like RMSNorm's."""
     hidden = x.shape[1]
     if hidden % BLOCK or not stays_in_registers(hidden):
         return *launches(x, delta, weight, epsilon, out), *quantize_launches(out, codes, factors)
@@ -76,7 +76,7 @@ def with_codes(
 
 
 def work(hidden: int, *, is_on_gpu: bool = False) -> KernelWork:
-    """Elements are outputs. RMSNorm's work, an addition, a read of `delta` and a write of `x`."""
+    """Return RMSNorm's work, plus an addition, a read of `delta` and a write of `x` for each output."""
     alone = rms_norm.work(hidden, is_on_gpu=is_on_gpu)
     return replace(
         alone,

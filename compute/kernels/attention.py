@@ -82,7 +82,7 @@ _attend_held, _attend_held_parallel = compiled_loops("_attend_held", _held=hold)
 def attention(
     q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, window: int, cap: float, out: Any, scratch: Any
 ) -> None:
-    """As `reference`. `scratch` is from `scratch_for`, whose threads it uses."""
+    """Like `reference`. `scratch` is from `scratch_for`, whose threads it uses."""
     loops = (_attend_held, _attend_held_parallel) if cap else (_attend, _attend_parallel)
     attend(loops, q, (k_cache, v_cache), start, (scale, window, cap), out, scratch)
 

@@ -52,7 +52,7 @@ _ROWS, _VECTORS = 2, 2  # as in `attention_loops`
 def _scores(
     keys: Any, first: Any, head_dim: Any, ahead: Any, scratch: Any, row: Any, query: Any, column: Any
 ) -> None:
-    """As `attention_loops._scores`."""
+    """Like `attention_loops._scores`."""
     # compiled
     sums = zero_sums(_ROWS, _VECTORS)
     none = U(0)
@@ -69,7 +69,7 @@ def _scores(
 def _add_values(
     values: Any, first: Any, skipped: Any, count: Any, ahead: Any, scratch: Any, row: Any, output: Any, column: Any
 ) -> None:
-    """As `attention_loops._add_values`."""
+    """Like `attention_loops._add_values`."""
     # compiled
     sums = load_sums(scratch, row, output + column, _ROWS, _VECTORS)
     none, lanes = U(0), U(LANES)
@@ -95,7 +95,7 @@ def _add_values(
 def _take_query(
     q: Any, token: Any, first: Any, head_dim: Any, scale: Any, scratch: Any, row: Any, query: Any
 ) -> None:
-    """As `attention_loops.take_query`, two numbers in a word."""
+    """Like `attention_loops.take_query`, but packs two numbers into a word."""
     take_query(q, token, first, head_dim, scale, scratch, row, query)
     lanes = U(LANES)
     for i in range(U(0), head_dim, lanes + lanes):  # numbers beyond the last go into unused words
@@ -105,7 +105,7 @@ def _take_query(
 
 @jit_inlined
 def _weigh(scratch: Any, row: Any, state: Any) -> None:
-    """As `attention_loops._weigh`, two powers in a word."""
+    """Like `attention_loops._weigh`, but packs two powers into a word."""
     lanes = U(LANES)
     less, sums = splat(np.float32(-scratch[row, state])), load_floats(scratch, row, state + lanes)
     for p in range(U(0), U(POSITIONS), lanes + lanes):
@@ -137,7 +137,7 @@ _attend_held, _attend_held_parallel = compiled_loops("_attend_bf16_held", **_OWN
 def attention_bf16(
     q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, window: int, cap: float, out: Any, scratch: Any
 ) -> None:
-    """As `reference`. `scratch` is from `attention_loops.scratch_for`, whose threads it uses."""
+    """Like `reference`. `scratch` is from `attention_loops.scratch_for`, whose threads it uses."""
     loops = (_attend_held, _attend_held_parallel) if cap else (_attend, _attend_parallel)
     attend(loops, q, (k_cache, v_cache), start, (scale * CUT, window, cap), out, scratch)
 
@@ -150,7 +150,7 @@ def can_take(head_dim: int, cache_bytes: int) -> bool:
 def reference(
     q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, window: int, cap: float, out: Any, scratch: Any
 ) -> None:
-    """As `attention.reference`, with q * scale and weights rounded to bfloat16, and with keys and values cut to it,
+    """Like `attention.reference`, with q * scale and weights rounded to bfloat16, and with keys and values cut to it,
     times `CUT`. Weights are rounded as powers of two, reduced only by whole powers.
 
     k_cache, v_cache: float16 as uint16; head_dim is even.
@@ -181,7 +181,7 @@ def _cut(values: Any) -> Any:
 
 
 def work(head_dim: int, heads_per_key: int, is_capped: bool = False) -> KernelWork:
-    """As `attention.work`, for caches of float16."""
+    """Like `attention.work`, for caches of float16."""
     return replace(plain.work(head_dim, heads_per_key, 2, is_capped), dtype="bfloat16")
 
 
@@ -200,7 +200,7 @@ def _examples(
 def kernel_for(
     tokens: int = 1, threads: int = 1, slides: bool = False, cap: float = 0.0, group: int = 3, rises: bool = False
 ) -> Kernel:
-    """Return the kernel; its examples are those of `attention.kernel_for`, with caches of float16."""
+    """Return the kernel. It uses the examples of `attention.kernel_for`, with caches of float16."""
     return Kernel(
         name="attention_bf16",
         reference=reference,

@@ -40,11 +40,11 @@ MANY, SOME, PAIR = 6, 4, 2
 WIDE = HAS_VNNI and CPU_NAME != "znver4"
 MAX_ROWS = 64  # in one piece of work
 LOG2_E, LN_2 = math.log2(math.e), np.float32(math.log(2))  # scores are scaled for powers of two
-# Below any score; and the score of an unseen position, lower still, so that its weight is 0 even if no position has
-# been seen. An infinity would be undefined under fastmath.
+# LOWEST is below any score. UNSEEN, the score of an unseen position, is lower still, so that its weight is 0 even if
+# no position has been seen. An infinity would be undefined under fastmath.
 LOWEST, UNSEEN = np.float32(-1e30), np.float32(-2e30)
-# A score may exceed the reference of the weights by this much before a higher reference replaces it, because finding
-# the largest of every block takes 4 % of all. No weight is above 2^8, so sums of weights are far from infinite.
+# A score may exceed the reference of the weights by this much before a higher reference replaces it. Finding the
+# largest of every block takes 4 % of all time. No weight is above 2^8, so sums of weights are far from infinite.
 ABOVE = np.float32(8)
 NOTHING_LEFT = np.float32(126)  # a rise by this much reduces everything before to nothing
 TIMES = 1  # values were divided by this, so sums are multiplied by it
@@ -56,7 +56,7 @@ def scratch_for(threads: int, head_dim: int) -> Any:
     return line_aligned_zeros((threads * MAX_ROWS, POSITIONS + 2 * padded(head_dim) + 2 * LANES), np.float32)
 
 
-_ROWS, _VECTORS = 2, 2  # of sums that stay in registers; each copy of the functions below has its own
+_ROWS, _VECTORS = 2, 2  # sums that stay in registers; each copy of the functions below has its own numbers
 
 
 def _scores(
@@ -127,7 +127,7 @@ def hold(scratch: Any, row: Any, hidden: Any, visible: Any, cap: Any) -> None:
 
 @jit_inlined
 def _rise(scratch: Any, row: Any, hidden: Any, visible: Any, head_dim: Any, output: Any, state: Any) -> None:
-    """Set all scores to UNSEEN except those of visible positions after the hidden ones. If one is far above the
+    """Set all scores to UNSEEN except at visible positions after the hidden ones. If one is far above the
     reference of the weights, the largest becomes the reference, and the sums are rescaled."""
     positions, lanes = np.uint64(POSITIONS), np.uint64(LANES)
     for p in range(hidden):
@@ -158,7 +158,7 @@ def take_query(q: Any, token: Any, first: Any, head_dim: Any, scale: Any, scratc
 
 @jit_inlined
 def _weigh(scratch: Any, row: Any, state: Any) -> None:
-    """Turn scores into powers of two; those of UNSEEN are 0."""
+    """Turn scores into powers of two. UNSEEN becomes 0."""
     positions, lanes = np.uint64(POSITIONS), np.uint64(LANES)
     less, sums = splat(np.float32(-scratch[row, state])), load_floats(scratch, row, state + lanes)
     for p in range(np.uint64(0), positions, lanes):

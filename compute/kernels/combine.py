@@ -25,7 +25,7 @@ def reference(outputs: Any, places: Any, weights: Any, out: Any) -> None:
 
 @jit
 def combine(outputs: Any, places: Any, weights: Any, out: Any) -> None:
-    """As `reference`."""
+    """Like `reference`."""
     columns = np.uint64(out.shape[1])
     for t in range(np.uint64(out.shape[0])):
         for j in range(np.uint64(places.shape[1])):

@@ -53,7 +53,7 @@ def _scale(out: Any, scale: Any) -> None:
 
 
 def embedding(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> None:
-    """As `reference`. Raises ValueError for an unknown format code."""
+    """Like `reference`. Raises ValueError for an unknown format code."""
     _COMPILED[known(code)](weights, tokens, out)
     if scale != 1:
         _scale(out, np.float32(scale))
@@ -137,12 +137,12 @@ def _scale_of(size: int) -> float:
 
 
 def interleaved_reference(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> None:
-    """As `reference`; `weights` are interleaved."""
+    """Like `reference`; `weights` are interleaved."""
     reference(code, rows_of(FORMATS[code], weights, tokens), np.arange(len(tokens)), scale, out)
 
 
 def interleaved_embedding(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> None:
-    """As `interleaved_reference`."""
+    """Like `interleaved_reference`."""
     embedding(code, rows_of(FORMATS[code], weights, tokens), np.arange(len(tokens)), scale, out)
 
 

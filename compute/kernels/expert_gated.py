@@ -55,14 +55,15 @@ def reference(
     gate_code: int, gate_weights: Any, up_code: int, up_weights: Any, experts: Any, x: Any, gate: Any, up: Any,
     out: Any, scratch: Any,
 ) -> None:  # fmt: skip
-    """gate, up and out, float32 (pairs, rows) each, are those of `gated` for x[p] and the weights of experts[p].
-    weights, experts and x are as in `expert_linear`."""
+    """Compute `gated` for each pair p, with x[p] and the weights of experts[p].
+
+    gate, up and out are float32 (pairs, rows). weights, experts and x are the same as in `expert_linear`."""
     for kernel, call in parts((gate_code, gate_weights, up_code, up_weights, experts, x, gate, up, out, scratch)):
         kernel.reference(*call)
 
 
 def expert_gated(*arguments: Any) -> None:
-    """As `reference`, with its arguments. Formats of float products must need the same of x (`can_share`)."""
+    """Like `reference`. The formats of float products must prepare x in the same way (`can_share`)."""
     for call in _calls(arguments):
         gated.gated(*call)
 

@@ -55,7 +55,7 @@ def reference(code: int, weights: Any, experts: Any, x: Any, out: Any, scratch: 
 
 
 def expert_linear(code: int, weights: Any, experts: Any, x: Any, out: Any, scratch: Any) -> None:
-    """As `reference`."""
+    """Like `reference`."""
     for kernel, call in parts((code, weights, experts, x, out, scratch)):
         kernel.implementation(*call)
 

@@ -56,7 +56,7 @@ def reference(
 
 
 def gated(*arguments: Any) -> None:
-    """As `reference`, with its arguments. Formats of float products must need the same of x (`can_share`)."""
+    """Like `reference`. The formats of float products must prepare x in the same way (`can_share`)."""
     gate_code, gate_weights, gate_bias, up_code, up_weights, up_bias, x, gate, up, out, scratch = arguments
     rows, x, beside, threads = prepared(gate_code, x, scratch)
     multiply_gated(
@@ -143,8 +143,8 @@ def launches(*arguments: Any) -> Sequence[Launch]:
 
 
 def with_bf16(*arguments: Any) -> Sequence[Launch]:
-    """As `launches` for many tokens, with `out` also in bfloat16 at the beginning of `rounded`, the last of
-    `arguments`."""
+    """Like `launches` for many tokens, but also writes `out` as bfloat16 to the beginning of `rounded`, the last
+    argument."""
     *matrices, x, gate, up, out, scratch, rounded = arguments
     both = (*matrices[:3], gate), (*matrices[3:], up)
     after = activation.SWIGLU.cuda

@@ -88,7 +88,7 @@ def _with_minimum(products: Any, factors: Any, token: Any, block: Any, scale: An
 def _without_minimum(
     products: Any, factors: Any, token: Any, block: Any, scale: Any, minimum: Any, total: Any
 ) -> Any:
-    """As `_with_minimum`, for products of LESS_128, which include the minimum."""
+    """Like `_with_minimum`, but for LESS_128, whose products already include the minimum."""
     return multiply_add(multiply(to_floats(products), splat(factors[token, block * U(FACTORS)])), scale, total)
 
 
@@ -132,7 +132,7 @@ def _add_with_minimum(found: Any, codes: Any, factors: Any, t: Any, block: Any, 
 
 
 def _add_four_with_minimum(panel: Any, at: Any, codes: Any, factors: Any, t: Any, block: Any, totals: Any) -> Any:
-    """As `_add_with_minimum`, of four tokens, and of weights that `_spread` left there."""  # compiled
+    """Like `_add_with_minimum`, for four tokens. `_spread` has stored the weights in `panel`."""  # compiled
     scale = load_floats(panel, U(0), at + U(SCALES))
     minimum = load_floats(panel, U(0), at + U(SCALES + LINE))
     sums = sums_of_loaded(8, panel, at, codes, t, block * U(BLOCK), 4, _LARGEST)
@@ -145,7 +145,7 @@ def _add_four_with_minimum(panel: Any, at: Any, codes: Any, factors: Any, t: Any
 
 
 def _add_four_less_32(panel: Any, at: Any, codes: Any, factors: Any, t: Any, block: Any, totals: Any) -> Any:
-    """As `_add_four_with_minimum`, of (weights - 32) . x: a scale for 16 columns each, no minimum."""  # compiled
+    """Like `_add_four_with_minimum`, for (weights - 32) . x. Each 16 columns have a scale, no minimum."""  # compiled
     column = block * U(BLOCK)
     first, last = load_floats(panel, U(0), at + U(SCALES)), load_floats(panel, U(0), at + U(SCALES + LINE))
     low = sums_of_loaded(4, panel, at, codes, t, column, 4, _LARGEST)
@@ -159,7 +159,7 @@ def _add_four_less_32(panel: Any, at: Any, codes: Any, factors: Any, t: Any, blo
 
 
 def _add_four_with_minima(panel: Any, at: Any, codes: Any, factors: Any, t: Any, block: Any, totals: Any) -> Any:
-    """As `_add_four_with_minimum`, a scale and a minimum for 16 columns each."""  # compiled
+    """Like `_add_four_with_minimum`, but each 16 columns have a scale and a minimum."""  # compiled
     column = block * U(BLOCK)
     first, last = load_floats(panel, U(0), at + U(SCALES)), load_floats(panel, U(0), at + U(SCALES + LINE))
     minimum = load_floats(panel, U(0), at + U(SCALES + 2 * LINE))
@@ -326,8 +326,8 @@ _four, _factors_of_16 = four_q2_k, factors_of_16_q2_k
 def _add_sixteen(
     w: Any, row: Any, base: Any, at: Any, columns: Any, codes: Any, factors: Any, place: Any, total: Any
 ) -> Any:  # compiled
-    """As `_add_with_minimum`, for 16 columns, 128 * half + 32 * part after those at `at`: the first or, with
-    `second`, the last of 32."""
+    """Like `_add_with_minimum`, for 16 columns. They begin 128 * half + 32 * part columns after `at`, and are the
+    first 16 of 32 or, with `second`, the last."""
     (half, part, second), (t, first) = columns, place
     found = (
         _four(w, row, at, half, part),
@@ -356,12 +356,12 @@ def _one_token_by_16(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: A
 
 
 _spread_step, _one_token = _spread_128, _one_token_128
-_STEP_BYTES, _PARTS = Q4_K.block_bytes // 2, 4  # of a row in a step, and their number of 32 columns
+_STEP_BYTES, _PARTS = Q4_K.block_bytes // 2, 4  # bytes of a row in a step, and the parts of 32 columns in them
 
 
 @jit_inlined
 def _store(out: Any, token: Any, row: Any, total: Any, is_first: Any) -> None:
-    """out = total, plus out unless these are the first columns."""
+    """Store `total` if these are the first columns of a row, otherwise add it to `out`."""
     store_floats(out, token, row, total if is_first else add(total, load_floats(out, token, row)))
 
 

@@ -11,7 +11,7 @@ from cbtop.compute.jit.vectors import LANES
 from cbtop.compute.memory import zeros_on_huge_pages
 
 CACHE_TYPES = {"f16": np.uint16, "f32": np.float32}  # the element type of a KV cache: uint16 has the bits of f16
-POSITIONS = 64  # that attention processes together; a cache has a multiple of them
+POSITIONS = 64  # positions that attention processes together; a cache has a multiple of them
 
 
 def empty_caches(kv_heads: int, context: int, head_dim: int, dtype: Any) -> tuple[Any, Any]:

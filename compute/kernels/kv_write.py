@@ -40,7 +40,7 @@ def reference(k: Any, v: Any, start: int, k_cache: Any, v_cache: Any) -> None:
 
 @jit
 def kv_write(k: Any, v: Any, start: int, k_cache: Any, v_cache: Any) -> None:
-    """As `reference`."""
+    """Like `reference`."""
     head_dim, lanes = np.uint64(k_cache.shape[2]), np.uint64(LANES)
     tokens, begin = np.uint64(k.shape[0]), np.uint64(start)
     for head in range(np.uint64(k_cache.shape[0])):
@@ -97,7 +97,7 @@ KERNEL kv_write_{name}(const float* k, const float* v, const int* start, {number
 
 
 def launches(k: Any, v: Any, start: Any, k_cache: Any, v_cache: Any) -> tuple[CudaLaunch, ...]:
-    """A thread for each number of a key and that of its value; plain caches."""
+    """Write plain caches. Each thread writes one number of a key and the number of the value at the same index."""
     columns, (_, context, head_dim) = k.shape[1], k_cache.shape
     entry = "kv_write_f16" if k_cache.dtype == np.uint16 else "kv_write_f32"
     sizes = (np.int32(one) for one in (columns, head_dim, padded(head_dim), context))

@@ -39,7 +39,7 @@ def reference(x: Any, weight: Any, bias: Any, epsilon: float, out: Any) -> None:
 
 @jit
 def layer_norm(x: Any, weight: Any, bias: Any, epsilon: float, out: Any) -> None:
-    """As `reference`; a row whose squares sum up to more than LARGEST_SUM becomes NaN."""
+    """Like `reference`; a row whose squares sum up to more than LARGEST_SUM becomes NaN."""
     hidden = np.uint64(x.shape[1])
     for t in range(np.uint64(x.shape[0])):
         total = np.float32(0)
@@ -196,15 +196,15 @@ def launches(x: Any, weight: Any, bias: Any, epsilon: float, out: Any) -> tuple[
 
 
 def with_bf16(x: Any, weight: Any, bias: Any, epsilon: float, out: Any, rounded: Any) -> tuple[CudaLaunch, ...]:
-    """As `launches`, with `out` also in bfloat16 at the beginning of `rounded`, uint16."""
+    """Like `launches`, but also writes `out` as bfloat16 to the beginning of `rounded`, uint16."""
     return (_by_row("layer_norm_bf16", x, weight, bias, epsilon, out, rounded),)
 
 
 def with_codes(
     x: Any, weight: Any, bias: Any, epsilon: float, out: Any, codes: Any, factors: Any
 ) -> tuple[CudaLaunch, ...]:
-    """As `launches`, with the codes and factors of `out` at the beginning of these. One launch if rows are whole
-    blocks of 32 that fit into registers."""
+    """Like `launches`, but also quantizes `out` to the beginning of `codes` and `factors`. This is one launch if rows
+    are whole blocks of 32 that fit into registers."""
     hidden = x.shape[1]
     if hidden % BLOCK or not stays_in_registers(hidden):
         return *launches(x, weight, bias, epsilon, out), *quantize_launches(out, codes, factors)

@@ -38,7 +38,7 @@ from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.floats import F32
 from cbtop.compute.quantization.interleaved import Matrix
 
-CHECKED_ROWS = 64  # of a live matrix; dequantising a whole output matrix would take seconds
+CHECKED_ROWS = 64  # checked rows of a live matrix; dequantising a whole output matrix would take seconds
 
 
 def reference(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
@@ -112,7 +112,7 @@ def prepare(code: int, x: Any, scratch: Any) -> None:
 
 
 def linear(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
-    """As `reference`. `scratch` is float32 (threads, columns or more): it has a row for each thread to use.
+    """Like `reference`. `scratch` is float32 (threads, columns or more): it has a row for each thread to use.
 
     Raises ValueError for an unknown format code, and for one token that is not float32.
     """

@@ -191,7 +191,7 @@ def _write_less_32(found: Any, panels: Any, chunk: Any, at: Any) -> None:
 
 @jit_inlined
 def _write_with_minima(found: Any, panels: Any, chunk: Any, at: Any) -> None:
-    """As `_write_with_minimum`, with a scale and a minimum for 16 columns each."""
+    """Like `_write_with_minimum`, but each 16 columns have a scale and a minimum."""
     q, r, s, t, a, b, c, d, first, last, minimum, other_minimum = found
     less = splat(np.float32(-1))
     _sixteen_columns(q, r, s, t, first, multiply(minimum, less), panels, chunk, at)
@@ -246,7 +246,7 @@ def _two_tiles(tiles: Any, tile: Any, begin: Any, steps: Any, panels: Any, chunk
 
 
 def _one_tile(tiles: Any, tile: Any, begin: Any, steps: Any, panels: Any, chunk: Any) -> None:  # compiled
-    """As `_two_tiles`, for one tile of tokens."""
+    """Like `_two_tiles`, for one tile of tokens."""
     zero_tile(0)
     zero_tile(1)
     for step in range(steps):
@@ -268,7 +268,7 @@ def _number(word: Any, is_high: Any) -> Any:
 
 
 def _one_tile_plainly(tiles: Any, tile: Any, begin: Any, steps: Any, panels: Any, chunk: Any) -> None:  # compiled
-    """As `_one_tile`, without tiles: for tests on processors that lack them."""
+    """Like `_one_tile`, without tiles: for tests on processors that lack them."""
     for panel in range(U(2)):
         for token in range(U(TOKENS)):
             to = U(2 * PANEL) + panel * U(WORDS) + token * U(ROWS)
@@ -386,7 +386,7 @@ def prepared(x: Any, scratch: TileScratch) -> tuple[Any, Any]:
 
 
 def linear_bf16(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: TileScratch) -> None:
-    """As `reference`."""
+    """Like `reference`."""
     tiles, panels = prepared(x, scratch)
     multiply_one(ROWS_OF[code], weights, bias, tiles, panels, out, len(panels))
 
@@ -495,8 +495,10 @@ def launches_of_several(matrices: Iterable[CudaMatrix], x: Any, scratch: CudaScr
 
 
 def launches_of_three(matrices: Sequence[CudaMatrix], x: Any, scratch: CudaScratch) -> Sequence[Launch]:
-    """As `launches_of_several`, for three, in one product whose sums are then separated, because a matrix of few rows
-    leaves most of a GPU idle. On an H100 512 tokens of a 7B took 22.1 ms with it, and 22.6 without (one run each).
+    """Like `launches_of_several`, for three matrices in one product, whose sums are separated afterwards.
+
+    A matrix of few rows leaves most of a GPU idle. On an H100 512 tokens of a 7B took 22.1 ms with it, and 22.6
+    without (one run each).
     """
     (tokens, columns), all_rows = x.shape, sum(out.shape[1] for *_, out in matrices)
     sums = scratch.sums[: tokens * all_rows].reshape(tokens, all_rows)

@@ -81,8 +81,8 @@ class Int8Scratch:
 def reference(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int8Scratch) -> None:
     """out[tokens, rows] = x'[tokens, columns] @ W.T + bias, where x' is x as `quantize_rows` rounds it.
 
-    `weights` are interleaved; `bias` may be empty. From `bf16_tokens` (Crossovers) tokens on, with tiles in the
-    scratch: as `linear_bf16`.
+    `weights` are interleaved; `bias` may be empty. If the scratch has tiles, `bf16_tokens` (Crossovers) or more
+    tokens are computed by `linear_bf16`.
     """
     if scratch.tiles is not None and len(x) >= crossovers().bf16_tokens:
         linear_bf16.reference(code, weights, bias, x, out, scratch.tiles)
@@ -96,10 +96,11 @@ def reference(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int
 
 
 def prepared(code: int, x: Any, scratch: Any) -> tuple[Mapping[int, CompiledRows], Any, Any, int]:
-    """Prepare activations once for all rows that use them. Returns the rows by format, their x, their `beside`, and
-    the number of threads. An Int8Scratch selects int8 products; otherwise `scratch` is that of `linear`.
+    """Prepare activations once for all rows that use them. An Int8Scratch selects int8 products; otherwise `scratch`
+    is a scratch of `linear`.
 
-    Raises ValueError if x is not float32; several tokens of `linear` may have other types."""
+    Returns the functions of rows by format, their arguments x and `beside`, and the number of threads. Raises
+    ValueError if x is not float32. For `linear` with several tokens, x may have a different type."""
     if isinstance(scratch, Int8Scratch):
         check_floats(x)
         if scratch.tiles is not None and len(x) >= crossovers().bf16_tokens:
@@ -120,7 +121,7 @@ def can_share(matrices: Sequence[Matrix]) -> bool:
 
 
 def linear_int8(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int8Scratch) -> None:
-    """As `reference`."""
+    """Like `reference`, compiled."""
     rows, x, beside, threads = prepared(code, x, scratch)
     multiply_one(rows[code], weights, bias, x, beside, out, threads)
 
@@ -154,12 +155,12 @@ MODULES = {code: _module(one) for code, one in FORMATS.items() if one.block_elem
 
 
 def takes_tiles(x: Any, scratch: Any) -> bool:
-    """Return whether a product of these is one of linear_bf16."""
+    """Return whether `linear_bf16` computes a product of these."""
     return isinstance(scratch, Int8Scratch) and scratch.tiles is not None and len(x) >= crossovers().bf16_tokens
 
 
 def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int8Scratch) -> Sequence[Launch]:
-    """Codes of the activations, then the product, up to eight tokens at a time; or as `linear_bf16`."""
+    """Quantize the activations, then multiply up to eight tokens at a time. Uses `linear_bf16` for `takes_tiles`."""
     tokens, columns = x.shape
     if takes_tiles(x, scratch):
         return linear_bf16.launches(code, weights, bias, x, out, scratch.tiles)
@@ -189,7 +190,7 @@ def cuda_for(code: int) -> CudaKernel:
 
 def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Any:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
-        rows, columns = ROWS * (1 + size // 8), 256 * (1 + size // 40)  # in one stretch of columns, and in two
+        rows, columns = ROWS * (1 + size // 8), 256 * (1 + size // 40)  # one stretch of columns, and two
         if block_format.block_elements < 256:
             columns += 5 * block_format.block_elements  # a number that no power of two divides
         matrix = InterleavedMatrix.of(QuantizedMatrix.of(block_format, floats(rng, rows, columns)))

@@ -77,7 +77,7 @@ def _store_six_bits(w: Any, row: Any, at: Any, kept: Any, place: Any) -> None:
 def _add_part(
     sums: Any, kept: Any, place: Any, part: Any, factors: Any, t: Any, step: Any, scaled: Any, minima: Any
 ) -> Any:
-    """Return both, plus those of 32 columns, with factors from `_store_six_bits`."""
+    """Add the products of 32 columns to `scaled` and `minima`. Factors are from `_store_six_bits`. Returns both."""
     at, own = place + part * U(ROWS), (step * U(8) + part) * U(FACTORS)
     scale = multiply(to_floats(load_bytes(kept, U(0), at)), splat(factors[t, own]))
     minimum = to_floats(load_bytes(kept, U(0), at + U(2 * LINE)))

@@ -54,7 +54,7 @@ def reference(
 
 
 def qkv(*arguments: Any) -> None:
-    """As `reference`, with its arguments. Formats of float products must need the same of x (`can_share`)."""
+    """Like `reference`. The formats of float products must prepare x in the same way (`can_share`)."""
     q_code, q_weights, q_bias, k_code, k_weights, k_bias, v_code, v_weights, v_bias, x, q, k, v, scratch = arguments
     rows, x, beside, threads = prepared(q_code, x, scratch)
     multiply_three(

@@ -19,9 +19,9 @@ from cbtop.compute.jit.vectors import largest_magnitude, load_floats, store_roun
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
 BLOCK = 32
-FACTORS = 4  # of a block: its scale, then minus the scale times the sums of its codes, of the first 16, of the last
+FACTORS = 4  # per block: its scale, then -scale * sum of: all its codes, the first 16, the last 16
 LARGEST = np.float32(127)
-SMALLEST = np.float32(2.0**-126)  # of nonzero scales: a smaller one has an infinite inverse
+SMALLEST = np.float32(2.0**-126)  # smallest nonzero scale: a smaller one has an infinite inverse
 
 
 def reference(x: Any, codes: Any, factors: Any) -> None:
@@ -45,8 +45,8 @@ def reference(x: Any, codes: Any, factors: Any) -> None:
 
 @jit_inlined_as_written
 def quantize_block(x: Any, t: Any, block: Any, codes: Any, factors: Any) -> None:
-    """As `reference` for one block of a row, to the last bit: a code that is one off would be an error of the product
-    that takes it."""
+    """Like `reference`, for one block of a row, and equal to the last bit: if a code were one off, the product that
+    uses it would be wrong."""
     half = np.uint64(BLOCK // 2)
     first, place = block * np.uint64(BLOCK), block * np.uint64(FACTORS)
     begin, end = load_floats(x, t, first), load_floats(x, t, first + half)
@@ -67,7 +67,7 @@ def quantize_block(x: Any, t: Any, block: Any, codes: Any, factors: Any) -> None
 
 @jit_as_written
 def quantize_rows(x: Any, codes: Any, factors: Any) -> None:
-    """As `reference`."""
+    """Like `reference`."""
     for t in range(np.uint64(x.shape[0])):
         for block in range(np.uint64(x.shape[1] // BLOCK)):
             quantize_block(x, t, block, codes, factors)

@@ -64,7 +64,7 @@ def multiply_row(x: Any, t: Any, scale: Any, weight: Any, out: Any) -> None:
 
 @jit_as_written
 def rms_norm(x: Any, weight: Any, epsilon: float, out: Any) -> None:
-    """As `reference`; a row whose squares sum up to more than LARGEST_SUM becomes NaN."""
+    """Like `reference`; a row whose squares sum up to more than LARGEST_SUM becomes NaN."""
     for t in range(np.uint64(x.shape[0])):
         multiply_row(x, t, scale_of_row(x, t, epsilon), weight, out)
 
@@ -237,13 +237,13 @@ def launches(x: Any, weight: Any, epsilon: float, out: Any) -> tuple[CudaLaunch,
 
 
 def with_bf16(x: Any, weight: Any, epsilon: float, out: Any, rounded: Any) -> tuple[CudaLaunch, ...]:
-    """As `launches`, with `out` also in bfloat16 at the beginning of `rounded`, uint16."""
+    """Like `launches`, but also writes `out` as bfloat16 to the beginning of `rounded`, uint16."""
     return (by_row("rms_norm_bf16", x, weight, epsilon, out, rounded),)
 
 
 def with_codes(x: Any, weight: Any, epsilon: float, out: Any, codes: Any, factors: Any) -> tuple[CudaLaunch, ...]:
-    """As `launches`, with the codes and factors of `out` at the beginning of these. One launch if rows are whole
-    blocks of 32 that fit into registers."""
+    """Like `launches`, but also quantizes `out` to the beginning of `codes` and `factors`. This is one launch if rows
+    are whole blocks of 32 that fit into registers."""
     hidden = x.shape[1]
     if hidden % BLOCK or not stays_in_registers(hidden):
         return *launches(x, weight, epsilon, out), *quantize_launches(out, codes, factors)
@@ -251,8 +251,8 @@ def with_codes(x: Any, weight: Any, epsilon: float, out: Any, codes: Any, factor
 
 
 def work(hidden: int, *, is_on_gpu: bool = False) -> KernelWork:
-    """Elements are outputs. Square, add, two multiplications. x is read twice; on a GPU once, if its registers hold
-    the row."""
+    """Return the work per output: a square, an addition and two multiplications. x is read twice, or once on a GPU
+    whose registers hold the row."""
     readings = 1.0 if is_on_gpu and stays_in_registers(hidden) else 2.0
     moved = (readings + 1.0) * FLOAT_BYTES
     return KernelWork(flops_per_element=4.0, bytes_per_call=hidden * FLOAT_BYTES, bytes_per_element=moved)

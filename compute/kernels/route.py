@@ -31,8 +31,8 @@ def reference(
     all, times `scale`.
 
     Pairs are ordered by expert, then token. places, int64 (tokens, used), is each pair's place in that order. tokens
-    and experts, int64 (tokens * used,), are those of the pair at a place. Expert e has the places from starts[e] to
-    starts[e + 1], int64 (experts + 1,).
+    and experts, int64 (tokens * used,), hold the token and expert of the pair at each place. Expert e
+    has the places from starts[e] to starts[e + 1], int64 (experts + 1,).
     """
     chosen = np.argsort(-logits, axis=1, kind="stable")[:, : weights.shape[1]]
     chances = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
@@ -55,7 +55,7 @@ def _value(logits: Any, t: Any, expert: Any) -> Any:
 def route(
     logits: Any, normalised: Any, scale: Any, weights: Any, places: Any, tokens: Any, experts: Any, starts: Any
 ) -> None:
-    """As `reference`; the weights of a token with a logit that is not finite are NaN."""
+    """Like `reference`; the weights of a token with a logit that is not finite are NaN."""
     count, used = logits.shape[1], weights.shape[1]
     starts[:] = 0
     for t in range(logits.shape[0]):

@@ -30,7 +30,7 @@ def reference(logits: Any, out: Any) -> None:
 
 @jit
 def greedy(logits: Any, out: Any) -> None:
-    """As `reference`, in two passes: the largest value (vectorised), then its first place."""
+    """Like `reference`, in two passes: find the largest value (vectorised), then its first position."""
     vocabulary = np.uint64(logits.shape[1])
     for t in range(np.uint64(logits.shape[0])):
         largest = logits[t, np.uint64(0)]
@@ -94,7 +94,7 @@ def _likeliest(logits: Any, wanted: Any) -> Any:
 def drawn(
     logits: Any, temperature: Any, top_k: Any, top_p: Any, seed: Any, position: Any, sequence: Any, out: Any
 ) -> None:
-    """As `drawn_reference`."""
+    """Like `drawn_reference`."""
     vocabulary = logits.shape[1]
     order = _likeliest(logits, min(top_k, vocabulary) if top_k > 0 else vocabulary)
     cumulative = np.empty(len(order), np.float64)

@@ -118,7 +118,7 @@ def _four_bits(w: Any, row: Any, at: Any) -> Any:
 
 @jit_inlined
 def _five_bits(w: Any, row: Any, at: Any) -> Any:
-    """As `_four_bits`, after sixteen words of highest bits, which are added."""
+    """Like `_four_bits`, but adds the highest bits, which are in the sixteen words before."""
     words = load_words(w, row, at)
     q, r, s, t, a, b, c, d = _four_bits(w, row, at + U(64))
     return (
@@ -135,7 +135,7 @@ def _five_bits(w: Any, row: Any, at: Any) -> Any:
 
 @jit_inlined
 def _uneven_levels(w: Any, row: Any, at: Any) -> Any:
-    """As `_four_bits`, with the levels of these bits, plus 128."""
+    """Like `_four_bits`, but returns the levels that the bits select, plus 128."""
     table = load_64(UNEVEN, U(0), U(0))
     q, r, s, t, a, b, c, d = _four_bits(w, row, at)
     return (
@@ -213,7 +213,7 @@ def unpack_q5_1(w: Any, row: Any, step: Any, part: Any) -> Any:
 
 @jit_inlined
 def _of_either_half(a: Any, c: Any, whole: Any, low: Any, high: Any) -> Any:
-    """Return all six bits of a, or four of c and above them the two highest of a, as the masks select."""
+    """Return six bits, selected by the masks: all of a, or the low four of c below the two highest of a."""
     return bits_or(bits_or(bits_and(a, whole), bits_and(c, low)), bits_and(shift_right(a, np.int32(2)), high))
 
 
@@ -354,7 +354,7 @@ def four_columns_q5_k(w: Any, row: Any, at: Any) -> Any:
 
 @jit_inlined
 def four_columns_q6_k(w: Any, row: Any, at: Any) -> Any:
-    """As `four_columns_q5_k`."""
+    """Like `four_columns_q5_k`."""
     a, b, first = load_64(w, row, at), load_64(w, row, at + U(64)), load_64(w, row, at + U(128))
     c, d, second = load_64(w, row, at + U(192)), load_64(w, row, at + U(256)), load_64(w, row, at + U(320))
     return (
@@ -381,7 +381,7 @@ def four_q2_k(w: Any, row: Any, at: Any, half: Any, part: Any) -> Any:
 
 @jit_inlined
 def four_q3_k(w: Any, row: Any, at: Any, half: Any, part: Any) -> Any:
-    """As `four_q2_k`."""
+    """Like `four_q2_k`."""
     # A shift for all parts, then one by a constant: AVX2 would need more shifts for an amount known only at run time.
     high = shifted(load_64(w, row, at + U(128)), np.int32(4) * np.int32(half))
     return with_upper_bits(four_q2_k(w, row, at, half, part), high, np.int32(part) + np.int32(2), np.int32(4))
@@ -397,7 +397,7 @@ def factors_of_16_q2_k(w: Any, row: Any, base: Any, place: Any) -> Any:
 
 @jit_inlined
 def factors_of_16_q3_k(w: Any, row: Any, base: Any, place: Any) -> Any:
-    """As `factors_of_16_q2_k`; the minimum is the value of the highest bit."""
+    """Like `factors_of_16_q2_k`, but the minimum is the value of the highest bit."""
     at = base + U(96 * ROWS)
     low = load_bytes(w, row, at + (place & U(7)) * U(ROWS))
     high = load_bytes(w, row, at + (U(8) + (place & U(3))) * U(ROWS))
@@ -411,7 +411,7 @@ _four, _factors_of_16, _COLUMNS_BYTES, _BLOCK_BYTES = four_q2_k, factors_of_16_q
 
 
 def _four_columns(w: Any, row: Any, at: Any) -> Any:  # compiled
-    """As `four_columns_q5_k`."""
+    """Like `four_columns_q5_k`."""
     return (
         _four(w, row, at, 0, 0),
         _four(w, row, at, 0, 1),

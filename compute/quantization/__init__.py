@@ -24,7 +24,7 @@ FORMATS: dict[int, BlockFormat] = {
 
 
 def known(code: int) -> int:
-    """Return `code` if it is that of a format. Otherwise raises ValueError with the known codes."""
+    """Return `code` if a format has it. Otherwise raises ValueError with the known codes."""
     if code not in FORMATS:
         names = ", ".join(f"{code} {block_format.name}" for code, block_format in FORMATS.items())
         raise ValueError(f"weights of block format {code}; known are {names}")

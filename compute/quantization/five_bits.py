@@ -20,7 +20,7 @@ def unpack_five_bits(data: Bytes) -> Bytes:
 
 
 def codes_of_five_bits(data: Any) -> Any:
-    """As `unpack_five_bits`, also for an array on a GPU."""
+    """Like `unpack_five_bits`, but also takes an array on a GPU."""
     high = np.stack([data[:, :4] >> bit & 1 for bit in range(8)], axis=2).reshape(len(data), -1)
     return np.concatenate([data[:, 4:] & 15, data[:, 4:] >> 4], axis=1) | high << 4
 

@@ -70,7 +70,7 @@ class InterleavedMatrix:
         return self.data.nbytes
 
     def dequantized(self, rows: Places | None = None) -> Floats:
-        """As `QuantizedMatrix.dequantized`."""
+        """Like `QuantizedMatrix.dequantized`."""
         return self.format.dequantize(rows_of(self.format, self.data, np.arange(self.rows) if rows is None else rows))
 
     @classmethod

@@ -55,7 +55,7 @@ class BrickStats:
     bytes: float | None
     budget_us_per_token: float | None  # for all its places together
     budget_gb_per_sec: float | None  # the rate that this follows from, if all places have the same
-    size_bytes: float | None = None  # of collectives: their data; their bytes are those on the links
+    size_bytes: float | None = None  # data of a collective; its `bytes` are the traffic on the links
     uncounted: int = 0  # calls that gave no count of elements
     adopted_ns: int = 0  # exclusive time in ended steps that was spent elsewhere, outside their wall time
     dtypes: tuple[str, ...] = ()  # the types its calls multiply, as in `Work`
@@ -64,8 +64,8 @@ class BrickStats:
     def mean_exclusive_ns(self) -> float | None:
         """The mean per call, or None if `exclusive_ns` covers none of these calls.
 
-        In a window, calls count if they ended in it, and exclusive time if its step did. So this mean covers a part
-        of the calls.
+        A window counts the calls that ended in it, but only the exclusive time of steps that ended in it. So this
+        mean covers a part of the calls.
         """
         if not self.calls.total_ns:
             return 0.0
@@ -107,7 +107,7 @@ class _Brick:
     backend: str
     nodes: Column
     alike: tuple[Column, ...]  # `nodes` in groups with the same work and budget
-    outermost: Column  # those of `nodes` inside no other of them
+    outermost: Column  # the `nodes` that are not inside another one of them
     alike_outermost: tuple[Column, ...]
     budget_gb_per_sec: float | None  # if all of them have the same
     dtypes: tuple[str, ...]
@@ -260,7 +260,7 @@ def category_stats(bricks: Sequence[BrickStats]) -> list[CategoryStats]:
 
 
 def _alike(nodes: Column, first_of: Column) -> list[Column]:
-    """Return `nodes` in groups with the same entry in `first_of`, in the order of the first of each."""
+    """Group `nodes` by their entry in `first_of`. Groups are in the order of their first nodes."""
     firsts, begins, which = np.unique(first_of[nodes], return_index=True, return_inverse=True)
     if len(firsts) <= 1:
         return [nodes] if len(nodes) else []

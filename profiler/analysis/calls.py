@@ -83,7 +83,7 @@ def spread(
     at = np.searchsorted(running, rank, side="left")
     percentiles[:, known] = np.clip(middle[at], low[known], high[known])
     columns += list(percentiles)
-    others = calls != count  # percentiles of a part of the calls, or of more, would look like those of all calls
+    others = calls != count  # percentiles of fewer or more calls would look like those of all calls
     if others.any():
         for column in columns:
             column[others] = np.nan

@@ -25,7 +25,7 @@ class Growth:
     sums: NDArray[np.int64]  # (SUMS, nodes)
     cell: NDArray[np.int32]  # each once
     count: NDArray[np.uint32] | Column
-    rare: dict[tuple[int, int], int]  # by the number of the column in SPARSE_COLUMNS and the node; without moments
+    rare: dict[tuple[int, int], int]  # keys are (index into SPARSE_COLUMNS, node); moments are not included
 
     @property
     def is_empty(self) -> bool:

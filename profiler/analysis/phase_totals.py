@@ -22,9 +22,10 @@ class PhaseTotals:
 
     Its steps are the recorded ones. Plain steps are not included, because nothing inside them is known.
 
-    `closed_ns` is the part of `total_ns` in steps that have ended. Exclusive time is a node's time less that of nodes
-    inside it that are shown separately. Inside a brick these are other bricks and steps (its kernels, and layers in
-    it, are its own work); inside other nodes, everything. Adopted work ran in parallel and is not subtracted.
+    `closed_ns` is the part of `total_ns` in steps that have ended. Exclusive time is a node's time minus the
+    time of nodes inside it that are shown separately. Inside a brick these are other bricks and steps (its kernels,
+    and layers in it, are its own work). Inside other nodes they are all nodes. Adopted work ran in parallel and is
+    not subtracted.
     """
 
     step: Node | None
@@ -155,7 +156,7 @@ def _held_and_adopted(
 
 
 def exclusive_of(table: NodeTable, inside: Inside, time_ns: Column, nested_ns: Column, overlap_ns: Column) -> Column:
-    """Return, by id, `time_ns` less the time of nodes inside that are shown separately.
+    """Return, by id, `time_ns` minus the time of nodes inside that are shown separately.
 
     They take their `nested_ns`; the `overlap_ns` that they share counts once.
     """

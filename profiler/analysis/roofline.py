@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from cbtop.protocol.attributes import UNKNOWN_TYPE
 from cbtop.protocol.messages import UNSURE_PERCENT
 
-LIMITING_PERCENT = 60  # of a roof: a point below this share of every roof is limited by something else
+LIMITING_PERCENT = 60  # share of a roof: a point below it for every roof is limited by something else
 MEMORY, COMPUTE, NO_ROOF = "memory", "compute", "latency or overhead"
 SHARED = "several at once"  # steps share the roofs: a brick's own rate does not show what limits it
 

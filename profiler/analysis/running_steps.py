@@ -54,7 +54,7 @@ class RunningSteps:
     """
 
     def __init__(self) -> None:
-        # When the last step ended, whether it was cancelled, and how much of its time was in none of its parts.
+        # When the last step ended, whether it was cancelled, and how much of its time was outside its parts.
         self._ended: dict[int, tuple[int, bool, int]] = {}
         # Nodes, and their times in two rows: all of it, and the overlap with others.
         self._open: dict[int, list[tuple[Column, NDArray[np.int64]]]] = {}
@@ -70,8 +70,8 @@ class RunningSteps:
     ) -> Column:
         """Add the time of the parts of steps that ended to `closed_ns`.
 
-        Also notes if the parts of a step took more time than the step, which no nesting can, and how long parts of
-        the same node ran at the same time, as those on two streams of a device do.
+        Also notes if the parts of a step took more time than the step, which is impossible if they are nested. Notes
+        how long parts of the same node ran at the same time, for example on two streams of a device.
 
         Returns the nodes concerned, even some not in the batch.
         """

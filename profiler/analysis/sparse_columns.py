@@ -57,7 +57,7 @@ class SparseColumns:
         return keys[:, 0], keys[:, 1], np.array([float(value) for _, _, value in found], np.float64)
 
     def add(self, name: str, node: Column, value: Column) -> None:
-        """Add each `value` to that of its `node`."""
+        """Add each `value` to the value of its `node`."""
         values = self._values[name]
         for one, number in zip(node.tolist(), value.tolist(), strict=True):
             values[one] = values.get(one, 0) + number

@@ -52,9 +52,9 @@ class NodeStats:
         self._size = 0
         self._table = np.zeros((len(COLUMNS), 0), np.int64)
         self._histograms = Histograms()
-        self._shared: dict[int, int] = {}  # by first_of: the owner of the histogram for all nodes beyond the bound
+        self._shared: dict[int, int] = {}  # the owner of the histogram for all nodes beyond the bound, by first_of
         self.sparse = SparseColumns()
-        self._whole: NodeStats | None = None  # of `recent_part`, until min_ns and max_ns of all are needed
+        self._whole: NodeStats | None = None  # of a `recent_part`: all counts, until min_ns and max_ns are known
         self.intervals = StepIntervals()
         self.running = RunningSteps()
 
@@ -279,10 +279,10 @@ class NodeStats:
         return NodeStats().take_over(node, self.totals(node), cell, self.buckets(cell), rare)
 
     def since(self, growth: Growth) -> NodeStats:
-        """Return a table of the counts in `growth`, the latest part of this one's.
+        """Return a table of the counts in `growth`, the latest part of this table's counts.
 
-        min_ns and max_ns are derived: the middle of the outermost buckets that counted, within one percent, and
-        limited to those of all calls.
+        min_ns and max_ns are derived: each is the middle of the outermost bucket that counted, within one percent,
+        and limited to the min_ns and max_ns of all calls.
         """
         counted = NodeStats()
         counted.count(growth)

@@ -66,7 +66,8 @@ def books_of(totals: PhaseTotals, whole: PhaseTotals) -> TimeBreakdown | None:
     """Return the books of the phase of `totals`, or None for a process without steps.
 
     Everything is derived from measured records. A brick's time is its own record. The gap `inside layers` is the
-    records of layers less those of the bricks in them; `between layers` is layers that contain layers less these.
+    time of layers minus the bricks in them. `between layers` is the time of layers that contain layers, minus the
+    inner ones.
     `steps inside` are steps of a phase of their own that ran in a step of this one. The rest of a step is
     unattributed. Only gaps that this process can have are included. The time in a running step comes from `whole`,
     the totals of the whole life.

@@ -20,7 +20,7 @@ from cbtop.profiler.device.graph_driver import CudaGraphs, GraphDriver
 
 NOT_READY = 600  # a result of cuStreamQuery
 _PORTABLE, _DEVICE_MAP = 1, 2  # of cuMemHostAlloc
-_NON_BLOCKING = 1  # of cuStreamCreate: it does not wait for a legacy stream
+_NON_BLOCKING = 1  # flag of cuStreamCreate: the stream does not wait for a legacy stream
 _RELAXED = 2  # of a stream's capture
 
 

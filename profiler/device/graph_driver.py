@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from cbtop.profiler.device.cuda_calls import SUCCESS, CudaCalls, KernelNode
 
-# Of CUgraphNodeType (CUDA driver API, "Data types used by CUDA driver"): EMPTY, WAIT_EVENT, EVENT_RECORD.
+# Values of CUgraphNodeType (CUDA driver API, "Data types used by CUDA driver"): EMPTY, WAIT_EVENT, EVENT_RECORD.
 _NOTHING_RUNS = frozenset({5, 6, 7})
 
 
@@ -51,7 +51,7 @@ class GraphDriver(Protocol):
         """Whether work runs there: not for an event, and not if nodes only wait for each other."""
 
     def add_kernel(self, graph: int, after: Sequence[int], kernel: int, arguments: int, blocks: int = 1) -> int:
-        """Add a node to `graph` after those of `after`: `kernel`, in `blocks` blocks of one thread."""
+        """Add a node that runs `kernel` in `blocks` blocks of one thread. It depends on the nodes `after`."""
 
     def add_edges(self, graph: int, edges: Sequence[tuple[int, int]]) -> None:
         """Make the second node of each pair wait for the first."""

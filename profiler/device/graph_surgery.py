@@ -29,7 +29,7 @@ class StampSites:
     """The places of one graph where a stamp is possible, in the order they are passed, each with its number."""
 
     places: dict[int, int]  # the number counts the nodes of `positions` before it
-    positions: dict[int, int]  # of all nodes that take time, each after all that it waits for
+    positions: dict[int, int]  # positions of all nodes that take time; each is after all that it waits for
 
     @property
     def nodes(self) -> int:
@@ -99,7 +99,7 @@ class Order:
 def _in_order(
     nodes: Sequence[int], edges: Sequence[DependencyEdge]
 ) -> tuple[list[int], dict[int, list[int]], dict[int, list[int]]]:
-    """Return `nodes`, each after all that it waits for; the nodes each waits for; and the nodes that wait for each.
+    """Return `nodes` in topological order, the predecessors of each node, and the successors of each node.
 
     Raises ValueError if there are none, or too many.
     """
@@ -124,7 +124,8 @@ def _in_order(
 
 
 def _reachable(order: Sequence[int], ahead: dict[int, list[int]], counted: Sequence[int]) -> dict[int, int]:
-    """Return which of `counted` come before each node, a bit each; in `order` every node follows those in `ahead`."""
+    """Return, for each node, a bit mask of the `counted` nodes before it. `order` has each node after its
+    predecessors, `ahead`."""
     bit = {node: 1 << index for index, node in enumerate(counted)}
     found: dict[int, int] = {}
     for node in order:
@@ -186,7 +187,7 @@ class StampedGraph:
 
     def read(self) -> list[int] | None:
         """Return the device's time at each place in the last launch; None until it has finished."""
-        if self._times is None:  # else a signal interrupted the use of the last reading
+        if self._times is None:  # otherwise a signal interrupted the use of the last reading
             if not self._words[self._count - 1]:
                 return None
             times = self._words.first(self._count)

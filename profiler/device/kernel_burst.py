@@ -220,7 +220,7 @@ class KernelWindow:
 
     def _close(self, *, is_through: bool) -> None:
         try:
-            if is_through:  # else one may still run
+            if is_through:  # otherwise one may still run
                 while self._executables:
                     self._driver.destroy_executable(self._executables.pop())
         finally:

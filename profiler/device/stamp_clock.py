@@ -120,7 +120,7 @@ class StampClock:
         self._device = CudaDevice(self._driver, now_ns)
         self._words = self._device.map_words(SLOTS)
         self._marks: list[StampMark | None] = [None] * SLOTS
-        self._last: dict[int, StampMark] = {}  # of each stream, since the device was last waited for
+        self._last: dict[int, StampMark] = {}  # last mark of each stream since the device was last waited for
         stamps = chosen(MarkStamps)(self._device, self._words, stream, now_ns, self._marks, self._last)
         #: A mark after all enqueued work on the caller's stream.
         self.mark: Callable[[], Mark] = stamps.mark
@@ -138,7 +138,7 @@ class StampClock:
             try:
                 self._wait_for(stream, mark)
             except BaseException as error:
-                if not isinstance(error, DriverError):  # of a signal handler: the next call waits for it
+                if not isinstance(error, DriverError):  # from a signal handler: the next call waits for the mark
                     self._last.setdefault(stream, mark)
                 raise
         self._device.look_at_clocks()

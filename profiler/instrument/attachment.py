@@ -76,7 +76,7 @@ from cbtop.protocol.messages import Manifest
 
 _COPIES = "nn.DataParallel copies its model at each call: it cannot be instrumented (DistributedDataParallel can)"
 MAX_ASKING = 2  # products before the layers, and first layers: each adds a check of 0.2 us per step
-MOST_TRIES = 3  # to attach, if a signal handler of the host's raises meanwhile
+MOST_TRIES = 3  # attempts to attach, if a signal handler of the host raises meanwhile
 _lock = threading.RLock()
 _attached: WeakModuleDict[Attachment] = WeakModuleDict()  # by the trunk's modules
 
@@ -163,7 +163,7 @@ class Attachment:
                     for call in section.calls:
                         call.swap_out()
                     for module in section.modules:
-                        if standing(module) is None:  # else a different model's call replaces it
+                        if standing(module) is None:  # otherwise a different model's call replaces it
                             forget(module)
             self._sections = self._calls().sections(plan.sections, former)
             self._ask_first()
@@ -502,7 +502,7 @@ def _look_first_at(module: nn.Module) -> None:
             if not isinstance(error, Exception):
                 raise
             log_own_error(error, f"{type(module).__name__} is not shown")
-        except BaseException:  # of a signal handler of the host's
+        except BaseException:  # from a signal handler of the host
             _was_cut_short(module)
             raise
         leave_alone(module)

@@ -25,8 +25,8 @@ from cbtop.profiler.instrument.work import SIZES
 if TYPE_CHECKING:
     from torch import nn
 
-_UP = None  # ends the features of a module's inside
-_BUFFERS = 0  # begins those of its buffers
+_UP = None  # ends the features of the modules inside a module
+_BUFFERS = 0  # begins the features of a module's buffers
 
 
 class Build(NamedTuple):
@@ -57,7 +57,7 @@ class Builds:
         return Build(list(found.values()), tuple(features))
 
     def _add(self, module: nn.Module, found: dict[int, nn.Module], features: list[Any]) -> None:
-        """Add the features of `module`, then those of all inside it, in the order of `modules_of`."""
+        """Add the features of `module`, then of all modules inside it, in the order of `modules_of`."""
         kind = id(type(module))
         if not (self._comparable[kind] if kind in self._comparable else self._is_comparable(module)):
             raise _NotComparableError

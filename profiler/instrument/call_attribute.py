@@ -44,7 +44,7 @@ class _Alive(weakref.ref[Any]):
     key: int
 
 
-_alive: dict[int, _Alive] = {}  # the same modules: an entry ends with its module, before another module gets its id
+_alive: dict[int, _Alive] = {}  # by module id; an entry is removed with its module, before another module gets the id
 
 
 def _nobody(module: Any) -> None:
@@ -123,7 +123,7 @@ _after_in_c: Callable[..., Any] | None = None
 
 
 def prepared(look: Callable[[Any], None], module: Any) -> Any:
-    """Call `look` with `module`, and return what torch calls next: its replacement, or as without us."""
+    """Call `look` with `module`, and return what torch calls next: its replacement, or the usual call."""
     look(module)
     call = replacement(module) if id(module) in _standing else of_host(module)
     return plain_call(module) if call is None else call
@@ -145,7 +145,8 @@ def _failed(error: Exception) -> None:
 def after(look: Callable[[Any], None], module: Any) -> Any:
     """Return a call that calls `look` with `module`, then the module.
 
-    If the hot path is compiled, the module runs in no Python frame of ours: tracebacks and depth are as without us.
+    If the hot path is compiled, no Python frame of cbtop is on the stack while the module runs, so tracebacks
+    and stack depth do not change.
     """
     return (
         functools.partial(_call_after, look, module) if _after_in_c is None else _after_in_c(prepared, look, module)
@@ -158,7 +159,7 @@ def _missed(module: Any) -> Any:
 
 
 def replacement(module: Any) -> Any:
-    """Return what torch is to call for `module`; None: the module itself."""
+    """Return what torch should call for `module`, or None for the module itself."""
     there = _standing.get(id(module), _standing)
     if there is _standing:
         return _missed(module)
@@ -205,7 +206,8 @@ def _tell(module: Any) -> None:
 
 
 class Slot(property):
-    """The attribute of `torch.nn.Module` while a model is attached. Read from the class it is None, as without us.
+    """The attribute of `torch.nn.Module` while a model is attached. Its value on the class is None, as
+    it is without cbtop.
 
     If the hot path is compiled, C code reads the table in the same way.
     """

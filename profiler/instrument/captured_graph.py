@@ -31,9 +31,9 @@ from cbtop.protocol import clock
 from cbtop.protocol.vocabulary import SAMPLE, NodeKind
 
 FEW_STAMPS = 200  # inside: with fewer, the time of a launch (10 us) would add 0.05 us or more to each
-COPIES = 4  # of a clone with stamps, if every step is recorded
+COPIES = 4  # copies of a clone with stamps, if every step is recorded
 PLAIN_EVERY = 64  # replays with stamps in a row: the next has none, for comparison
-FIRST_PLAIN = 8  # the same until the cost is known; 1 if every step is recorded
+FIRST_PLAIN = 8  # PLAIN_EVERY until the cost is known; 1 if every step is recorded
 MOST_HELD = 256  # replays, until the cost of stamps is known
 MOST_WAITING = 1024  # replays of a graph that wait for the device, or for the end of the step around them
 ENOUGH_PLAIN = 128  # replays, to know whether timing them is too expensive

@@ -85,7 +85,7 @@ class Capture:
         (self.open[-1].inside if self.open else self.spans).extend(spans)
 
     def now_in(self, node_of: Callable[[int], int]) -> None:
-        """Replace the noted nodes by those of a copy of the graph."""
+        """Replace the noted nodes by the same nodes of a copy of the graph."""
         found: dict[int, int] = {}
 
         def moved(last: Last) -> Last:

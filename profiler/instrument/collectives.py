@@ -118,9 +118,9 @@ def _closed_over(function: Any) -> Any:
 
 
 def _method(original: Function, name: str) -> Function:
-    """Return `original` as a Python method.
+    """Wrap `original` in a Python method.
 
-    For a Python class that inherits it, C++ looks for a Python method of this name, finds ours, which calls C++
+    If a Python class inherits it, C++ looks for a Python method of this name and finds ours, which calls C++
     again. C++ stops looking if the calling frame has that name and the same `self`.
     """
 

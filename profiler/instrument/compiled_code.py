@@ -72,8 +72,8 @@ class GraphOrigins:
     """The origins in a graph of Dynamo. Paths begin at the module whose call was compiled, which is ""."""
 
     origins: dict[str, NodeOrigin] = field(default_factory=dict)  # by node
-    classes: dict[str, str] = field(default_factory=dict)  # of modules by path
-    elements: dict[str, int] = field(default_factory=dict)  # of the first tensor that a module is given
+    classes: dict[str, str] = field(default_factory=dict)  # the modules' classes, by path
+    elements: dict[str, int] = field(default_factory=dict)  # elements of a module's first tensor argument, by path
 
     @classmethod
     def of(cls, graph: Any) -> GraphOrigins:
@@ -455,7 +455,7 @@ def _nodes(ran: list[Ran], lines: list[str]) -> list[list[str]]:
 
 
 def _computed(origins: list[NodeOrigin], line: str) -> list[NodeOrigin]:
-    """Return those of `origins` that the line computes: inductor also names operations that only reshape a result."""
+    """Return the `origins` that the line computes: inductor also names operations that only reshape a result."""
     products = [at for at, origin in enumerate(origins) if origin.operation in _PRODUCTS]
     if _LOOPS.match(line):  # products run elsewhere, unless it contains nothing else
         return [origin for origin in origins if origin.operation not in _PRODUCTS] or origins

@@ -40,7 +40,7 @@ class Timing:
 
     path: Path
     backend: str = ""  # of work on a device
-    is_there: bool = False  # on its device
+    is_there: bool = False  # whether it is on its device
     by_kernels: bool = False  # as CUPTI records them, see kernel_steps.py; else by stamps
 
     @property

@@ -45,7 +45,7 @@ def await_first_call(begin: Callable[[], None]) -> None:
             is_ours = True
             end()
             begin()
-        except BaseException:  # of the host's signal handler, wherever it came in: the next call begins it
+        except BaseException:  # from the host's signal handler, at any point: the next call begins it
             if is_ours:
                 claims.append(begin)
                 wait()

@@ -85,12 +85,12 @@ _METHODS = {
 }
 _QUERY = ("query", "q")
 _ANYTHING = ()  # no first parameter is expected
-# Arguments by which attention hides keys: those of other sequences in the row, of pages, or before a window.
+# Arguments by which attention hides keys: of other sequences in the row, of pages, or before a window.
 _HIDE = frozenset({"cu_seq_lens_q", "cu_seqlens_q", "cache", "block_table", "sliding_window", "position_bias"})
 _ATTENTION = "_attention_forward"  # suffix of transformers' names, such as sdpa_attention_forward
 _EAGER = f"eager{_ATTENTION}"
 _CACHE_UPDATE = "cache_utils.update"
-_EAGER_METHOD = "_attn"  # the same in older models (GPT-J): a method of the attention, which is its first argument
+_EAGER_METHOD = "_attn"  # _EAGER in older models (GPT-J): a method of the attention, which is its first argument
 GENERATION = "transformers.generation.utils"
 
 
@@ -321,7 +321,7 @@ def timed(
     brick_of: BrickOf | None = None,
     queries: int | None = None,
 ) -> Function:
-    """Return `original`, timed in recorded steps; see `FunctionCall`."""
+    """Wrap `original`: time its calls in recorded steps; see `FunctionCall`."""
 
     run = _call_of(original, name, brick, first, brick_of, queries)
 
@@ -351,7 +351,7 @@ def brick_of_name(name: str) -> BrickDefinition:
 
 
 def brick_of_function(function: str) -> BrickDefinition | None:
-    """Return the brick of calls of a function; its name follows that of its file, if that is known."""
+    """Return the brick for calls of `function`: its name, preceded by its file's name and a dot if known."""
     file, _, name = function.rpartition(".")
     if name in _ROPE:
         return ROPE

@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 def generates(original: Function, met: Callable[[object], None] = lambda model: None) -> Function:
-    """Return `original`, which is `generate`, with `met` called before it and its steps ended after it."""
+    """Wrap `generate`: call `met` before it, and end its steps after it."""
     met = _unless_it_fails(met)
 
     def generate(*args: Any, **kwargs: Any) -> Any:
@@ -33,7 +33,7 @@ def generates(original: Function, met: Callable[[object], None] = lambda model: 
         finally:
             try:
                 _end_generate(depth)
-            except BaseException:  # of a signal handler: what has ended by then is not ended twice
+            except BaseException:  # from a signal handler: steps that have already ended are not ended twice
                 _end_generate(depth)
                 raise
 
@@ -111,7 +111,7 @@ def _prepared(start_ns: int | None) -> None:
 
 
 def prepares(original: Function) -> Function:
-    """Return `original`, which prepares inputs, so that its time belongs to the next step."""
+    """Wrap a function that prepares inputs: its time is counted in the next step."""
 
     def prepare_inputs(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
@@ -125,7 +125,7 @@ def prepares(original: Function) -> Function:
 
 
 def assists(original: Function) -> Function:
-    """Return `original`, which generates with a draft, so that its `generate` is known to be assisted."""
+    """Wrap a function that generates with a draft model: mark its `generate` as assisted."""
 
     def assisted_decoding(*args: Any, **kwargs: Any) -> Any:
         _is_assisted()
@@ -135,7 +135,7 @@ def assists(original: Function) -> Function:
 
 
 def scores(original: Function) -> Function:
-    """Return `original`, which processes scores: from its call on, the token is chosen."""
+    """Wrap a function that processes scores: sampling begins when it is called."""
 
     def process_scores(*args: Any, **kwargs: Any) -> Any:
         step = None if is_dynamo_compiling() else _begin_sampling()
@@ -149,7 +149,7 @@ def scores(original: Function) -> Function:
 
 
 def chooses(original: Function) -> Function:
-    """Return `original`, which checks whether to stop: at its end, the token is chosen."""
+    """Wrap a function that checks whether to stop: sampling has ended when it returns."""
 
     def is_done(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)

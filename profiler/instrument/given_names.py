@@ -38,7 +38,7 @@ class Models:
     def __init__(self) -> None:
         self.said: WeakModuleDict[Said] = WeakModuleDict()
         self.names: dict[str, int] = {}  # number of uses so far
-        self.rank = (False, -1)  # of the named one: whether it decodes, and the bytes of its weights
+        self.rank = (False, -1)  # the named model's rank: whether it decodes, and the bytes of its weights
         self.manifest: Manifest | None = None
         self.ceilings: dict[str, Ceiling] = {}
 
@@ -93,7 +93,7 @@ def key_in(
         top_k = product.top_k
         work = work_of(module, product.brick, is_timed_there=is_timed_there, mode=mode, top_k=top_k, size=size)
         brick = key if work == key.work else replace(key, work=work)
-        if not submodules(module):  # else it may have adapters of its own
+        if not submodules(module):  # otherwise it may have adapters of its own
             if len(said.in_mode) >= MAX_IN_MODE:
                 said.in_mode.clear()
             said.in_mode[key, mode, size] = brick

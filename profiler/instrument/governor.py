@@ -54,8 +54,8 @@ LEARNING_STEPS = 256  # without a known cost, until fewer are recorded
 MAX_KINDS = 64
 REPLAYED = "replayed"  # in the key of replays, which are counted apart from other steps of their name
 Z_95 = 1.96
-USED = 0.8  # of the share allowed
-LEAST_USED = 0.2  # of the share allowed: for recording, even if plain steps use up the rest
+USED = 0.8  # part of the allowed share that is used
+LEAST_USED = 0.2  # part of the allowed share kept for recording, even if plain steps use up the rest
 ONE = 1 << 64
 GOLDEN = 0x9E3779B97F4A7C15  # the golden ratio's fraction, in parts of ONE
 # No k records the steps with a fraction in the first range, or the steps right after them. Both ranges are above
@@ -125,7 +125,7 @@ class StepKind:
         self.alone: Alone | None = None
 
     def estimate(self, sort: Sort) -> Estimate | None:
-        """Return what a step of that sort pays, or None if unknown."""
+        """Return the overhead of a step of that sort, or None if unknown."""
         found = list(self.excess[sort])
         return median_of(sorted(found)) if len(found) >= ENOUGH else None
 
@@ -217,11 +217,11 @@ class Governor:
         self._has_announced = False
         self._kinds: dict[object, StepKind] = {}
         self._models: dict[object, GovernedModel] = {}
-        self._own: deque[float] = deque(maxlen=SAMPLES)  # the time that plain steps pay to begin and end, in ns
-        self.told_ns = 0  # the time of the last `ended`, which the next step pays
-        self.look_ns = 0  # the time of the last look, which all steps until the next look pay
-        self._looks: deque[int] = deque(maxlen=LOOKS)  # the last of these
-        self.has_looked = False  # in the last `ended`, whose time no plain step then pays
+        self._own: deque[float] = deque(maxlen=SAMPLES)  # overhead of beginning and ending a plain step, in ns
+        self.told_ns = 0  # how long the last `ended` took; it counts as overhead of the next step
+        self.look_ns = 0  # how long the last look took; it counts as overhead of all steps until the next look
+        self._looks: deque[int] = deque(maxlen=LOOKS)  # how long the last looks took
+        self.has_looked = False  # whether the last `ended` looked; then it counts as overhead of no plain step
         self._seen = self._recorded = self._lived_ns = 0
         self._look_at_step, self._look_at_ns, self._looked_at_step = 0, 0, 0
         self._recent_ns = 0.0

@@ -79,7 +79,7 @@ class Recording:
         self.bursts = bursts
         self.window = window
         self.step = step  # its key
-        self.stream = stream  # that it runs on
+        self.stream = stream  # the stream it runs on
 
     def launch(self, graph: int, places: GraphNodePlaces, stream: int) -> None:
         """Launch a captured graph as an executable of ours."""
@@ -322,7 +322,7 @@ class PlacedCalls(Capture):
         super().__init__(lambda: None)
         self.recording = recording
         self._labelled = labelled
-        self._elements = elements  # of all calls by their place, without the step; None: not needed
+        self._elements = elements  # elements of all calls, by place without the step; None if not needed
         self._around: list[Keys] = [(recording.step,)]
 
     def begin(self, key: Hashable, module: nn.Module | None) -> CapturedCall | None:
@@ -361,7 +361,7 @@ class GraphNodePlaces:
         self._put(order, spans, ())
 
     def of(self, node: int, step: Hashable) -> Keys:
-        """Return all keys, from that of the step that it runs in."""
+        """Return the keys of `node` and of all around it, from the step inwards."""
         return (step, *self._of.get(node, (OTHER,)))
 
     def _put(self, order: Order, spans: Sequence[CapturedCall], around: Keys) -> None:

@@ -6,7 +6,7 @@ plain step before it, or as its kernels if these take longer. If the device was 
 time when it waited. Otherwise it may have run earlier work.
 
 Rules
-- All other steps are plain. The step that CUPTI records counts once, by this record.
+- All other steps are plain. The step that CUPTI records is counted once, with this record.
 - A window costs the host the opening, the wait for the device and the closing, 20 to 35 ms. The next one is due when
   that is within the share allowed, or within 5 % until FLOOR steps are recorded.
 - The host is timed in a plain step half-way between two windows (host_steps.py). The next window comes two steps
@@ -35,7 +35,7 @@ from cbtop.protocol.messages import Sampling
 from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE
 
 LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
-FLOOR_SHARE = 5 / 105  # of the time, until FLOOR steps are recorded
+FLOOR_SHARE = 5 / 105  # share of the time until FLOOR steps are recorded
 LEAST_WINDOWS = 5  # for a figure of their cost
 LEAST_TOLD = 3  # windows, before it is reported whether the device was idle as steps began
 MOSTLY = 0.8  # of the steps

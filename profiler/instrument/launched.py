@@ -22,7 +22,7 @@ _log = logging.getLogger("cbtop")
 EVERY_STEP_PERCENT = 100  # with this allowed overhead or more, every step is recorded
 
 
-END_SUFFIX = ".end"  # of the FIFO of a run, as in `cbtop.commands.run`
+END_SUFFIX = ".end"  # suffix of a run's FIFO, the same as in `cbtop.commands.run`
 
 
 class LaunchedRecorder(RingRecorder):

@@ -148,7 +148,7 @@ def _loaded() -> list[int]:
         try:
             library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
             return [ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in _FUNCTIONS]
-        except (OSError, AttributeError):  # mapped but not loaded as one, or a different library
+        except (OSError, AttributeError):  # mapped but not loaded as a library, or a library without these functions
             continue
     raise ValueError("no library with ggml's functions is loaded: import llama.cpp's binding first")
 
@@ -158,7 +158,7 @@ def _loaded() -> list[int]:
 
 @dataclass(slots=True)
 class BrickNodes:
-    """Nodes of one brick that followed each other; `elements` are those of the first one's result."""
+    """Nodes of one brick that followed each other; `elements` counts the first node's result."""
 
     kind: ModuleKind
     layer: int | None

@@ -158,7 +158,7 @@ def parameters_of(module: Module) -> list[Tensor]:
 def first_tensor(module: Module) -> Tensor | None:
     """Return the first parameter of `module` or of those inside it, else the first buffer, else None.
 
-    No generator is left half-way, because a signal handler's exception while one ends would be lost.
+    This uses no generators: an exception of a signal handler would be lost if it is raised while one ends.
     """
     for name in ("_parameters", "_buffers"):
         seen: set[int] = set()

@@ -28,7 +28,7 @@ class Mode(NamedTuple):
     """The state of a program that decides what products multiply, besides their weights."""
 
     autocast: torch.dtype | None = None  # None: it is off
-    adapters: Any = None  # of the first layer that has any: see adapters.py
+    adapters: Any = None  # adapters of the first layer that has any: see adapters.py
     products: str = "float32"  # the type that a product of float32 multiplies
     convolutions: str = "float32"
 

@@ -295,7 +295,7 @@ def _truth(value: object) -> bool:
 
 
 def _counts_positions(layers: list[Any]) -> bool:
-    """Whether any layer of a cache counts its positions; those of mixers keep a state instead."""
+    """Whether any layer of a cache counts its positions. Layers of mixers keep a state instead."""
     if not layers:
         return True
     for layer in layers:  # noqa: SIM110 - the first decides, mostly; any() would cost more than the question

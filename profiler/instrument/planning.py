@@ -48,8 +48,8 @@ class Product:
 
     brick: BrickId | str
     top_k: int | None = None
-    may_be_first: bool = False  # it multiplies, and comes before the first layer
-    axes: int = 0  # of the images, if its work depends on their size
+    may_be_first: bool = False  # whether it multiplies and comes before the first layer
+    axes: int = 0  # axes of the images, if the work depends on their size
 
 
 class TimedModule(NamedTuple):
@@ -59,7 +59,7 @@ class TimedModule(NamedTuple):
     module: nn.Module
     key: Hashable
     product: Product | None = None
-    place: Hashable = None  # of its definition, equal in similar layers; all experts of a list share one
+    place: Hashable = None  # where it is defined; equal in similar layers; all experts of a list share one
 
 
 @dataclass(slots=True)
@@ -278,7 +278,7 @@ class _Planner:
         self._context = (is_timed_there, self._backend, self._vocabulary, self._shows_blocks)
         self._seen: set[int] = set()
         self._found: list[_Found] = []  # bricks of the layer, or of everything outside of layers
-        self._experts: dict[str, BrickDefinition] = {}  # by the path of their list: all of one layer are one brick
+        self._experts: dict[str, BrickDefinition] = {}  # by the path of their list: a layer's are one brick
         # Layers of a stack are similar: the kind of a module in one holds for its counterpart in the next.
         self._layer = ("", "")  # the path of the current layer, and of its stack
         self._kinds: dict[tuple[object, ...], ModuleKind | None] = {}
@@ -411,7 +411,8 @@ class _Planner:
         return _Pattern(bricks, others, visited, _weights_in(modules))
 
     def _place(self, path: str) -> tuple[str, str]:
-        """Return the path in the layer, and that of the stack: equal for corresponding modules of similar layers."""
+        """Return the path in the layer and the path of the stack: both are equal for corresponding modules of similar
+        layers."""
         layer, stack = self._layer
         return (path[len(layer) :], stack) if layer and path.startswith(layer) else (path, "")
 

@@ -85,7 +85,7 @@ class RunnerCall:
 
 
 def runs(original: Function, engine: Engine) -> Function:
-    """Return `original`, which runs the model, with each run as a step."""
+    """Wrap a function that runs the model: each run is a step."""
 
     @functools.wraps(original)
     def run(runner: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -111,7 +111,7 @@ def runs(original: Function, engine: Engine) -> Function:
 
 
 def loads(original: Function, engine: Engine) -> Function:
-    """Return `original`, which loads the model. Attach at the runner's first run, not at the model's first call."""
+    """Wrap a function that loads the model: attach at the runner's first run, not at the model's first call."""
 
     @functools.wraps(original)
     def load_model(runner: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -127,14 +127,14 @@ def loads(original: Function, engine: Engine) -> Function:
 
 
 def samples(original: Function) -> Function:
-    """Return `original`, which chooses tokens, as the brick Sampling of the open step."""
+    """Wrap a function that chooses tokens: time it as the brick Sampling of the open step."""
     return timed(
         original, "Sampling", brick_of=lambda args, kwargs: (BrickId.SAMPLING, unit().open[-1].call.sequences)
     )
 
 
 def ends(original: Function, accepted: Callable[[Any], int | None]) -> Function:
-    """Return `original`, which ends the step of the last run; `accepted` gives the number of its tokens, if known."""
+    """Wrap a function that ends the step of the last run. `accepted` returns its number of tokens, if known."""
 
     @functools.wraps(original)
     def end(runner: Any, /, *args: Any, **kwargs: Any) -> Any:

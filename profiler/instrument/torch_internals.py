@@ -81,5 +81,5 @@ def stream_functions() -> tuple[Callable[[], bool], Callable[[int], int]]:
 
 
 def device_exchange() -> tuple[Callable[[int], int], Callable[[int], int]]:
-    """Return the C functions that make a device current and return the one before, and that restore that one."""
+    """Return two C functions: one makes a device current and returns the previous one, the other restores it."""
     return _C._cuda_exchangeDevice, _C._cuda_maybeExchangeDevice

@@ -328,9 +328,8 @@ def _tensors_of(state: Any) -> list[Tensor]:
 
 
 def _tensor_bytes(tensor: Tensor) -> int:
-    flatten = getattr(
-        tensor, "__tensor_flatten__", None
-    )  # a DTensor, a quantised weight of torchao's: it holds others
+    # A DTensor or a quantised weight of torchao contains other tensors.
+    flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         return int(tensor.nbytes)
     names, _ = flatten()

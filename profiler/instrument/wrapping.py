@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 KeyIn = Callable[[Any, Any, Any], Hashable]  # (reference to the module, mode, size of the image) -> brick
-MAX_KEYS = 64  # of a call; the work of a convolution is unknown for images of further sizes
+MAX_KEYS = 64  # keys of a call; the work of a convolution is unknown for images of further sizes
 
 
 def is_symbolic() -> bool:
@@ -79,7 +79,7 @@ class CallWrapper:
         return False
 
     def plain(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the module as it is without us."""
+        """Call the module as torch would without cbtop."""
         instead = self.instead  # a second thread may change it
         if instead is not None:
             return instead(*args, **kwargs)
@@ -169,7 +169,7 @@ class BrickCall(CallWrapper):
     def __init__(
         self, module: nn.Module, key: Hashable, steps: TimedSteps, key_in: KeyIn | None = None, mode: Hashable = None
     ) -> None:
-        self.module = weakref.ref(module)  # as in Call, without a call: attaching makes thousands
+        self.module = weakref.ref(module)  # the same as in Call, but inlined: attaching makes thousands
         self.instead = of_host(module)
         self._key = key
         self._key_in = key_in

@@ -16,7 +16,7 @@ from cbtop.protocol.messages import TraceNumber
 ABOUT = "weights of the last query, over all its heads; sink, uniform and recent are shares of the heads"
 # A float32 softmax over 100,000 positions stays below 1e-5: a larger error is a bug, not rounding.
 SUM_TOLERANCE = 1e-4
-SINK_WEIGHT = 0.5  # on the first position: more than on all others together
+SINK_WEIGHT = 0.5  # weight of the first position: more than of all others together
 UNIFORM_ENTROPY_SHARE = 0.95  # of the entropy of equal weights
 RECENCY_WINDOW = 4
 RECENCY_MASS = 0.5

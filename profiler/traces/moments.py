@@ -1,7 +1,8 @@
 """A tensor's statistics in one pass over memory."""
 
-# A chunk's mean and sum of squares are taken in float64 while it is in cache. They are joined to those of the earlier
-# chunks as in Chan, Golub & LeVeque (1979). This is exact enough at any length, and a running sum of squares is not.
+# A chunk's mean and sum of squares are taken in float64 while it is in cache. They are merged with the
+# earlier chunks as in Chan, Golub & LeVeque (1979). This is exact enough at any length. A running sum of squares is
+# not.
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ class TensorStats:
     min: float | None = None
     max: float | None = None
     mean: float | None = None
-    std: float | None = None  # of the population: divided by the count, not by one less
+    std: float | None = None  # population standard deviation: divided by the count, not by one less
     l2_norm: float | None = None
 
     @property

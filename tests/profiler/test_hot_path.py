@@ -353,6 +353,13 @@ class TestInFlight:
             assert here() == (1, 48_000)
             assert in_flight()[me].start_ns is not None
         assert here() == (NO_NODE, 0)
+        with profiler.step("decode", 5):  # an agent's step, in which another model is called again and again
+            begins = []
+            for _ in range(3):
+                with profiler.step("inner", 1), profiler.step("innermost", 1):
+                    assert here() == (1, 5)
+                    begins.append(in_flight()[me].start_ns)
+        assert len(set(begins)) == 3
         with profiler.brick("a server's loop"):
             assert here()[0] == 2
             with profiler.step("decode", -1):

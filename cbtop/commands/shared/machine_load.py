@@ -13,8 +13,8 @@ PROC_STAT = "/proc/stat"
 # The kernel counts in ticks of 10 ms, and each processor's count may be late or early by one. In the sum over many
 # processors most of that cancels out.
 TICKS_S, TICKS_S_OF_EACH = 0.03, 0.004
-QUIET_PROCESSORS = 0.1  # that others may use on a quiet machine
-QUIET_SHARE = 0.01  # or this share of all, if that is more: a large machine has more services
+QUIET_PROCESSORS = 0.1  # processors that others may use on a quiet machine
+QUIET_SHARE = 0.01  # or this share of all processors, if that is more: a large machine has more services
 
 
 class MachineLoad:

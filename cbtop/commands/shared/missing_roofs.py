@@ -23,7 +23,7 @@ from cbtop.protocol.messages import Ceiling, Manifest
 from cbtop.protocol.roofs import DeviceRoofs, cpu_name, known_roofs, roofs_of_cpu, way_out_on_cpu
 
 QUIET_S = 0.9  # between two looks, which are a second apart
-AFTER_S = 8.0  # that are waited for a quiet second after the command has ended
+AFTER_S = 8.0  # how long to wait for a quiet second after the command has ended
 LOOK_S = 0.1  # between two looks then
 MAX_ATTEMPTS = 3
 MAX_READ = 8  # processes

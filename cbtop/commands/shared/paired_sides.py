@@ -185,7 +185,7 @@ def tests_in(output: bytes, title: str) -> dict[str, tuple[int | None, int]]:
 
 @contextmanager
 def processes(sides: Sequence[Side], arguments: Sequence[str]) -> Iterator[list[Process]]:
-    """Yield the processes for two revisions or commands. `arguments` are those of a revision's `cbtop bench`.
+    """Yield the processes for two revisions or commands. `arguments` are for a revision's `cbtop bench`.
 
     Unpacked revisions are removed afterwards.
     """

@@ -3,7 +3,7 @@
 Rules
 - Precedence: an option, then the preset named by `--preset`, the environment, the file, and the default.
 - An unknown key is reported in one line on stderr with the nearest known one, and the program continues, because a
-  file may be shared with a newer cbtop. An invalid value is a usage error, like that of an option.
+  file may be shared with a newer cbtop. An invalid value is a usage error, like an option's.
 """
 
 from __future__ import annotations

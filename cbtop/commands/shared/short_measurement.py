@@ -23,7 +23,7 @@ PROGRAM = "from cbtop.commands.shared.short_roofs import main; main()"
 MAX_S = 3.0  # it takes one to two
 END_WITHIN_S = 5.0
 POLL_S = 0.02
-# Of each roof: its kind, unit and the type that is multiplied.
+# Each roof's kind, unit and the type that is multiplied.
 ROOFS = {"dram_read": ("bandwidth", "GB/s", ""), "matmul_float32": ("compute", "GFLOP/s", "float32")}
 
 

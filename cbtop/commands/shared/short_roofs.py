@@ -28,18 +28,18 @@ from cbtop.protocol.process import busiest_wait_ns, processor_times
 MIB = 1 << 20
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "BLIS_NUM_THREADS"), "1")
 LESS_URGENT = 19  # for nice(2)
-CACHES_PER_BUFFER = 4  # in a buffer four caches long, little of the last round is still cached
+CACHES_PER_BUFFER = 4  # in a buffer of four caches, little of the last round is still cached
 SMALLEST_BUFFER_BYTES, LARGEST_BUFFER_BYTES = 64 * MIB, 512 * MIB
 SHARE_OF_FREE_MEMORY = 8
 UNKNOWN_CACHE_BYTES = 32 * MIB
-PRODUCT_SIZE = 512  # of square matrices: three of them fit a cache of level 2 or 3
+PRODUCT_SIZE = 512  # rows of square matrices: three of them fit a cache of level 2 or 3
 ROUND_S = 0.03  # starting threads takes little of it
 RECENT_S = 0.1  # so soon others are noticed
 KIND_S = 0.4  # for the rounds of one roof
 MIN_ROUNDS, MAX_ROUNDS = 5, 12
 MAX_FILL_S = 0.5
-MAX_SPREAD_PERCENT = 10  # of the median below the best, as for an unsure roof
-MAX_WAIT_PERCENT = 5  # of the time that the busiest thread waited for a processor
+MAX_SPREAD_PERCENT = 10  # how far the median is below the best, as for an unsure roof
+MAX_WAIT_PERCENT = 5  # share of the time that the busiest thread waited for a processor
 SYSFS_CPU = Path("/sys/devices/system/cpu")
 
 
@@ -95,7 +95,7 @@ def measured(threads: int) -> list[dict[str, Any]]:
     parts: list[Any] = [None] * threads
     size_bytes = buffer_bytes(threads) // threads // 64 * 64
 
-    def fill(index: int) -> None:  # from the thread that will read it, so that it lies near its processor
+    def fill(index: int) -> None:  # runs in the thread that will read it, so that the memory is near its processor
         parts[index] = np.ones(size_bytes // 4, np.float32)
 
     if on.run(fill) > MAX_FILL_S:

@@ -32,7 +32,7 @@ class Cpu:
         self._next_times = dict(self._times)
 
     def sample(self, pids: Collection[int]) -> DeviceSample:
-        """Return the host, and those of `pids` that run."""
+        """Return a sample of the host and of the running processes among `pids`."""
         begun_ns = self._clock_ns()
         if self._api is None:
             try:

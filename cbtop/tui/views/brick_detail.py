@@ -23,7 +23,7 @@ from cbtop.viewmodels.source import SourceView
 Fact = tuple[str, str, str]  # name, value, role
 
 ROOFED = ("percent_of_roof", "bound")  # figures derived from a roof: grey with a ? if it is uncertain
-LEAST_LINES, ALL_LINES = 5, 26  # of the panel: fewer are useless; everything fits into this many
+LEAST_LINES, ALL_LINES = 5, 26  # panel lines: fewer are useless; everything fits into this many
 TWO_COLUMNS = 110  # cells: from this width on, pictures are next to the figures
 
 _FACT_WIDTH = 26

@@ -1,4 +1,4 @@
-"""One node of the graph in detail: its figures, and for a layer or brick also those of other places."""
+"""One node of the graph in detail: its figures, and for a layer or brick also the figures of other places."""
 
 from __future__ import annotations
 

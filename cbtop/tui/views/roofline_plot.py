@@ -104,7 +104,7 @@ def roofline_lines(
 ) -> list[Line]:
     """Return the plot in `width` x `height` cells, and the lists of its marks below.
 
-    `trail` is that of a brick (BrickRow.trail), `before` its FLOP/B and GFLOP/s at the baseline.
+    `trail` is a brick's (BrickRow.trail), `before` its FLOP/B and GFLOP/s at the baseline.
     """
     drawable = [row for row in points if row.flop_per_byte > 0 and row.gflops > 0]
     x, y = axes(roofline, drawable)

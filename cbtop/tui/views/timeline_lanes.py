@@ -22,7 +22,7 @@ from cbtop.viewmodels.timeline import TimelineView
 
 MAX_LONGEST = 48
 TICK_CELLS = 12  # minimum cells between two ticks
-LEAST_STEPS, LEAST_STEPS_LINES = 8, 7  # of a picture of the last steps: fewer are useless
+LEAST_STEPS, LEAST_STEPS_LINES = 8, 7  # size of a picture of the last steps: fewer are useless
 OLDEST, NEWEST = "╷oldest", "newest╷"
 _UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
 

@@ -34,7 +34,7 @@ MIN_SHOWN_NS = 100
 ZOOM = 2
 TWO_LISTS = 160  # cells: from this width on, the sums are next to that list
 ROOM_FOR_LONGEST = 5  # free lines: from this number on there is a list of the longest blocks
-MARGIN = 0.05  # of the visible time, next to a block that is moved into view
+MARGIN = 0.05  # share of the visible time left next to a block that is moved into view
 HELD = "held, G goes to the newest"
 FOLLOWS = "follows the newest step"
 RECEIVED = "they are received while this view is open"
@@ -53,7 +53,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
         self._offered: TimelineView | None = None  # the latest available timeline
         self._who: object = None  # the source of that timeline
         self._begin_ns = self._end_ns = 0  # visible range, from the beginning of the timeline
-        self._row: tuple[str, str] | None = None  # lane and row; None: the bricks of the first lane
+        self._row: tuple[str, str] | None = None  # lane and row; None selects the bricks of the first lane
         self._at: int | None = None  # the block under the cursor in that row
         self._drawn: Sequence[Lane] = ()
         self._rows: list[RowBlocks] = []  # rows of these lanes
@@ -79,7 +79,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
         super().redraw()
 
     def _show_lanes(self) -> None:
-        """Lay out the lanes of the timeline shown: all if it is held, else those of its newest step."""
+        """Lay out the lanes of the timeline shown: all if it is held, else only its newest step's."""
         shown = self._shown
         lanes = () if shown is None else shown.lanes if self._held else shown.newest_lanes
         if lanes is not self._drawn:

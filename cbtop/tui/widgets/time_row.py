@@ -98,7 +98,7 @@ class Scale:
 
 
 class CellSpan(NamedTuple):
-    """The cells from `first` to before `end`, and the indices of the blocks there: one, or those of a cluster.
+    """The cells from `first` to before `end`, and the indices of the blocks there: one block, or a cluster.
 
     For a cluster, `cells` has the cell in which each is counted.
     """

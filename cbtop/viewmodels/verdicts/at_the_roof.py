@@ -11,8 +11,8 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
-NEAR_PERCENT = 60.0  # of a roof: below it, latency or overhead limits a brick at any intensity
-MIN_SHARE_PERCENT = 10.0  # of the time in steps: the limit of a smaller brick hardly matters
+NEAR_PERCENT = 60.0  # share of a roof: below it, latency or overhead limits a brick at any intensity
+MIN_SHARE_PERCENT = 10.0  # share of the time in steps: the limit of a smaller brick hardly matters
 _KINDS = {"memory": "bandwidth", "compute": "compute"}  # the kind of ceiling for each bound
 
 

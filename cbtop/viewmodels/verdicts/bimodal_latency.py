@@ -14,8 +14,8 @@ from cbtop.viewmodels.verdicts.grows_with_cache import GROWS_WITH_CACHE
 from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 
 APART = 1.20  # times the fast mode: a smaller difference is not worth a verdict
-MIN_PERCENT = 10.0  # of the steps in each mode: rarer steps are a tail
-VALLEY = 0.5  # of the smaller mode: the valley between two modes is lower
+MIN_PERCENT = 10.0  # share of the steps in each mode: rarer steps are a tail
+VALLEY = 0.5  # relative to the smaller mode: the valley between two modes is lower
 BEYOND_CHANCE = 2.0  # standard deviations: a valley may be so much higher than it looks, and a mode so much lower
 _SHAPES = {2: "bimodal", 3: "trimodal"}
 MIN_COUNT = 200  # steps: with fewer, the bars of a histogram jump by chance

@@ -16,8 +16,8 @@ from cbtop.viewmodels.verdicts.base import Finding, Rule, pace_shown, steps_alik
 MIN_SECONDS = 8  # with steps: a line through fewer points proves little
 LONGER = 1.5  # times as many positions at the end as at the beginning: a smaller growth may have other causes
 GROWTH = 1.2  # times the step: a smaller growth is not worth a verdict
-MOST = 0.8  # of the growth is in the bricks that are named
-CORRELATION = 0.9  # of the means of each second: the cache then explains four fifths of their variance
+MOST = 0.8  # share of the growth that the named bricks explain
+CORRELATION = 0.9  # over the means of each second: the cache then explains four fifths of their variance
 NOT_ATTENTION = "The bricks that grow are not attention. Look at what they do with earlier positions."
 
 

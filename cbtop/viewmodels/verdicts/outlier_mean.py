@@ -11,7 +11,7 @@ from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 from cbtop.viewmodels.verdicts.warm_up import WARM_UP
 
 MEAN_OVER_MEDIAN = 1.10  # noise without outliers leaves the mean within a few percent of the median
-RARE_PERCENT = 10.0  # of the steps: if more are long, they are a mode and not outliers
+RARE_PERCENT = 10.0  # share of the steps: if more are long, they are a mode and not outliers
 
 
 def _find(view: SourceView) -> Finding | None:

@@ -7,7 +7,7 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, in_turn
 
-SHARE_PERCENT = 5.0  # of the time shown: one second in a minute or two is not worth a verdict
+SHARE_PERCENT = 5.0  # share of the time shown: one second in a minute or two is not worth a verdict
 
 
 def _find(view: SourceView) -> Finding | None:

@@ -9,7 +9,7 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
-LEAST_OF_ALL_PERCENT = 0.02  # of a token's time: less is not worth a verdict
+LEAST_OF_ALL_PERCENT = 0.02  # share of a token's time: less is not worth a verdict
 
 
 def _find(view: SourceView) -> Finding | None:

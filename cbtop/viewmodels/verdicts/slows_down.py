@@ -12,7 +12,7 @@ from cbtop.viewmodels.verdicts.base import Finding, Rule, pace_shown, steps_alik
 
 MIN_SECONDS = 8  # with steps
 SLOWER = 1.2  # times as long at the end of the window as at its beginning
-CORRELATION = 0.9  # of the means of each second with time
+CORRELATION = 0.9  # correlation of the means of each second with time
 
 
 def _find(view: SourceView) -> Finding | None:

@@ -10,8 +10,8 @@ from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
 BUSY_PERCENT = 95.0  # of all processors' time
-MISSING_PERCENT = 20.0  # of the time: steps run, but the process has no processor
-EXPLAINED = 0.5  # of the time by which some steps are longer: waits of this part explain them, so the code may not
+MISSING_PERCENT = 20.0  # share of the time when steps run but the process has no processor
+EXPLAINED = 0.5  # share of the extra time of long steps: if waits make up this much, they explain it, not the code
 
 
 def processor_times(view: SourceView) -> tuple[float, float, float] | None:

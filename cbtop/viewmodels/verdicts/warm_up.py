@@ -13,7 +13,7 @@ from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 MIN_SECONDS = 4  # with steps: fewer do not show the usual time
 FACTOR = 2.0  # a step that compiles, tunes or fills caches takes several times as long
 FOUND_LATE = 2.0  # times the usual steps of a second: a warm-up has fewer steps, not more
-SHARE_PERCENT = 10.0  # of the time in steps: less hardly changes a mean
+SHARE_PERCENT = 10.0  # share of the time in steps: less hardly changes a mean
 
 
 def _find(view: SourceView) -> Finding | None:

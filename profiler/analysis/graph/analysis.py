@@ -1,7 +1,7 @@
 """The critical path of an execution graph, and the slack of everything else."""
 
 # Rules
-# - A node counts with its exclusive time: its time less the time of nodes inside it. No nanosecond counts twice.
+# - A node counts with its exclusive time: its time minus the time of nodes inside it. No nanosecond counts twice.
 # - Nodes inside a node begin after its own time and end before it does.
 # - Only Sequence and DependsOn order nodes. A cycle is an error, and is never ignored.
 
@@ -46,7 +46,7 @@ class CriticalPath:
 
 
 def exclusive_ns(graph: ExecutionGraph) -> list[float]:
-    """Return every node's time less that of the nodes inside it that do not run in parallel (`is_beside`).
+    """Return every node's time minus the time of the nodes inside it that do not run in parallel (`is_beside`).
 
     Never below 0: children that overlap on a device, or have a different clock, may add up to more than their parent.
     """

@@ -32,7 +32,7 @@ def graph_of_nodes(
     """Return the graph of `nodes` (a parent before its children), and the graph's ids by the ids of the table.
 
     `count`, `total_ns` and `elements` (if known) are totals by node id over any number of runs. Times, elements and
-    work in the graph are those of the mean call. A node whose parent is not among `nodes` is a root; if that parent
+    work in the graph are means per call. A node whose parent is not among `nodes` is a root; if that parent
     was counted (the step of a phase), its count is the number of runs.
     """
     graph = ExecutionGraph()

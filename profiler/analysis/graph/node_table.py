@@ -29,7 +29,7 @@ _PARTS_OF = dict.fromkeys(_PARTS, _PARTS) | {NodeKind.BRICK: frozenset({NodeKind
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """The nodes inside one node, a parent before its children; all ids, and those of each depth, outermost first."""
+    """The nodes inside one node, a parent before its children: all ids, and the ids by depth, outermost first."""
 
     nodes: tuple[Node, ...]
     ids: NDArray[np.int64]
@@ -43,7 +43,7 @@ class NodeTable:
         self.nodes: list[Node] = []
         self.children: dict[int | None, list[Node]] = {None: []}
         self.step_of = array("q", [-1])  # the step that each id is in (itself for a step), -1 if there is none
-        self.part_of = array("q", [-1])  # in a step, the parent that each id's time is part of; else -1
+        self.part_of = array("q", [-1])  # inside a step: the parent whose time includes each id's time; else -1
         self.first_of = array("q", [0])  # the first node of the same kind, name and category in the same phase
         self.like_of = array("q", [0])  # the first of these that also has the same work and budget
         self.parent_of = array("q", [0])  # 0 for a root

@@ -221,7 +221,7 @@ def load_package(directory: str) -> None:
 def reraise_host_error(error: Exception) -> None:
     """Raise the exception if a signal handler of the program raised it in our code."""
     if error.__traceback__ is None or error.__traceback__.tb_next is None:
-        return  # it was raised right there, and in no handler
+        return  # it was raised in the caller's own frame, not in a handler
     try:
         from cbtop.protocol import signals
     except (ImportError, SyntaxError):  # it is not installed for this Python
