@@ -140,7 +140,7 @@ def roofs_over_torch(ceilings: Iterable[Ceiling], compute: Mapping[str, str] = T
 
 def way_out_on_cpu(threads: int) -> str:
     """Return what a process announces in its manifest if no roofs are known for its processor and threads."""
-    return f"run `cbtop calibrate --threads {threads}`, then start this again"
+    return f"run `cbtop calibrate --threads {threads}`"
 
 
 def try_to_keep() -> None:

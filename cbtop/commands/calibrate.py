@@ -43,8 +43,9 @@ DESCRIPTION = (
 )
 EPILOG = """\
 A GPU is measured through torch or CuPy, whichever is installed; with nvidia-ml-py its power limit is noted, and
-whether others used it. Roofs are shown to programs that start later, on the same processor with as many threads, or
-on the same GPU with the same driver. Measured again, they are replaced, except by a worse measurement under load.
+whether others used it. Roofs of a processor apply to programs with as many threads, also to those that run already.
+Roofs of a GPU apply to programs that start later, on the same GPU with the same driver. Measured again, they are
+replaced, except by a worse measurement under load.
 
 A crossover is the first size of work from which on the other way is faster beyond the spread of 51 rounds, there and
 at every larger size. Where that is not clear, or there is one thread, the default stays, and is called static. Those

@@ -209,7 +209,7 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
     if not was_live:
         state = shown[0].state
         how = state_of(shown[0]) + (f" ({state.reason})" if state and state.reason else "")
-        raise NoDataError(f"nothing is running; shown is pid {pid_of(shown[0])}, {how}. {how_to_start()}")
+        raise NoDataError(f"nothing is running; shown is pid {pid_of(shown[0])}, {how}; {how_to_start()}")
     return 0
 
 

@@ -32,8 +32,10 @@ def diff_text(found: RunDiff) -> str:
         lines.append(table(_rows(part, part.bricks), left=_NAME_COLUMNS))
         if part.layers:
             lines += ["", table(_rows(part, part.layers), left=_NAME_COLUMNS)]
-        if cells := _worst_cells(part):
+        if cells := _listed_cells(part):
             lines += ["", table(_rows(part, cells), left=_NAME_COLUMNS)]
+            if more := len(part.cells) - len(cells):
+                lines.append(f"{counted(more, 'more brick')} in layers, none of them judged: --format json")
         lines += ["", *_verdicts(part), power(part)]
     return "\n".join(lines)
 
@@ -47,7 +49,7 @@ def diff_markdown(found: RunDiff) -> str:
     for part in found.parts:
         lines += ["", f"**{escaped(head(part))}**", "", *(f"{escaped(line)}  " for line in _sums(part)), ""]
         lines += [f"- {escaped(line)}" for line in _verdicts(part)]
-        for title, places in (("", part.bricks), ("layers", part.layers), ("bricks in a layer", _worst_cells(part))):
+        for title, places in (("", part.bricks), ("layers", part.layers), ("bricks in a layer", _listed_cells(part))):
             if places:
                 lines += ["", *(["<details><summary>" + title + "</summary>", ""] if title else [])]
                 lines += _markdown_table(_rows(part, places))
@@ -242,9 +244,14 @@ def _remark(place: PlaceDiff) -> str:
     return ", ".join(word for word in words if word)
 
 
-def _worst_cells(part: PartDiff) -> list[PlaceDiff]:
-    cells = part.cells
-    return cells if len(cells) <= 2 * LISTED_CELLS else [*cells[:LISTED_CELLS], *cells[-LISTED_CELLS:]]
+def _listed_cells(part: PartDiff) -> list[PlaceDiff]:
+    """Return the largest changes in both directions, and all that are judged."""
+    last = len(part.cells) - LISTED_CELLS
+    return [
+        cell
+        for at, cell in enumerate(part.cells)
+        if at < LISTED_CELLS or at >= last or cell.verdict in ("slower", "faster")
+    ]
 
 
 def _verdicts(part: PartDiff) -> list[str]:

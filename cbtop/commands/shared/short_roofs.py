@@ -99,7 +99,7 @@ def measured(threads: int) -> list[dict[str, Any]]:
         parts[index] = np.ones(size_bytes // 4, np.float32)
 
     if on.run(fill) > MAX_FILL_S:
-        raise DisturbedError("memory was given too slowly")
+        raise DisturbedError("it took too long to get memory: others use it")
     rounds = {"dram_read": _rounds(on, load, size_bytes * threads, lambda index: np.dot(parts[index], parts[index]))}
     parts.clear()
     left = np.ones((PRODUCT_SIZE, PRODUCT_SIZE), np.float32)

@@ -85,7 +85,7 @@ def test_roofs_of_another_processor_or_thread_count_are_not_used(other: str) -> 
         keep(READ, FMA, threads=threads + 1)
     elif other == "processor":
         keep(READ, FMA, device="Another Processor")
-    assert announced(model()) == ([], f"run `cbtop calibrate --threads {threads}`, then start this again")
+    assert announced(model()) == ([], f"run `cbtop calibrate --threads {threads}`")
 
 
 def test_a_roof_has_the_type_that_is_multiplied_under_it() -> None:

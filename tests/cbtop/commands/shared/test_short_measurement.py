@@ -67,7 +67,7 @@ def test_a_busy_machine_gives_no_roofs(machine: QuietMachine) -> None:
     [
         ("short_roofs.MAX_SPREAD_PERCENT = -1", "its rounds differ by"),
         ("short_roofs.MAX_WAIT_PERCENT = -1", "its threads waited"),
-        ("short_roofs.MAX_FILL_S = 0", "memory was given too slowly"),
+        ("short_roofs.MAX_FILL_S = 0", "it took too long to get memory: others use it"),
         ("short_roofs.KIND_S = 0", "only 0 rounds fitted"),
         ("short_roofs.LARGEST_BUFFER_BYTES = 0", "a buffer of"),
         ("machine_load.PROC_STAT = '/nothing'", "this system does not report"),

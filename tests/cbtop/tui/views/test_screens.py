@@ -239,7 +239,7 @@ async def test_no_roof_is_drawn_where_none_was_measured() -> None:
 
 
 async def test_where_roofs_can_be_measured_the_screen_says_how() -> None:
-    way_out = "run `cbtop calibrate --threads 2`, then start this again"
+    way_out = "run `cbtop calibrate --threads 2`"
     text = await shown(
         replace(samples.NO_ROOF, roofline=replace(samples.NO_ROOF.roofline, note=way_out)), (120, 30), "5"
     )
