@@ -26,6 +26,7 @@ MAX_ALIKE = 0.9  # correlation of neighbouring blocks; above it, their effective
 _KINDS = 2  # bricks, and bricks in a layer, are equally likely to be flagged by the scatter of runs
 _LEAST_LONGER = 10  # blocks required to merge pairs of them
 _LEAST_WORTH = 2.0  # minimum effective number of blocks
+_LEAST_RATIO = 3.0  # of two times: a smaller one must be beyond their scatter
 _MOST_EXPONENT = 700.0  # of a number that is not infinite
 
 
@@ -249,6 +250,8 @@ def _half_of_ratio(before: float, now: float, squares: tuple[float, float], erro
     The ratio of the two times has the error of both in parts of their means.
     """
     if min(before, now) <= 0:
+        return inf
+    if max(before, now) < _LEAST_RATIO * min(before, now):
         return inf
     factor = exp(min(errors * sqrt(squares[0] / before**2 + squares[1] / now**2), _MOST_EXPONENT))
     return before * (factor - 1) if now > before else before * (1 - 1 / factor)

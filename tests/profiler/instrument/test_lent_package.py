@@ -114,7 +114,8 @@ def test_the_programs_own_msgpack_is_used_if_there_is_one(tmp_path: Path, runtim
 def test_a_directory_named_cbtop_is_not_taken_for_the_package(tmp_path: Path, runtime: Path) -> None:
     python = other_python(tmp_path, "numpy")
     (tmp_path / "cbtop" / "profiler").mkdir(parents=True)
-    stdout, stderr, _ = run(python, "-c", "import torch; torch.forward()", PYTHONPATH=str(tmp_path))
+    program = f"import sys; sys.path.append({str(tmp_path)!r}); import torch; torch.forward()"
+    stdout, stderr, _ = run(python, "-c", program)
     assert (stdout, "has no cbtop; using" in stderr) == ("", True)
     assert list(runtime.glob("*.ring"))
 
