@@ -9,7 +9,7 @@ import pytest
 
 from cbtop.profiler.instrument import attach
 from cbtop.profiler.profiler import BrickProfiler
-from cbtop.protocol.messages import Compilation
+from cbtop.protocol.messages import Activity, Compilation
 from tests.profiler.instrument.tiny import model_of, torch, words
 from tests.profiler.memory import Memory
 
@@ -52,6 +52,8 @@ def test_each_compilation_is_told_with_whether_the_code_was_compiled_before(
     times = [time_ns for one in every for time_ns in (one.begun_ns, one.ended_ns)]
     assert times == sorted(times)  # none within another
     assert begun_ns <= times[0] < times[-1] <= profiler._now_ns()
+    during = [one for one in memory.said if isinstance(one, Activity)]  # so that a viewer calls no step hung
+    assert during == [Activity("compiling"), Activity("")] * len(every)
 
 
 def test_once_no_model_is_attached_dynamo_has_none_of_ours_left_to_tell(
