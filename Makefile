@@ -15,6 +15,7 @@ help:  ## this list
 $(READY): pyproject.toml setup.py profiler/_hot_path.c profiler/_kernel_records.c profiler/_llama_cpp.c profiler/_stamps.c compute/contracts/_conditions.c
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "cbtop needs Python 3.11 or newer; '$(PYTHON)' is older. Try: make PYTHON=python3.12 demo"; exit 1; }
+	@echo "installing into $(VENV)/, which takes about a minute"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
