@@ -26,8 +26,9 @@ from cbtop.profiler.held_steps import HeldStep, HeldSteps, Part
 from cbtop.profiler.lanes import SHARED_LANE, Lanes
 from cbtop.profiler.path import MOST, Told, amount_of
 from cbtop.profiler.pending import HostTime
+from cbtop.profiler.progress import show_progress
 from cbtop.profiler.scopes import UNNAMED, NamedScopes, Scopes
-from cbtop.profiler.step_parts import AlikeParts, Ended, Inside, scope_of, show_progress
+from cbtop.profiler.step_parts import AlikeParts, Ended, Inside, scope_of
 from cbtop.protocol import clock
 from cbtop.protocol.ring import (
     FLAG_AMOUNTS,
