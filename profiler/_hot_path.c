@@ -1906,17 +1906,29 @@ hot_path_enter(HotPath *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* The number of tokens or sequences that a host has given; 0 if it is none: it may be any object. */
+static int64_t
+count_in(PyObject *given)
+{
+    int is_too_large = 0;
+    long long count = PyLong_CheckExact(given) ? PyLong_AsLongLongAndOverflow(given, &is_too_large) : 0;
+    return is_too_large || count < 0 ? 0 : count;
+}
+
 static PyObject *
 publish(HotPath *self, PyObject *args)
 {
+    PyObject *tokens, *sequences;
     Position *position;
     Scope *scope;
-    long long start_ns, size;
-    if (!PyArg_ParseTuple(args, "O!O!LL", PositionType, &position, ScopeType, &scope, &start_ns, &size))
+    long long start_ns;
+    if (!PyArg_ParseTuple(args, "O!O!LOO", PositionType, &position, ScopeType, &scope, &start_ns, &tokens,
+                          &sequences))
         return NULL;
     want_slot(self, position);
     say_where(position, scope->node, start_ns);
-    say_size(position, size);
+    int64_t size = count_in(tokens);
+    say_size(position, size ? size : count_in(sequences));
     Py_RETURN_NONE;
 }
 
@@ -2108,9 +2120,9 @@ static PyMethodDef hot_path_methods[] = {
     {"enter", (PyCFunction)hot_path_enter, METH_VARARGS,
      "enter($self, position, scope, start_ns, /)\n--\n\nLet `position` go to `scope`, which began at `start_ns`."},
     {"publish", (PyCFunction)publish, METH_VARARGS,
-     "publish($self, position, scope, start_ns, size, /)\n--\n\n"
-     "Show readers of the ring `position` in `scope`, which began at `start_ns`, and the size of its step (0: not "
-     "known). It does not move."},
+     "publish($self, position, scope, start_ns, tokens, sequences, /)\n--\n\n"
+     "Show readers of the ring `position` in `scope`, which began at `start_ns`, and what its step has of either. "
+     "It does not move."},
     {"after_fork", (PyCFunction)after_fork, METH_NOARGS,
      "after_fork($self, /)\n--\n\nIn a child, where nobody is in what ran until now: the parent records that."},
     {"now_ns", (PyCFunction)now_ns, METH_NOARGS,

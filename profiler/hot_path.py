@@ -208,7 +208,7 @@ class HotPath:
         """Move `position` to `scope`, which began at `start_ns` (the compiled one publishes that in the ring)."""
         position.scope = scope
 
-    def publish(self, position: Position, scope: Scope, start_ns: int, size: int, /) -> None:
+    def publish(self, position: Position, scope: Scope, start_ns: int, tokens: object, sequences: object, /) -> None:
         """Show readers of the ring `position` in `scope`, and the size of its step (only the compiled one does)."""
 
     def now_ns(self) -> int:

@@ -74,10 +74,10 @@ class Path(Protocol):
     def enter(self, position: Position, scope: Scope, start_ns: int, /) -> None:
         """Move `position` to `scope`, which began at `start_ns`."""
 
-    def publish(self, position: Position, scope: Scope, start_ns: int, size: int, /) -> None:
+    def publish(self, position: Position, scope: Scope, start_ns: int, tokens: object, sequences: object, /) -> None:
         """Show readers of the ring `position` in `scope`, which began at `start_ns`, and the size of its step.
 
-        The size is in tokens, or in sequences if these are unknown; 0: neither is known. The position does not move.
+        That is its tokens, or its sequences if tokens are no number above 0. The position does not move.
         """
 
     def after_fork(self) -> None:

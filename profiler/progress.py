@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from cbtop.profiler.path import Path
 
 
-def show_progress(step: Any, path: Path) -> None:
-    """Show readers of the ring that the outermost step around `step` goes on: one inside it begins. None: it is none.
+def show_progress(step: Any | None, path: Path) -> None:
+    """Show readers of the ring that the outermost step around `step` (None: no step) goes on: one inside it begins.
 
     It is not recorded, so nothing else shows it.
     """
@@ -25,5 +25,4 @@ def show_progress(step: Any, path: Path) -> None:
         root = root.parent
     there = root.children.get(step.key)
     if there is not None:
-        size = step.tokens or step.sequences
-        path.publish(position, there, path.now_ns(), size if type(size) is int and 0 < size < 1 << 31 else 0)
+        path.publish(position, there, path.now_ns(), step.tokens, step.sequences)

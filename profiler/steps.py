@@ -24,7 +24,7 @@ from weakref import WeakSet
 from cbtop.profiler.graph_recorder import checked
 from cbtop.profiler.held_steps import HeldStep, HeldSteps, Part
 from cbtop.profiler.lanes import SHARED_LANE, Lanes
-from cbtop.profiler.path import MOST, Told, amount_of
+from cbtop.profiler.path import Told, amount_of
 from cbtop.profiler.pending import HostTime
 from cbtop.profiler.progress import show_progress
 from cbtop.profiler.scopes import UNNAMED, NamedScopes, Scopes
@@ -392,7 +392,6 @@ class ActiveStep:
                 self.position, position.step = position, self
                 show_progress(outer, path)
                 return self
-            size = size if type(size := self.tokens or self.sequences) is int and 0 < size <= MOST else 0
             root = top = self._inside = position.scope
             while root.parent is not None:
                 top, root = root, root.parent
@@ -409,7 +408,7 @@ class ActiveStep:
                 position.recording = False  # until it ends
                 if (there := root.children.get(self.key)) is not None:
                     start_ns = start if isinstance(start, int) else path.now_ns()
-                    path.publish(position, there, start_ns, size)
+                    path.publish(position, there, start_ns, self.tokens, self.sequences)
                 return self
             if self._name is None:
                 steps.show()  # because its records wait for its name
@@ -427,7 +426,7 @@ class ActiveStep:
             self._scope, self.position, position.step = scope, position, self
             path.enter(position, scope, now_ns)
             if self._is_outermost:
-                path.publish(position, scope, now_ns, size)
+                path.publish(position, scope, now_ns, self.tokens, self.sequences)
         except BaseException as error:
             self.position = self._mark = None  # what has not begun will not be ended
             if not isinstance(error, Exception):
@@ -453,7 +452,7 @@ class ActiveStep:
                 position.recording = True
             if self._is_plain:  # it is recorded as a whole, under its current name
                 self._is_plain, steps, root = False, self._steps, self._inside
-                path.publish(position, position.scope, 0, 0)
+                path.publish(position, position.scope, 0, None, None)
                 if not steps.is_on or self.forks != steps.forks:
                     return
                 end = path.end_mark() if path.held_steps is None else HostTime(path.now_ns())  # as in __enter__

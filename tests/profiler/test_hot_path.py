@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -44,6 +44,13 @@ def make(profiler_module: ModuleType) -> MAKE:
 @pytest.fixture
 def profiler(make: MAKE, runtime: Path) -> BrickProfiler:
     return make(recorder=RingRecorder(runtime))
+
+
+class Untrue:
+    """Has no truth value, as a tensor of several elements."""
+
+    def __bool__(self) -> bool:
+        raise AssertionError("it was asked")
 
 
 class NoFiles:
@@ -364,6 +371,9 @@ class TestInFlight:
             assert here()[0] == 2
             with profiler.step("decode", -1):
                 assert here() == (1, 0)
+            for tokens in (1 << 70, "many", [1], True, None, Untrue()):  # no number: nothing of it is asked
+                with profiler.step("decode", cast(int, tokens)):
+                    assert here() == (1, 0)
             with contextlib.suppress(RuntimeError), profiler.step("decode", 5):
                 raise RuntimeError
             assert here() == (2, 0)
