@@ -2,6 +2,7 @@
 
 python -m benchmarks [NAME ...]         all, or those named; `--help` describes them
 python -m benchmarks real [NAME ...]    real programs with and without cbtop; it has options of its own
+python -m benchmarks planted            how often a slow layer is named; it has options of its own
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from benchmarks import (
     kernels,
     llama_cpp,
     load,
+    planted,
     recording,
     screen,
     start_up,
@@ -57,15 +59,19 @@ BENCHMARKS = {
     "first_token": first_token.run,
     "gguf_reader": gguf_reader.run,
 }
+WITH_OPTIONS: dict[str, Callable[[Sequence[str]], int]] = {"real": real.main, "planted": planted.main}
 
 
 def main() -> int:
-    if sys.argv[1:2] == ["real"]:
-        return with_runtime_directory(lambda: real.main(sys.argv[2:]))
+    if sys.argv[1:2] and sys.argv[1] in WITH_OPTIONS:
+        return with_runtime_directory(lambda: WITH_OPTIONS[sys.argv[1]](sys.argv[2:]))
     wants_help = "--help" in sys.argv[1:]
     chosen = [name for name in sys.argv[1:] if name != "--help"] or list(BENCHMARKS)
     if unknown := [name for name in chosen if name not in BENCHMARKS]:
-        print(f"no benchmark is called {unknown[0]!r}; there are {', '.join(BENCHMARKS)} and real", file=sys.stderr)
+        print(
+            f"no benchmark is called {unknown[0]!r}; there are {', '.join([*BENCHMARKS, *WITH_OPTIONS])}",
+            file=sys.stderr,
+        )
         return 2
     if wants_help:
         for name in chosen:

@@ -40,6 +40,7 @@ PROGRAMS = {
         Program("bert", needs=("transformers",)),
         Program("whisper", on_cuda=LAUNCHES, needs=("transformers",)),
         Program("gpt"),
+        Program("unet"),
         Program("train", on_cpu=BETWEEN_STEPS, on_cuda=BETWEEN_STEPS),
         Program("lora", on_cpu=BETWEEN_STEPS, on_cuda=BETWEEN_STEPS | LAUNCHES, needs=("transformers", "peft")),
         Program("captured", needs_cuda=True),
