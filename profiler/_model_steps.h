@@ -66,6 +66,7 @@ static Slots plain[PLAIN_TYPES] = {
 };
 /* The other objects that Python lends, in the order of `compile_model_calls`. */
 static struct {
+    PyObject *set_callback; /* of Dynamo, see dynamo.py; None if this torch has none */
     PyObject *captures, *roles, *prefill, *decode, *extend, *call_type, *mark_type, *sort, *step_kind;
     PyObject *is_compiling, *compiling_flags, *is_tracing, *dispatch_stack, *is_sampled, *warm_up, *every, *look_every, *reraise_host_error, *types_of_ids;
 } lent;
@@ -889,6 +890,51 @@ end_step(PyObject *steps, HotPath *path, Position *position, PyObject *unit, PyO
     return done < 0 ? -1 : 1;
 }
 
+/* Keep Dynamo from seeing the frames of Python until `dynamo_on`. Returns its callback, a new reference; NULL if it has
+   none in this thread. */
+ONCE_A_STEP static PyObject *
+dynamo_off(void)
+{
+    if (lent.set_callback == Py_None)
+        return NULL;
+    PyObject *callback = PyObject_CallOneArg(lent.set_callback, Py_None);
+    if (callback == NULL)
+        PyErr_Clear();
+    else if (callback == Py_None)
+        Py_CLEAR(callback);
+    return callback;
+}
+
+/* Give `callback` back to Dynamo; steals it. The current exception stays set. */
+ONCE_A_STEP static void
+dynamo_on(PyObject *callback)
+{
+    if (callback == NULL)
+        return;
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyObject *ours = PyObject_CallOneArg(lent.set_callback, callback);
+    if (ours == NULL)
+        PyErr_Clear();
+    Py_XDECREF(ours);
+    Py_DECREF(callback);
+    PyErr_Restore(type, error, trace);
+}
+
+/* Call the model with `callback` given back to Dynamo. When the model returns, it is taken again. */
+ONCE_A_STEP static PyObject *
+call_model(PyObject *called, PyObject *args, PyObject *kwargs, PyObject **callback)
+{
+    dynamo_on(*callback);
+    *callback = NULL;
+    PyObject *result = PyObject_Call(called, args, kwargs);
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    *callback = dynamo_off();
+    PyErr_Restore(type, error, trace);
+    return result;
+}
+
 /* Close an open step by Python, with the current exception if there is one; it stays set, unless closing raises. */
 ONCE_A_STEP static int
 close_by_python(PyObject *open_step)
@@ -943,9 +989,9 @@ begin_has_failed(PyObject *steps, PyObject *open_step)
 /* Run the call in a step of its own. */
 ONCE_A_STEP static PyObject *
 run_step(PyObject *called, PyObject *args, PyObject *kwargs, PyObject *steps, HotPath *path, Position *position,
-         PyObject *unit, PyObject *open_step)
+         PyObject *unit, PyObject *open_step, PyObject **callback)
 {
-    PyObject *result = PyObject_Call(called, args, kwargs);
+    PyObject *result = call_model(called, args, kwargs, callback);
     int ended = -1;
     if (LIKELY(result != NULL)) {
         int64_t returned_ns = monotonic_ns();
@@ -968,7 +1014,8 @@ run_step(PyObject *called, PyObject *args, PyObject *kwargs, PyObject *steps, Ho
 
 /* As ModelCall.__call__, but with the callable and the end of the step from Python. */
 static PyObject *
-run_by_python(PyObject *self, PyObject *steps, PyObject *called, PyObject *args, PyObject *kwargs, int64_t called_ns)
+run_by_python(PyObject *self, PyObject *steps, PyObject *called, PyObject *args, PyObject *kwargs, int64_t called_ns,
+              PyObject **callback)
 {
     PyObject *named = kwargs == NULL ? PyDict_New() : Py_NewRef(kwargs), *when = PyLong_FromLongLong(called_ns);
     PyObject *begun = NULL, *result = NULL;
@@ -978,10 +1025,10 @@ run_by_python(PyObject *self, PyObject *steps, PyObject *called, PyObject *args,
     Py_XDECREF(when);
     if (begun == NULL || !PyTuple_CheckExact(begun) || PyTuple_GET_SIZE(begun) != 2) {
         Py_XDECREF(begun);
-        return has_failed(steps) < 0 ? NULL : PyObject_Call(called, args, kwargs);
+        return has_failed(steps) < 0 ? NULL : call_model(called, args, kwargs, callback);
     }
     PyObject *step = PyTuple_GET_ITEM(begun, 1);
-    result = PyObject_Call(PyTuple_GET_ITEM(begun, 0), args, kwargs);
+    result = call_model(PyTuple_GET_ITEM(begun, 0), args, kwargs, callback);
     if (step != Py_None) {
         PyObject *ended = result == NULL ? NULL : PyObject_CallMethodNoArgs(step, ended_name);
         if (ended == NULL) {
@@ -1022,6 +1069,7 @@ model_call(PyObject *self, PyObject *args, PyObject *kwargs)
         return call_with(model_call_in_python, self, args, kwargs);
     /* The caller holds `self`, which holds its steps. */
     PyObject *core = PLAIN_SLOT(steps, MODEL_STEPS, OF_STEPS), *unit = NULL, *open_step = NULL, *result = NULL;
+    PyObject *callback = dynamo_off();
     Position *position = NULL;
     int is_called = 0, is_begun = 0;
     if (is_of(core, STEPS) && PLAIN_SLOT(core, STEPS, STEPS_IS_ON) == Py_False) { /* disabled, or it has given up */
@@ -1072,12 +1120,13 @@ model_call(PyObject *self, PyObject *args, PyObject *kwargs)
         }
     }
     if (is_begun > 0)
-        result = run_step(called, args, kwargs, steps, path, position, unit, open_step);
+        result = run_step(called, args, kwargs, steps, path, position, unit, open_step, &callback);
     else if (is_called && called != NULL)
-        result = PyObject_Call(called, args, kwargs);
+        result = call_model(called, args, kwargs, &callback);
     else
-        result = run_by_python(self, steps, called, args, kwargs, called_ns);
+        result = run_by_python(self, steps, called, args, kwargs, called_ns, &callback);
 done:
+    dynamo_on(callback);
     DEEPER(-1);
     Py_XDECREF(open_step);
     Py_XDECREF(called);
@@ -1101,6 +1150,7 @@ compile_model_calls(PyObject *Py_UNUSED(module), PyObject *args)
         const char *name;
         PyObject **there;
     } wanted[] = {
+        {"set_callback", &lent.set_callback},
         {"captures", &lent.captures},         {"roles", &lent.roles},           {"prefill", &lent.prefill},
         {"decode", &lent.decode},             {"extend", &lent.extend},
         {"call", &lent.call_type},            {"mark", &lent.mark_type},        {"sort", &lent.sort},

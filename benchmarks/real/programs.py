@@ -9,7 +9,12 @@ FOLDER = Path(__file__).parents[1] / "programs"
 BETWEEN_STEPS = frozenset({"idle-between-steps"})  # the backward pass and the optimizer
 LAUNCHES = frozenset({"launch-bound"})  # a token at a time, eager: a GPU waits for Python
 NONE: frozenset[str] = frozenset()
-VLLM_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+VLLM_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",  # the program has asked for CUDA: a forked engine could not use it
+}
 
 
 @dataclass(frozen=True, slots=True)

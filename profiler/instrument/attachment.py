@@ -30,7 +30,6 @@ from cbtop.profiler.instrument.call_attribute import (
     forget,
     is_known,
     is_supported,
-    keep_dynamo_out,
     leave,
     leave_all,
     meeting,
@@ -41,6 +40,7 @@ from cbtop.profiler.instrument.candidates import Candidates
 from cbtop.profiler.instrument.collectives import settle_before_groups_end, wrap_collectives
 from cbtop.profiler.instrument.compilations import compilations
 from cbtop.profiler.instrument.compiled_steps import compile_steps
+from cbtop.profiler.instrument.dynamo import keep_dynamo_out
 from cbtop.profiler.instrument.eager_stamps import Timing, timing_of
 from cbtop.profiler.instrument.functions import GENERATION, TimedFunctions, forget_types
 from cbtop.profiler.instrument.garbage import nothing_collected

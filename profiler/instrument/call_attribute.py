@@ -11,18 +11,18 @@ Every process that imports torch under `cbtop run` loads this file, so it import
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 from sys import _getframe
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType
 from typing import Any, cast
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from cbtop.profiler.instrument.dynamo import can_keep_dynamo_out, without_dynamo
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.protocol.signals import reraise_host_error
 
@@ -124,7 +124,7 @@ _after_in_c: Callable[..., Any] | None = None
 
 def prepared(look: Callable[[Any], None], module: Any) -> Any:
     """Call `look` with `module`, and return what torch calls next: its replacement, or the usual call."""
-    look(module)
+    without_dynamo(look, module)
     call = replacement(module) if id(module) in _standing else of_host(module)
     return plain_call(module) if call is None else call
 
@@ -155,7 +155,9 @@ def after(look: Callable[[Any], None], module: Any) -> Any:
 
 def _missed(module: Any) -> Any:
     first_call = meeting.first_call
-    return of_host(module) if first_call is None or _tracing_state() is not None else first_call(module)
+    if first_call is None or _tracing_state() is not None:
+        return of_host(module)
+    return without_dynamo(first_call, module)
 
 
 def replacement(module: Any) -> Any:
@@ -200,7 +202,7 @@ def _delete(module: Any) -> None:
 
 def _tell(module: Any) -> None:
     try:
-        meeting.was_set(module)
+        without_dynamo(meeting.was_set, module)
     except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
         reraise_host_error(error)
 
@@ -258,34 +260,5 @@ def is_supported() -> bool:
         _compiled_call_impl = property(lambda self: lambda: called.append(None))
 
     CallProbe()()
-    frames = _frame_decisions()
-    can_be_told = all([hasattr(frames, name) for name in ("set_code_exec_strategy", "_debug_get_cache_entry_list")])
     is_asked = getattr(torch.nn.Module, ATTRIBUTE, True) is None and _TORCH_CALL is not None and bool(called)
-    return is_asked and can_be_told
-
-
-def _frame_decisions() -> Any:
-    """Return the part of Dynamo that decides about each frame of Python; None if this torch has none."""
-    return getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-
-
-def keep_dynamo_out() -> None:
-    """Make Dynamo skip our frames, but not their callees, as it does with the frames of torch.nn.
-
-    If it meets a function of ours while compiling one of the host's, it still enters it.
-    """
-    frames = _frame_decisions()
-    actions = frames._FrameAction
-    as_it_is = frames._FrameExecStrategy(actions.SKIP, actions.DEFAULT)  # the second: of its callees
-    codes = [
-        member.__code__
-        for name, module in list(sys.modules.items())
-        if name.startswith(("cbtop.profiler", "cbtop.protocol"))
-        for holder in (module, *(one for one in vars(module).values() if isinstance(one, type)))
-        for member in vars(holder).values()
-        if isinstance(member, FunctionType)
-    ]
-    while codes:
-        code = codes.pop()
-        frames.set_code_exec_strategy(code, as_it_is)
-        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+    return is_asked and can_keep_dynamo_out()

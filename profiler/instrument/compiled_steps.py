@@ -11,6 +11,7 @@ from torch.compiler import is_compiling
 from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument import phases
 from cbtop.profiler.instrument.capturing import captures
+from cbtop.profiler.instrument.dynamo import set_callback
 from cbtop.profiler.instrument.governor import (
     GOLDEN,
     PASSED_OVER,
@@ -50,6 +51,7 @@ def compile_steps() -> None:
     _hot_path.compile_model_calls(
         (ModelCall, ModelSteps, Unit, OpenStep, ActiveStep, Steps, Governor, GovernedModel, StepKind),
         {
+            "set_callback": set_callback,
             "captures": captures,
             "roles": _roles(),
             "prefill": phases.PREFILL,

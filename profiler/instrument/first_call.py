@@ -15,12 +15,12 @@ from cbtop.profiler.instrument.awaited import once_imported
 from cbtop.profiler.instrument.call_attribute import (
     end,
     is_supported,
-    keep_dynamo_out,
     meeting,
     of_host,
     replacement,
     stand_by,
 )
+from cbtop.profiler.instrument.dynamo import keep_dynamo_out, without_dynamo
 
 EARLIER = ("transformers.generation.utils", "vllm", "sglang")
 
@@ -44,7 +44,7 @@ def await_first_call(begin: Callable[[], None]) -> None:
                 return
             is_ours = True
             end()
-            begin()
+            without_dynamo(begin)
         except BaseException:  # from the host's signal handler, at any point: the next call begins it
             if is_ours:
                 claims.append(begin)

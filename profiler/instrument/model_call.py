@@ -11,6 +11,7 @@ from torch.compiler import is_compiling
 
 from cbtop.profiler.instrument import phases
 from cbtop.profiler.instrument.capturing import Capture, capture_here, captures
+from cbtop.profiler.instrument.dynamo import without_dynamo
 from cbtop.profiler.instrument.model_traits import (
     axis_of_sequences,
     has_words,
@@ -51,7 +52,7 @@ class ModelCall(CallWrapper):
         called: Callable[..., Any] = self.plain
         step: OpenStep | None = None
         try:
-            called, step = self.begin(args, kwargs, clock.perf_counter_ns())
+            called, step = without_dynamo(self.begin, args, kwargs, clock.perf_counter_ns())
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             self._steps.failed(error)
         return call_in(step, called, args, kwargs)
@@ -125,14 +126,14 @@ class ModelCall(CallWrapper):
         noting = None
         try:
             noting = Noting(steps, capture)
-            noting.begin(self.describe_captured(args, kwargs))
+            without_dynamo(noting.begin, self.describe_captured(args, kwargs))
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             capture.failed(error)
         try:
             return self.plain(*args, **kwargs)
         finally:
             if noting is not None:
-                noting.end()
+                without_dynamo(noting.end)
 
     def may_wait(self, generation: Generation | None) -> bool:
         return generation is not None and generation.model is self.module()

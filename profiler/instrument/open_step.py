@@ -23,6 +23,7 @@ from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument import phases
 from cbtop.profiler.instrument.capturing import Capture, CapturedCall, capture_here, captures
 from cbtop.profiler.instrument.classification import CATEGORIES, GENERATE_INPUTS
+from cbtop.profiler.instrument.dynamo import without_dynamo
 from cbtop.profiler.instrument.eager_stamps import Timing
 from cbtop.profiler.instrument.host_steps import HostCalls
 from cbtop.profiler.instrument.kernel_bursts import PlacedCalls, Recording
@@ -366,9 +367,9 @@ def call_in(step: OpenStep | None, called: Callable[..., Any], args: tuple[Any, 
     try:
         result = called(*args, **kwargs)
         if step is not None:
-            step.ended()
+            without_dynamo(step.ended)
     except BaseException:  # from the model, or from a signal handler
         if step is not None:
-            step.close(*sys.exc_info())
+            without_dynamo(step.close, *sys.exc_info())
         raise
     return result

@@ -55,7 +55,8 @@ import torch
 loaded = {name.removeprefix("cbtop.") for name in sys.modules if name.startswith("cbtop.")}
 assert loaded == {  # until a module is called
     "version", "profiler", "protocol", "protocol.signals", "profiler.instrument", "profiler.instrument.awaited",
-    "profiler.instrument.call_attribute", "profiler.instrument.first_call", "profiler.instrument.trouble",
+    "profiler.instrument.call_attribute", "profiler.instrument.dynamo", "profiler.instrument.first_call",
+    "profiler.instrument.trouble",
 }, loaded
 assert "numpy" not in sys.modules
 assert vars(torch.__spec__.loader).keys() == {"name", "path"} and not [f for f in sys.meta_path if "cust" in repr(f)]

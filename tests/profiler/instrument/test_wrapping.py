@@ -26,8 +26,9 @@ pytest.importorskip("torch", reason="torch is not installed: make torch")
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument import attach, install, module_tree, trouble, uninstall, wrapping
-from cbtop.profiler.instrument.call_attribute import ATTRIBUTE, end, is_supported, keep_dynamo_out, stand_by, standing
+from cbtop.profiler.instrument.call_attribute import ATTRIBUTE, end, is_supported, stand_by, standing
 from cbtop.profiler.instrument.capturing import Capture, captures
+from cbtop.profiler.instrument.dynamo import keep_dynamo_out
 from cbtop.profiler.instrument.functions import TimedFunctions
 from cbtop.profiler.instrument.functions import timed as timed_function
 from cbtop.profiler.instrument.steps import ModelSteps

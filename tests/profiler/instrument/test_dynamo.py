@@ -1,0 +1,115 @@
+"""Dynamo under `cbtop run`: it compiles the program, and nothing of cbtop."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
+
+from cbtop.profiler.instrument import dynamo  # noqa: E402
+from cbtop.profiler.instrument.dynamo import functions_of, without_dynamo  # noqa: E402
+from tests.integration.hosts import CBTOP, DEADLINE_S  # noqa: E402
+
+# As `generate` of transformers compiles a model: its call, not its module.
+PROGRAM = """
+import sys
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+model, x = Model().eval(), torch.ones(1, 8)
+torch.set_num_threads(1)
+with torch.no_grad():
+    if sys.argv[1] == "eager":
+        model(x)
+    compiled = torch.compile(model.__call__, backend="eager")
+    for _ in range(60):
+        compiled(x)
+print(torch._dynamo.utils.counters["frames"]["total"])
+"""
+
+
+@pytest.mark.parametrize("first", ["compiled", "eager"])
+def test_dynamo_compiles_no_frame_of_cbtop(first: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    recorded = ["run", "--quiet", "--overhead", "100%", "--record", str(tmp_path / "run.cbtop"), "--"]
+    bare, watched = (
+        subprocess.run(
+            [*before, sys.executable, str(program), first],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=True,
+        )
+        for before in ([], [*CBTOP, *recorded])
+    )
+    assert bare.stdout == watched.stdout == "1\n"
+    assert "Warning" not in watched.stderr
+
+
+class Decorated:
+    def method(self) -> None: ...
+
+    @property
+    def read(self) -> int:
+        return 1
+
+    @staticmethod
+    def of_nobody() -> None: ...
+
+    @classmethod
+    def of_class(cls) -> None: ...
+
+    @functools.cached_property
+    def kept(self) -> int:
+        return 1
+
+    @functools.cache  # noqa: B019 - no object of it is ever made
+    def remembered(self) -> int:
+        return 1
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        yield
+
+
+def test_functions_behind_decorators_are_marked_and_the_decorators_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dynamo, "OUR_MODULES", (__name__,))
+    found = {function.__name__ for member in vars(Decorated).values() for function in functions_of(member)}
+    assert found == {"method", "read", "of_nobody", "of_class", "kept", "remembered", "around"}
+
+
+def test_the_callback_is_off_in_our_work_and_back_after_an_exception() -> None:
+    seen = []
+    assert dynamo.set_callback is not None
+
+    def work() -> None:
+        seen.append(torch._C._dynamo.eval_frame.get_eval_frame_callback())
+        raise LookupError
+
+    before = dynamo.set_callback(False)  # "run only": compiled code runs, nothing more is compiled
+    try:
+        with pytest.raises(LookupError):
+            without_dynamo(work)
+        assert torch._C._dynamo.eval_frame.get_eval_frame_callback() is False
+    finally:
+        dynamo.set_callback(before)
+    assert seen == [None]
