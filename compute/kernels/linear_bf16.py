@@ -40,10 +40,9 @@ from cbtop.compute.jit.tiles import (
 )
 from cbtop.compute.jit.vectors import add, load_floats, multiply, multiply_add, splat, store_floats
 from cbtop.compute.kernels.base import Arguments, Kernel, check_floats, floats
-from cbtop.compute.kernels.linear import work
+from cbtop.compute.kernels.linear import narrow_interleaved, work
 from cbtop.compute.kernels.products import CompiledRows, multiply_one
 from cbtop.compute.kernels.unpacking import (
-    narrow,
     unpack_iq4_nl,
     unpack_iq4_xs,
     unpack_q2_k,
@@ -548,7 +547,7 @@ def kernel_for(block_format: BlockFormat, tokens: int = STATIC_CROSSOVERS.bf16_t
         outputs=(4,),
         contract=contract("linear_bf16"),
         examples=_examples(block_format, tokens, threads),
-        narrow=narrow,
+        narrow=narrow_interleaved,
         parallel=True,
         by_token=(3, 4),
         cuda=CudaKernel(cuda_modules(block_format.code), launches),

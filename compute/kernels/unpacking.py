@@ -1,5 +1,4 @@
-"""The shared code of products of interleaved weights: sixteen rows as bytes, and their scales; and the check of some
-rows."""
+"""The shared code of products of interleaved weights: sixteen rows as bytes, and their scales."""
 
 from __future__ import annotations
 
@@ -26,8 +25,6 @@ from cbtop.compute.jit.vectors import (
     splat,
     to_floats,
 )
-from cbtop.compute.kernels.base import Arguments
-from cbtop.compute.kernels.linear import CHECKED_ROWS, spread
 from cbtop.compute.quantization.interleaved import ROWS
 from cbtop.compute.quantization.q2_k import Q2_K
 from cbtop.compute.quantization.q3_k import Q3_K
@@ -42,15 +39,6 @@ NEAR_AHEAD = np.uint64(768) if TIER == "AVX2" else AHEAD
 UNEVEN = np.tile(LEVELS.astype(np.int8).view(np.uint8), 4)  # for each sixteen bytes of a vector
 # Bytes of four columns and of those 32, 64, ... 224 after them.
 Q2_K_COLUMNS, Q3_K_COLUMNS, Q5_K_COLUMNS, Q6_K_COLUMNS = 2 * 64, 3 * 64, 5 * 64, 6 * 64
-
-
-def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """Return the same product for CHECKED_ROWS rows, in groups spread over the matrix; each turn takes the next
-    ones."""
-    code, weights, bias, x, out, scratch = arguments
-    groups = spread(len(weights) // ROWS, CHECKED_ROWS // ROWS, turn)
-    rows = (groups[:, None] * ROWS + np.arange(ROWS)).reshape(-1)
-    return code, weights[rows], bias[rows] if bias.size else bias, x, out[:, rows], scratch
 
 
 # For each format: eight vectors of 64 weights, unsigned, which are 32 columns of 16 rows; then their factors.
