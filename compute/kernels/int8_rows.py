@@ -26,7 +26,21 @@ from cbtop.compute.jit.vectors import (
 from cbtop.compute.kernels.one_token_avx2 import ONE_TOKEN
 from cbtop.compute.kernels.products import CompiledRows
 from cbtop.compute.kernels.quantize_rows import BLOCK, FACTORS
-from cbtop.compute.kernels.unpacking import (
+from cbtop.compute.quantization.base import BlockFormat
+from cbtop.compute.quantization.interleaved import ROWS
+from cbtop.compute.quantization.iq4_nl import IQ4_NL
+from cbtop.compute.quantization.iq4_xs import IQ4_XS
+from cbtop.compute.quantization.q2_k import Q2_K
+from cbtop.compute.quantization.q3_k import Q3_K
+from cbtop.compute.quantization.q4_0 import Q4_0
+from cbtop.compute.quantization.q4_1 import Q4_1
+from cbtop.compute.quantization.q4_k import Q4_K
+from cbtop.compute.quantization.q5_0 import Q5_0
+from cbtop.compute.quantization.q5_1 import Q5_1
+from cbtop.compute.quantization.q5_k import Q5_K
+from cbtop.compute.quantization.q6_k import Q6_K
+from cbtop.compute.quantization.q8_0 import Q8_0
+from cbtop.compute.quantization.unpacking import (
     Q2_K_COLUMNS,
     Q3_K_COLUMNS,
     Q5_K_COLUMNS,
@@ -55,20 +69,6 @@ from cbtop.compute.kernels.unpacking import (
     unpack_q5_1,
     unpack_q8_0,
 )
-from cbtop.compute.quantization.base import BlockFormat
-from cbtop.compute.quantization.interleaved import ROWS
-from cbtop.compute.quantization.iq4_nl import IQ4_NL
-from cbtop.compute.quantization.iq4_xs import IQ4_XS
-from cbtop.compute.quantization.q2_k import Q2_K
-from cbtop.compute.quantization.q3_k import Q3_K
-from cbtop.compute.quantization.q4_0 import Q4_0
-from cbtop.compute.quantization.q4_1 import Q4_1
-from cbtop.compute.quantization.q4_k import Q4_K
-from cbtop.compute.quantization.q5_0 import Q5_0
-from cbtop.compute.quantization.q5_1 import Q5_1
-from cbtop.compute.quantization.q5_k import Q5_K
-from cbtop.compute.quantization.q6_k import Q6_K
-from cbtop.compute.quantization.q8_0 import Q8_0
 
 U = np.uint64
 LINE = 64  # bytes

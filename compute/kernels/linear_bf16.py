@@ -42,20 +42,6 @@ from cbtop.compute.jit.vectors import add, load_floats, multiply, multiply_add, 
 from cbtop.compute.kernels.base import Arguments, Kernel, check_floats, floats
 from cbtop.compute.kernels.linear import narrow_interleaved, work
 from cbtop.compute.kernels.products import CompiledRows, multiply_one
-from cbtop.compute.kernels.unpacking import (
-    unpack_iq4_nl,
-    unpack_iq4_xs,
-    unpack_q2_k,
-    unpack_q3_k,
-    unpack_q4_0,
-    unpack_q4_1,
-    unpack_q4_k,
-    unpack_q5_0,
-    unpack_q5_1,
-    unpack_q5_k,
-    unpack_q6_k,
-    unpack_q8_0,
-)
 from cbtop.compute.memory import on_huge_pages
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
@@ -73,6 +59,20 @@ from cbtop.compute.quantization.q5_1 import Q5_1
 from cbtop.compute.quantization.q5_k import Q5_K
 from cbtop.compute.quantization.q6_k import Q6_K
 from cbtop.compute.quantization.q8_0 import Q8_0
+from cbtop.compute.quantization.unpacking import (
+    unpack_iq4_nl,
+    unpack_iq4_xs,
+    unpack_q2_k,
+    unpack_q3_k,
+    unpack_q4_0,
+    unpack_q4_1,
+    unpack_q4_k,
+    unpack_q5_0,
+    unpack_q5_1,
+    unpack_q5_k,
+    unpack_q6_k,
+    unpack_q8_0,
+)
 from cbtop.compute.settings import STATIC_CROSSOVERS
 
 U = np.uint64

@@ -33,12 +33,12 @@ from cbtop.compute.jit.vectors import (
     turns,
 )
 from cbtop.compute.kernels.quantize_rows import BLOCK, FACTORS
-from cbtop.compute.kernels.unpacking import Q5_K_COLUMNS, Q6_K_COLUMNS, ask_ahead, high_with, low_with
 from cbtop.compute.quantization.interleaved import ROWS
 from cbtop.compute.quantization.q4_k import Q4_K
 from cbtop.compute.quantization.q5_k import Q5_K
 from cbtop.compute.quantization.q6_k import Q6_K
 from cbtop.compute.quantization.q8_0 import Q8_0
+from cbtop.compute.quantization.unpacking import Q5_K_COLUMNS, Q6_K_COLUMNS, ask_ahead, high_with, low_with
 
 # Each has the parameters of linear_int8's `_one_token`, with the block's number as the step, and returns total + its
 # products.
