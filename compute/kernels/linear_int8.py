@@ -48,9 +48,9 @@ from cbtop.compute.kernels.quantize_rows import BLOCK, FACTORS, empty_codes, qua
 from cbtop.compute.kernels.quantize_rows import CUDA as QUANTIZE
 from cbtop.compute.kernels.quantize_rows import launches as quantize_launches
 from cbtop.compute.kernels.quantize_rows import reference as quantize
-from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization import FORMATS, INTERLEAVABLE
 from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
-from cbtop.compute.quantization.interleaved import ROWS, UNITS, InterleavedMatrix, Matrix, rows_of
+from cbtop.compute.quantization.interleaved import ROWS, InterleavedMatrix, Matrix, rows_of
 from cbtop.compute.settings import crossovers
 
 
@@ -218,4 +218,4 @@ def kernel_for(block_format: BlockFormat, tokens: int = 1, threads: int = 1) -> 
     )
 
 
-LINEAR_INT8: dict[int, Kernel] = {code: kernel_for(FORMATS[code]) for code in UNITS}
+LINEAR_INT8: dict[int, Kernel] = {code: kernel_for(FORMATS[code]) for code in INTERLEAVABLE}

@@ -1,4 +1,4 @@
-"""The shared code of products of interleaved weights: sixteen rows as bytes, and their scales."""
+"""The code that formats share to unpack interleaved rows: sixteen rows as bytes, and their scales."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.jit.bytes64 import flipped, load_64, looked_up, masked, shifted, with_fifth_bits, with_upper_bits
+from cbtop.compute.jit.bytes64 import load_64, looked_up, masked, shifted, with_fifth_bits, with_upper_bits
 from cbtop.compute.jit.compile import copy_of, jit_inlined
 from cbtop.compute.jit.cpu import ASKS_TWICE, L1_AHEAD, L2_AHEAD, LOOKS_AHEAD, TIER
 from cbtop.compute.jit.vectors import (
@@ -15,7 +15,6 @@ from cbtop.compute.jit.vectors import (
     bits_or,
     load_bytes,
     load_halves,
-    load_signed_bytes,
     load_words,
     multiply,
     prefetch,
@@ -26,8 +25,7 @@ from cbtop.compute.jit.vectors import (
     to_floats,
 )
 from cbtop.compute.quantization.interleaved import ROWS
-from cbtop.compute.quantization.q2_k import Q2_K
-from cbtop.compute.quantization.q3_k import Q3_K
+from cbtop.compute.quantization.interleaved_layout import BlockColumns
 from cbtop.compute.quantization.uneven_levels import LEVELS
 
 U = np.uint64
@@ -37,11 +35,6 @@ AHEAD, FAR_AHEAD = map(np.uint64, (L1_AHEAD, L2_AHEAD) if ASKS_TWICE else (4096,
 # 0.80 and 0.83. Lines this near are already in L2 by the processor's own prefetching (see one_token_avx2).
 NEAR_AHEAD = np.uint64(768) if TIER == "AVX2" else AHEAD
 UNEVEN = np.tile(LEVELS.astype(np.int8).view(np.uint8), 4)  # for each sixteen bytes of a vector
-# Bytes of four columns and of those 32, 64, ... 224 after them.
-Q2_K_COLUMNS, Q3_K_COLUMNS, Q5_K_COLUMNS, Q6_K_COLUMNS = 2 * 64, 3 * 64, 5 * 64, 6 * 64
-
-
-# For each format: eight vectors of 64 weights, unsigned, which are 32 columns of 16 rows; then their factors.
 
 
 @jit_inlined
@@ -64,51 +57,31 @@ def ask_out_of_order(w: Any, row: Any, at: Any, lines: Any) -> None:
 
 
 @jit_inlined
-def unpack_q8_0(w: Any, row: Any, step: Any, part: Any) -> Any:
-    base, sign = step * U(34 * ROWS), np.int32(128)
-    at = base + U(2 * ROWS)
-    ask_ahead(w, row, base, 8)
-    scale = load_halves(w, row, base)
-    return (
-        flipped(load_64(w, row, at), sign),
-        flipped(load_64(w, row, at + U(64)), sign),
-        flipped(load_64(w, row, at + U(128)), sign),
-        flipped(load_64(w, row, at + U(192)), sign),
-        flipped(load_64(w, row, at + U(256)), sign),
-        flipped(load_64(w, row, at + U(320)), sign),
-        flipped(load_64(w, row, at + U(384)), sign),
-        flipped(load_64(w, row, at + U(448)), sign),
-        scale,
-        multiply(scale, splat(np.float32(128))),
-    )
-
-
-@jit_inlined
-def _nibbles(w: Any, row: Any, at: Any, shift: Any) -> Any:
+def nibbles_64(w: Any, row: Any, at: Any, shift: Any) -> Any:
     return masked(shifted(load_64(w, row, at), shift), np.int32(15))
 
 
 @jit_inlined
-def _four_bits(w: Any, row: Any, at: Any) -> Any:
+def four_bits_64(w: Any, row: Any, at: Any) -> Any:
     """Return thirty-two columns: the low nibbles, then the high ones."""
     low, high = np.int32(0), np.int32(4)
     return (
-        _nibbles(w, row, at, low),
-        _nibbles(w, row, at + U(64), low),
-        _nibbles(w, row, at + U(128), low),
-        _nibbles(w, row, at + U(192), low),
-        _nibbles(w, row, at, high),
-        _nibbles(w, row, at + U(64), high),
-        _nibbles(w, row, at + U(128), high),
-        _nibbles(w, row, at + U(192), high),
+        nibbles_64(w, row, at, low),
+        nibbles_64(w, row, at + U(64), low),
+        nibbles_64(w, row, at + U(128), low),
+        nibbles_64(w, row, at + U(192), low),
+        nibbles_64(w, row, at, high),
+        nibbles_64(w, row, at + U(64), high),
+        nibbles_64(w, row, at + U(128), high),
+        nibbles_64(w, row, at + U(192), high),
     )
 
 
 @jit_inlined
-def _five_bits(w: Any, row: Any, at: Any) -> Any:
-    """Like `_four_bits`, but adds the highest bits, which are in the sixteen words before."""
+def five_bits_64(w: Any, row: Any, at: Any) -> Any:
+    """Like `four_bits_64`, but adds the highest bits, which are in the sixteen words before."""
     words = load_words(w, row, at)
-    q, r, s, t, a, b, c, d = _four_bits(w, row, at + U(64))
+    q, r, s, t, a, b, c, d = four_bits_64(w, row, at + U(64))
     return (
         with_fifth_bits(q, words, np.int32(0)),
         with_fifth_bits(r, words, np.int32(4)),
@@ -122,10 +95,10 @@ def _five_bits(w: Any, row: Any, at: Any) -> Any:
 
 
 @jit_inlined
-def _uneven_levels(w: Any, row: Any, at: Any) -> Any:
-    """Like `_four_bits`, but returns the levels that the bits select, plus 128."""
+def uneven_levels_64(w: Any, row: Any, at: Any) -> Any:
+    """Like `four_bits_64`, but returns the levels that the bits select, plus 128."""
     table = load_64(UNEVEN, U(0), U(0))
-    q, r, s, t, a, b, c, d = _four_bits(w, row, at)
+    q, r, s, t, a, b, c, d = four_bits_64(w, row, at)
     return (
         looked_up(table, q),
         looked_up(table, r),
@@ -139,64 +112,11 @@ def _uneven_levels(w: Any, row: Any, at: Any) -> Any:
 
 
 @jit_inlined
-def unpack_iq4_nl(w: Any, row: Any, step: Any, part: Any) -> Any:
-    base = step * U(18 * ROWS)
-    ask_ahead(w, row, base, 5)
-    scale = load_halves(w, row, base)
-    return (*_uneven_levels(w, row, base + U(2 * ROWS)), scale, multiply(scale, splat(np.float32(128))))
-
-
-@jit_inlined
-def _less_32(low: Any, low_shift: Any, high: Any, high_shift: Any) -> Any:
+def less_32(low: Any, low_shift: Any, high: Any, high_shift: Any) -> Any:
     """Return six bits of a scale, four of `low` and above them two of `high`, less 32."""
     low = bits_and(shift_right(low, low_shift), np.int32(15))
     high = bits_and(shift_left(shift_right(high, high_shift), np.int32(4)), np.int32(48))
     return add(to_floats(bits_or(low, high)), splat(np.float32(-32)))
-
-
-@jit_inlined
-def unpack_iq4_xs(w: Any, row: Any, step: Any, part: Any) -> Any:
-    base, half = (step >> U(1)) * U(136 * ROWS), step & U(1)
-    place = half * U(4) + part
-    ask_ahead(w, row, base + place * U(17 * ROWS), 5)
-    high = load_bytes(w, row, base + U(2 * ROWS) + half * U(ROWS))
-    low = load_bytes(w, row, base + U(4 * ROWS) + (place >> U(1)) * U(ROWS))
-    level = _less_32(low, np.int32(4) * np.int32(part & U(1)), high, np.int32(2) * np.int32(part))
-    scale = multiply(load_halves(w, row, base), level)
-    levels = _uneven_levels(w, row, base + U(8 * ROWS) + place * U(16 * ROWS))
-    return (*levels, scale, multiply(scale, splat(np.float32(128))))
-
-
-@jit_inlined
-def unpack_q4_0(w: Any, row: Any, step: Any, part: Any) -> Any:
-    base = step * U(18 * ROWS)
-    ask_ahead(w, row, base, 5, NEAR_AHEAD)
-    scale = load_halves(w, row, base)
-    return (*_four_bits(w, row, base + U(2 * ROWS)), scale, multiply(scale, splat(np.float32(8))))
-
-
-@jit_inlined
-def unpack_q4_1(w: Any, row: Any, step: Any, part: Any) -> Any:
-    base = step * U(20 * ROWS)
-    ask_ahead(w, row, base, 5, NEAR_AHEAD)
-    minimum = multiply(load_halves(w, row, base + U(2 * ROWS)), splat(np.float32(-1)))
-    return (*_four_bits(w, row, base + U(4 * ROWS)), load_halves(w, row, base), minimum)
-
-
-@jit_inlined
-def unpack_q5_0(w: Any, row: Any, step: Any, part: Any) -> Any:
-    base = step * U(22 * ROWS)
-    ask_ahead(w, row, base, 6)
-    scale = load_halves(w, row, base)
-    return (*_five_bits(w, row, base + U(2 * ROWS)), scale, multiply(scale, splat(np.float32(16))))
-
-
-@jit_inlined
-def unpack_q5_1(w: Any, row: Any, step: Any, part: Any) -> Any:
-    base = step * U(24 * ROWS)
-    ask_ahead(w, row, base, 6)
-    minimum = multiply(load_halves(w, row, base + U(2 * ROWS)), splat(np.float32(-1)))
-    return (*_five_bits(w, row, base + U(4 * ROWS)), load_halves(w, row, base), minimum)
 
 
 @jit_inlined
@@ -206,7 +126,7 @@ def _of_either_half(a: Any, c: Any, whole: Any, low: Any, high: Any) -> Any:
 
 
 @jit_inlined
-def _six_bit_factors(w: Any, row: Any, base: Any, half: Any, part: Any) -> Any:
+def six_bit_factors(w: Any, row: Any, base: Any, half: Any, part: Any) -> Any:
     """Return scale and minimum of a sub-block stored as in Q4_K and Q5_K from `base` on (see
     quantization/six_bits.py)."""
     # Branch-free: before a branch LLVM loads all weights and activations of a step, runs out of registers, and cannot
@@ -224,38 +144,16 @@ def _six_bit_factors(w: Any, row: Any, base: Any, half: Any, part: Any) -> Any:
     )
 
 
-@jit_inlined
-def unpack_q4_k(w: Any, row: Any, step: Any, part: Any) -> Any:
-    base, half = (step >> U(1)) * U(144 * ROWS), step & U(1)
-    at = base + U(16 * ROWS) + half * U(1024) + (part >> U(1)) * U(512)
-    shift = np.int32(4) * np.int32(part & U(1))
-    ask_ahead(w, row, base + (half * U(4) + part) * U(18 * ROWS), 5)
-    return (
-        _nibbles(w, row, at, shift),
-        _nibbles(w, row, at + U(64), shift),
-        _nibbles(w, row, at + U(128), shift),
-        _nibbles(w, row, at + U(192), shift),
-        _nibbles(w, row, at + U(256), shift),
-        _nibbles(w, row, at + U(320), shift),
-        _nibbles(w, row, at + U(384), shift),
-        _nibbles(w, row, at + U(448), shift),
-        *_six_bit_factors(w, row, base, half, part),
-    )
-
-
-# A block of Q5_K or Q6_K is eight times four columns and those 32, 64, ... 224 after them: the bytes of their low
-# bits, then those with their upper bits (see UNITS). Scales follow.
+# A turn of a block of Q5_K or Q6_K is the bytes of the low bits, then those with the upper bits.
 
 
 @jit_inlined
 def _with_upper(w: Any, row: Any, low: Any, high: Any, low_shift: Any, high_shift: Any, mask: Any) -> Any:
-    return with_upper_bits(_nibbles(w, row, low, low_shift), load_64(w, row, high), high_shift, mask)
+    return with_upper_bits(nibbles_64(w, row, low, low_shift), load_64(w, row, high), high_shift, mask)
 
 
 @jit_inlined
-def _with_uppers(
-    w: Any, row: Any, low: Any, high: Any, apart: Any, low_shift: Any, high_shift: Any, mask: Any
-) -> Any:
+def with_uppers(w: Any, row: Any, low: Any, high: Any, apart: Any, low_shift: Any, high_shift: Any, mask: Any) -> Any:
     """Return thirty-two columns, four from every `apart` bytes: nibbles, and above them bits of `high`, by `mask`."""
     return (
         _with_upper(w, row, low, high, low_shift, high_shift, mask),
@@ -270,49 +168,6 @@ def _with_uppers(
 
 
 @jit_inlined
-def factors_q5_k(w: Any, row: Any, base: Any, part: Any) -> Any:
-    """Return scale and minimum of 32 columns of the block at `base`."""
-    return _six_bit_factors(w, row, base + U(160 * ROWS), part >> U(2), part & U(3))
-
-
-@jit_inlined
-def factor_q6_k(w: Any, row: Any, base: Any, place: Any) -> Any:
-    """Return the scale of 16 columns of the block at `base`."""
-    scales = load_signed_bytes(w, row, base + U(192 * ROWS) + place * U(ROWS))
-    return multiply(load_halves(w, row, base + U(208 * ROWS)), to_floats(scales))
-
-
-@jit_inlined
-def factors_q6_k(w: Any, row: Any, base: Any, part: Any) -> Any:
-    """Return both scales of 32 columns."""
-    return factor_q6_k(w, row, base, part * U(2)), factor_q6_k(w, row, base, part * U(2) + U(1))
-
-
-@jit_inlined
-def unpack_q5_k(w: Any, row: Any, step: Any, part: Any) -> Any:
-    base, half = (step >> U(1)) * U(176 * ROWS), step & U(1)
-    low, high = base + (half * U(2) + (part >> U(1))) * U(64), base + U(4 * 64)
-    low_shift, high_shift = np.int32(4) * np.int32(part & U(1)), np.int32(half * U(4) + part)
-    ask_out_of_order(w, row, base + (half * U(4) + part) * U(22 * ROWS), 6)
-    return (
-        *_with_uppers(w, row, low, high, U(Q5_K_COLUMNS), low_shift, high_shift, np.int32(16)),
-        *factors_q5_k(w, row, base, half * U(4) + part),
-    )
-
-
-@jit_inlined
-def unpack_q6_k(w: Any, row: Any, step: Any, part: Any) -> Any:
-    base, half = (step >> U(1)) * U(210 * ROWS), step & U(1)
-    low, high = base + (half * U(3) + (part & U(1))) * U(64), base + (half * U(3) + U(2)) * U(64)
-    low_shift, high_shift = np.int32(4) * np.int32(part >> U(1)), np.int32(2) * np.int32(part)
-    ask_out_of_order(w, row, base + (half * U(4) + part) * U(420), 7)
-    return (
-        *_with_uppers(w, row, low, high, U(Q6_K_COLUMNS), low_shift, high_shift, np.int32(48)),
-        *factors_q6_k(w, row, base, half * U(4) + part),
-    )
-
-
-@jit_inlined
 def low_with(low: Any, high: Any, place: Any, mask: Any) -> Any:
     return with_upper_bits(masked(low, np.int32(15)), high, np.int32(place), np.int32(mask))
 
@@ -322,84 +177,24 @@ def high_with(low: Any, high: Any, place: Any, mask: Any) -> Any:
     return low_with(shifted(low, np.int32(4)), high, place, mask)
 
 
-@jit_inlined
-def four_columns_q5_k(w: Any, row: Any, at: Any) -> Any:
-    """Return four columns, at `at`, and those 32, 64, ... 224 after them."""
-    a, b = load_64(w, row, at), load_64(w, row, at + U(64))
-    c, d = load_64(w, row, at + U(128)), load_64(w, row, at + U(192))
-    high = load_64(w, row, at + U(256))
-    return (
-        low_with(a, high, 0, 16),
-        high_with(a, high, 1, 16),
-        low_with(b, high, 2, 16),
-        high_with(b, high, 3, 16),
-        low_with(c, high, 4, 16),
-        high_with(c, high, 5, 16),
-        low_with(d, high, 6, 16),
-        high_with(d, high, 7, 16),
-    )
+# Q2_K and Q3_K have a scale and a minimum for each sixteen columns. A byte of a turn's low bits has two bits each of
+# four columns, 32 apart.
 
 
 @jit_inlined
-def four_columns_q6_k(w: Any, row: Any, at: Any) -> Any:
-    """Like `four_columns_q5_k`."""
-    a, b, first = load_64(w, row, at), load_64(w, row, at + U(64)), load_64(w, row, at + U(128))
-    c, d, second = load_64(w, row, at + U(192)), load_64(w, row, at + U(256)), load_64(w, row, at + U(320))
-    return (
-        low_with(a, first, 0, 48),
-        low_with(b, first, 2, 48),
-        high_with(a, first, 4, 48),
-        high_with(b, first, 6, 48),
-        low_with(c, second, 0, 48),
-        low_with(d, second, 2, 48),
-        high_with(c, second, 4, 48),
-        high_with(d, second, 6, 48),
-    )
-
-
-# Q2_K and Q3_K have a scale and a minimum for each sixteen columns. A block's layout is that of the blocks above; a
-# byte of low bits has two bits each of four columns, 32 apart.
-
-
-@jit_inlined
-def four_q2_k(w: Any, row: Any, at: Any, half: Any, part: Any) -> Any:
+def two_bits_64(w: Any, row: Any, at: Any, half: Any, part: Any) -> Any:
     """Return four columns 128 * half + 32 * part after those at `at`."""
     return masked(shifted(load_64(w, row, at + U(64) * U(half)), np.int32(2) * np.int32(part)), np.int32(3))
 
 
-@jit_inlined
-def four_q3_k(w: Any, row: Any, at: Any, half: Any, part: Any) -> Any:
-    """Like `four_q2_k`."""
-    # A shift for all parts, then one by a constant: AVX2 would need more shifts for an amount known only at run time.
-    high = shifted(load_64(w, row, at + U(128)), np.int32(4) * np.int32(half))
-    return with_upper_bits(four_q2_k(w, row, at, half, part), high, np.int32(part) + np.int32(2), np.int32(4))
-
-
-@jit_inlined
-def factors_of_16_q2_k(w: Any, row: Any, base: Any, place: Any) -> Any:
-    """Return scale and minimum of 16 columns of the block at `base`."""
-    both, at = load_bytes(w, row, base + U(64 * ROWS) + place * U(ROWS)), base + U(80 * ROWS)
-    scale, minimum = to_floats(bits_and(both, np.int32(15))), to_floats(shift_right(both, np.int32(4)))
-    return multiply(load_halves(w, row, at), scale), multiply(load_halves(w, row, at + U(2 * ROWS)), minimum)
-
-
-@jit_inlined
-def factors_of_16_q3_k(w: Any, row: Any, base: Any, place: Any) -> Any:
-    """Like `factors_of_16_q2_k`, but the minimum is the value of the highest bit."""
-    at = base + U(96 * ROWS)
-    low = load_bytes(w, row, at + (place & U(7)) * U(ROWS))
-    high = load_bytes(w, row, at + (U(8) + (place & U(3))) * U(ROWS))
-    level = _less_32(low, np.int32(4) * np.int32(place >> U(3)), high, np.int32(2) * np.int32(place >> U(2)))
-    scale = multiply(load_halves(w, row, base + U(108 * ROWS)), level)
-    return scale, multiply(scale, splat(np.float32(4)))
-
-
 # A format's functions and sizes: each format has a copy of the code below with its own.
-_four, _factors_of_16, _COLUMNS_BYTES, _BLOCK_BYTES = four_q2_k, factors_of_16_q2_k, Q2_K_COLUMNS, Q2_K.block_bytes
+_four: Any = None
+_factors_of_16: Any = None
+_TURN_BYTES, _BLOCK_BYTES = 2 * 64, 84
 
 
 def _four_columns(w: Any, row: Any, at: Any) -> Any:  # compiled
-    """Like `four_columns_q5_k`."""
+    """Return the columns of a turn."""
     return (
         _four(w, row, at, 0, 0),
         _four(w, row, at, 0, 1),
@@ -425,26 +220,24 @@ def _unpack(w: Any, row: Any, step: Any, part: Any) -> Any:  # compiled
     ask_out_of_order(w, row, base + place * U(2 * _BLOCK_BYTES), _BLOCK_BYTES // 32 + 1)
     return (
         _four(w, row, base, half, part),
-        _four(w, row, base + U(_COLUMNS_BYTES), half, part),
-        _four(w, row, base + U(2 * _COLUMNS_BYTES), half, part),
-        _four(w, row, base + U(3 * _COLUMNS_BYTES), half, part),
-        _four(w, row, base + U(4 * _COLUMNS_BYTES), half, part),
-        _four(w, row, base + U(5 * _COLUMNS_BYTES), half, part),
-        _four(w, row, base + U(6 * _COLUMNS_BYTES), half, part),
-        _four(w, row, base + U(7 * _COLUMNS_BYTES), half, part),
+        _four(w, row, base + U(_TURN_BYTES), half, part),
+        _four(w, row, base + U(2 * _TURN_BYTES), half, part),
+        _four(w, row, base + U(3 * _TURN_BYTES), half, part),
+        _four(w, row, base + U(4 * _TURN_BYTES), half, part),
+        _four(w, row, base + U(5 * _TURN_BYTES), half, part),
+        _four(w, row, base + U(6 * _TURN_BYTES), half, part),
+        _four(w, row, base + U(7 * _TURN_BYTES), half, part),
         *_factors(w, row, base, place),
     )
 
 
-four_columns_q2_k = jit_inlined(copy_of(_four_columns, "four_columns_q2_k"))
-factors_q2_k = jit_inlined(copy_of(_factors, "factors_q2_k"))
-unpack_q2_k = jit_inlined(copy_of(_unpack, "unpack_q2_k", _factors=factors_q2_k))
-_OF_Q3_K = {
-    "_four": four_q3_k,
-    "_factors_of_16": factors_of_16_q3_k,
-    "_COLUMNS_BYTES": Q3_K_COLUMNS,
-    "_BLOCK_BYTES": Q3_K.block_bytes,
-}
-four_columns_q3_k = jit_inlined(copy_of(_four_columns, "four_columns_q3_k", **_OF_Q3_K))
-factors_q3_k = jit_inlined(copy_of(_factors, "factors_q3_k", **_OF_Q3_K))
-unpack_q3_k = jit_inlined(copy_of(_unpack, "unpack_q3_k", **_OF_Q3_K, _factors=factors_q3_k))
+def of_sixteen_columns(
+    name: str, block_bytes: int, turn_bytes: int, four: Any, factors_of_16: Any
+) -> tuple[Any, BlockColumns]:
+    """Return `unpack` and `block` of a layout with a scale and a minimum for each sixteen columns, made from a
+    format's own `four` and `factors_of_16`, under @jit_inlined."""
+    own = {"_four": four, "_factors_of_16": factors_of_16, "_TURN_BYTES": turn_bytes, "_BLOCK_BYTES": block_bytes}
+    four_columns = jit_inlined(copy_of(_four_columns, f"four_columns_{name}", **own))
+    factors = jit_inlined(copy_of(_factors, f"factors_{name}", **own))
+    unpack = jit_inlined(copy_of(_unpack, f"unpack_{name}", **own, _factors=factors))
+    return unpack, BlockColumns(turn_bytes, four_columns, factors, factors_of_16, four)
