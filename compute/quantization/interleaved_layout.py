@@ -49,7 +49,7 @@ class InterleavedLayout:
 
     `unpack(w, row, step, part)` returns 32 columns of a step, from column 32 * part on. A step is a block of 32
     columns, or half a block of 256. `largest` is the largest of its weights.
-    `block`: how one token reads blocks whole; None: it reads them by `unpack`.
+    `block`: how blocks are read whole; None: products in int8 read them by `unpack`, which has `Factors.OF_32` then.
     """
 
     units: tuple[Unit, ...]
