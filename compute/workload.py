@@ -32,7 +32,6 @@ _log = logging.getLogger("cbtop")
 
 MAX_DEFAULT_CONTEXT = 2048
 SHORTEST_CONTEXT = 2
-WITHOUT_BUDGET = {"Q2_K", "Q3_K"}  # formats with products slower than the contracts' bounds say
 # The checks of `verify_pass`
 WHOLE_PASS = "logits are those of float64"
 EACH_LOGIT = "each token's logit is that of float64"
@@ -172,11 +171,13 @@ def _set_budgets(decoder: Decoder, roofs: Mapping[str, Ceiling]) -> None:
     bounds that are not for this processor or for a format of the model."""
     from cbtop.compute.contracts import WEIGHTS
     from cbtop.compute.jit.cpu import TIER
+    from cbtop.compute.quantization import FORMATS
     from cbtop.profiler.analysis.roofline import is_unsure
 
     found = [roofs[name] for name in ("dram_read", WEIGHTS) if name in roofs]
     is_sure = len(found) == 2 and not any(is_unsure(one.value, one.median) for one in found)
-    if not is_sure or TIER == "generic" or WITHOUT_BUDGET.intersection(decoder.model.quantization.split("+")):
+    without = {one.name for one in FORMATS.values() if not one.has_budget}
+    if not is_sure or TIER == "generic" or without.intersection(decoder.model.quantization.split("+")):
         return
     for brick in decoder.bricks.places():
         brick.set_budget(min(one.value for one in found))

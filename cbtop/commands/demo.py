@@ -34,6 +34,7 @@ from cbtop.commands.shared.show import (
     window_s,
 )
 from cbtop.commands.shared.tuned import add_tuned_argument, tuned_setting
+from cbtop.compute.block_formats import FORMAT_MODULES
 from cbtop.compute.settings import GREEDY, GUARD_REACTIONS, SPLITS, RankOptions, TokenSampling, WorkloadOptions
 from cbtop.errors import CbtopError, FailedCheckError, NoDataError, UsageError
 from cbtop.feeds.feed import Feed, FeedEnd
@@ -43,9 +44,8 @@ from cbtop.reports import TIMELINE
 from cbtop.viewmodels.source import SourceSummary, SourceView
 
 DESCRIPTION = (
-    "Decode a GGUF model (qwen2, qwen3, qwen3moe, llama, phi3, gemma2, gemma3 and stablelm families; F32, F16, BF16, "
-    "Q8_0, Q5_0, Q5_1, Q4_0, Q4_1, Q6_K, Q5_K, Q4_K, Q3_K, Q2_K, IQ4_NL, IQ4_XS) on the CPU or a GPU in a process of "
-    "its own, and show it. "
+    "Decode a GGUF model (qwen2, qwen3, qwen3moe, llama, phi3, gemma2, gemma3 and stablelm families; "
+    f"{', '.join(FORMAT_MODULES)}) on the CPU or a GPU in a process of its own, and show it. "
     "Without --model, a small random one is written once into the cache."
 )
 EPILOG = """\

@@ -297,14 +297,18 @@ def ways_of(block_format: BlockFormat, tokens: int, is_int8: bool, is_beside_oth
         return 4 if tokens == 1 and block_format.block_elements > 1 else 2, 1
     if tokens > 1:
         return 2, 1
-    if block_format.name == "Q4_K":
-        return 1, 1
-    return 1 if is_beside_others else 2, 2
+    at_once = _at_once(block_format)
+    return 1 if is_beside_others else at_once, at_once
+
+
+def _at_once(block_format: BlockFormat) -> int:
+    assert block_format.planes is not None
+    return block_format.planes.at_once
 
 
 def block_of(block_format: BlockFormat, columns: int, is_int8: bool, is_beside_others: bool = False) -> Dimensions:
     """Return the threads of a block: those that share rows, times the number of such groups."""
-    if is_int8 and (is_beside_others or block_format.name == "Q4_K"):
+    if is_int8 and (is_beside_others or _at_once(block_format) == 1):
         return (MOST_THREADS, 1, 1) if columns // UNIT > FEW_UNITS else (WARP, MOST_THREADS // WARP, 1)
     return whole_warps(-(-columns // UNIT), MOST_THREADS // 2 if is_int8 else MOST_THREADS), 1, 1
 

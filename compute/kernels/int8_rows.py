@@ -26,49 +26,11 @@ from cbtop.compute.jit.vectors import (
 from cbtop.compute.kernels.one_token_avx2 import ONE_TOKEN
 from cbtop.compute.kernels.products import CompiledRows
 from cbtop.compute.kernels.quantize_rows import BLOCK, FACTORS
-from cbtop.compute.kernels.unpacking import (
-    Q2_K_COLUMNS,
-    Q3_K_COLUMNS,
-    Q5_K_COLUMNS,
-    Q6_K_COLUMNS,
-    ask_ahead,
-    ask_out_of_order,
-    factor_q6_k,
-    factors_of_16_q2_k,
-    factors_of_16_q3_k,
-    factors_q2_k,
-    factors_q3_k,
-    factors_q5_k,
-    factors_q6_k,
-    four_columns_q2_k,
-    four_columns_q3_k,
-    four_columns_q5_k,
-    four_columns_q6_k,
-    four_q2_k,
-    four_q3_k,
-    unpack_iq4_nl,
-    unpack_iq4_xs,
-    unpack_q4_0,
-    unpack_q4_1,
-    unpack_q4_k,
-    unpack_q5_0,
-    unpack_q5_1,
-    unpack_q8_0,
-)
+from cbtop.compute.quantization import FORMATS, INTERLEAVABLE
 from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.interleaved import ROWS
-from cbtop.compute.quantization.iq4_nl import IQ4_NL
-from cbtop.compute.quantization.iq4_xs import IQ4_XS
-from cbtop.compute.quantization.q2_k import Q2_K
-from cbtop.compute.quantization.q3_k import Q3_K
-from cbtop.compute.quantization.q4_0 import Q4_0
-from cbtop.compute.quantization.q4_1 import Q4_1
-from cbtop.compute.quantization.q4_k import Q4_K
-from cbtop.compute.quantization.q5_0 import Q5_0
-from cbtop.compute.quantization.q5_1 import Q5_1
-from cbtop.compute.quantization.q5_k import Q5_K
-from cbtop.compute.quantization.q6_k import Q6_K
-from cbtop.compute.quantization.q8_0 import Q8_0
+from cbtop.compute.quantization.interleaved_layout import BlockColumns, Factors, InterleavedLayout
+from cbtop.compute.quantization.unpacking import ask_ahead, ask_out_of_order
 
 U = np.uint64
 LINE = 64  # bytes
@@ -202,7 +164,8 @@ def _spread(found: Any, panel: Any, at: Any) -> None:
 
 
 # A format's functions: each format has a copy of the code below with its own.
-_unpack, _add, _add_four = unpack_q4_k, _add_with_minimum, _add_four_with_minimum
+_unpack: Any = None
+_add, _add_four = _add_with_minimum, _add_four_with_minimum
 
 
 def _spread_32(w: Any, row: Any, step: Any, panel: Any, at: Any) -> None:  # compiled
@@ -229,22 +192,21 @@ def _one_token_128(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any
     return _add(_unpack(w, row, step, U(3)), codes, factors, t, block + U(3), total)
 
 
-# A step of Q5_K and Q6_K is a block, which is read once, in its order in memory, and in a loop. A Zen 4 reads memory
-# at 30 GB/s with two to five loads in a loop, and at 15 to 22 with sixteen to 48, because it treats the reads of each
-# load as a separate stream with lines that are a turn of the loop apart.
-_four_columns, _factors, _COLUMNS_BYTES, _BLOCK_BYTES = (
-    four_columns_q5_k,
-    factors_q5_k,
-    Q5_K_COLUMNS,
-    Q5_K.block_bytes,
-)
+# Below a step is a block, which is read once, in its order in memory, and in a loop. A Zen 4 reads memory at 30 GB/s
+# with two to five loads in a loop, and at 15 to 22 with sixteen to 48, because it treats the reads of each load as a
+# separate stream with lines that are a turn of the loop apart.
+_four_columns: Any = None
+_factors: Any = None
+_factors_of_16: Any = None
+_four: Any = None
+_TURN_BYTES, _BLOCK_BYTES = 5 * LINE, 176
 
 
 def _spread_256(w: Any, row: Any, step: Any, panel: Any, at: Any) -> None:  # compiled
     base = step * U(ROWS * _BLOCK_BYTES)
     for i in range(U(8)):
         ask_out_of_order(w, row, base + i * U(2 * _BLOCK_BYTES), _BLOCK_BYTES // 32 + 1)
-        a, b, c, d, e, f, g, h = _four_columns(w, row, base + i * U(_COLUMNS_BYTES))
+        a, b, c, d, e, f, g, h = _four_columns(w, row, base + i * U(_TURN_BYTES))
         place = at + i * U(LINE)
         store_64(panel, U(0), place, a)
         store_64(panel, U(0), place + U(SPREAD), b)
@@ -264,63 +226,57 @@ def _spread_256(w: Any, row: Any, step: Any, panel: Any, at: Any) -> None:  # co
     _store_factors(panel, at + U(7 * SPREAD), *_factors(w, row, base, U(7)))
 
 
-@jit_inlined
-def _of_part_q5_k(
+def _add_part(
     products: Any, w: Any, row: Any, base: Any, part: Any, factors: Any, t: Any, block: Any, total: Any
-) -> Any:
-    scale, minimum = factors_q5_k(w, row, base, part)
+) -> Any:  # compiled
+    scale, minimum = _factors(w, row, base, part)
     return _with_minimum(products, factors, t, block + part, scale, minimum, total)
 
 
-def _one_token_q5_k(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: Any) -> Any:  # compiled
-    base, block, zero = step * U(176 * ROWS), step * U(8), no_ints()
+def _one_token_256(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: Any) -> Any:  # compiled
+    base, block, zero = step * U(_BLOCK_BYTES * ROWS), step * U(8), no_ints()
     sums = zero, zero, zero, zero, zero, zero, zero, zero
     for i in range(U(8)):
-        ask_ahead(w, row, base + i * U(Q5_K_COLUMNS), Q5_K_COLUMNS // LINE)
-        found = four_columns_q5_k(w, row, base + i * U(Q5_K_COLUMNS))
-        sums = add_products_apart(sums, found, codes, t, block * U(BLOCK) + i * U(4), BLOCK, 31)
+        ask_ahead(w, row, base + i * U(_TURN_BYTES), _TURN_BYTES // LINE)
+        found = _four_columns(w, row, base + i * U(_TURN_BYTES))
+        sums = add_products_apart(sums, found, codes, t, block * U(BLOCK) + i * U(4), BLOCK, _LARGEST)
     a, b, c, d, e, f, g, h = sums
-    total = _of_part_q5_k(a, w, row, base, U(0), factors, t, block, total)
-    total = _of_part_q5_k(b, w, row, base, U(1), factors, t, block, total)
-    total = _of_part_q5_k(c, w, row, base, U(2), factors, t, block, total)
-    total = _of_part_q5_k(d, w, row, base, U(3), factors, t, block, total)
-    total = _of_part_q5_k(e, w, row, base, U(4), factors, t, block, total)
-    total = _of_part_q5_k(f, w, row, base, U(5), factors, t, block, total)
-    total = _of_part_q5_k(g, w, row, base, U(6), factors, t, block, total)
-    return _of_part_q5_k(h, w, row, base, U(7), factors, t, block, total)
+    total = _add_part(a, w, row, base, U(0), factors, t, block, total)
+    total = _add_part(b, w, row, base, U(1), factors, t, block, total)
+    total = _add_part(c, w, row, base, U(2), factors, t, block, total)
+    total = _add_part(d, w, row, base, U(3), factors, t, block, total)
+    total = _add_part(e, w, row, base, U(4), factors, t, block, total)
+    total = _add_part(f, w, row, base, U(5), factors, t, block, total)
+    total = _add_part(g, w, row, base, U(6), factors, t, block, total)
+    return _add_part(h, w, row, base, U(7), factors, t, block, total)
 
 
-@jit_inlined
-def _of_part_q6_k(
+def _add_half_less_32(
     products: Any, w: Any, row: Any, base: Any, part: Any, half: Any, factors: Any, place: Any, total: Any
-) -> Any:
+) -> Any:  # compiled
     t, block = place
-    scale = factor_q6_k(w, row, base, part * U(2) + half)
+    scale = _factors_of_16(w, row, base, part * U(2) + half)
     return _half_less_32(products, factors, t, block + part, half, scale, total)
 
 
-def _one_token_q6_k(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: Any) -> Any:  # compiled
-    base, block, zero = step * U(210 * ROWS), step * U(8), no_ints()
+def _one_token_less_32(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: Any) -> Any:  # compiled
+    base, block, zero = step * U(_BLOCK_BYTES * ROWS), step * U(8), no_ints()
     for half in range(U(2)):  # of 32 columns
         sums = zero, zero, zero, zero, zero, zero, zero, zero
         for i in range(half * U(4), half * U(4) + U(4)):
-            ask_ahead(w, row, base + i * U(Q6_K_COLUMNS), Q6_K_COLUMNS // LINE)
-            found = four_columns_q6_k(w, row, base + i * U(Q6_K_COLUMNS))
-            sums = add_products_apart(sums, found, codes, t, block * U(BLOCK) + i * U(4), BLOCK, 63)
+            ask_ahead(w, row, base + i * U(_TURN_BYTES), _TURN_BYTES // LINE)
+            found = _four_columns(w, row, base + i * U(_TURN_BYTES))
+            sums = add_products_apart(sums, found, codes, t, block * U(BLOCK) + i * U(4), BLOCK, _LARGEST)
         a, b, c, d, e, f, g, h = sums
-        total = _of_part_q6_k(a, w, row, base, U(0), half, factors, (t, block), total)
-        total = _of_part_q6_k(b, w, row, base, U(1), half, factors, (t, block), total)
-        total = _of_part_q6_k(c, w, row, base, U(2), half, factors, (t, block), total)
-        total = _of_part_q6_k(d, w, row, base, U(3), half, factors, (t, block), total)
-        total = _of_part_q6_k(e, w, row, base, U(4), half, factors, (t, block), total)
-        total = _of_part_q6_k(f, w, row, base, U(5), half, factors, (t, block), total)
-        total = _of_part_q6_k(g, w, row, base, U(6), half, factors, (t, block), total)
-        total = _of_part_q6_k(h, w, row, base, U(7), half, factors, (t, block), total)
+        total = _add_half_less_32(a, w, row, base, U(0), half, factors, (t, block), total)
+        total = _add_half_less_32(b, w, row, base, U(1), half, factors, (t, block), total)
+        total = _add_half_less_32(c, w, row, base, U(2), half, factors, (t, block), total)
+        total = _add_half_less_32(d, w, row, base, U(3), half, factors, (t, block), total)
+        total = _add_half_less_32(e, w, row, base, U(4), half, factors, (t, block), total)
+        total = _add_half_less_32(f, w, row, base, U(5), half, factors, (t, block), total)
+        total = _add_half_less_32(g, w, row, base, U(6), half, factors, (t, block), total)
+        total = _add_half_less_32(h, w, row, base, U(7), half, factors, (t, block), total)
     return total
-
-
-# A format's functions: each format has a copy of the code below with its own.
-_four, _factors_of_16 = four_q2_k, factors_of_16_q2_k
 
 
 def _add_sixteen(
@@ -331,9 +287,9 @@ def _add_sixteen(
     (half, part, second), (t, first) = columns, place
     found = (
         _four(w, row, at, half, part),
-        _four(w, row, at + U(_COLUMNS_BYTES), half, part),
-        _four(w, row, at + U(2 * _COLUMNS_BYTES), half, part),
-        _four(w, row, at + U(3 * _COLUMNS_BYTES), half, part),
+        _four(w, row, at + U(_TURN_BYTES), half, part),
+        _four(w, row, at + U(2 * _TURN_BYTES), half, part),
+        _four(w, row, at + U(3 * _TURN_BYTES), half, part),
     )
     part_of_8 = half * U(4) + U(part)
     block = first + part_of_8
@@ -346,7 +302,7 @@ def _one_token_by_16(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: A
     base, block = step * U(_BLOCK_BYTES * ROWS), step * U(8)
     for turn in range(U(4)):
         second, half = turn >> U(1), turn & U(1)
-        at = base + second * U(4 * _COLUMNS_BYTES)
+        at = base + second * U(4 * _TURN_BYTES)
         ask_ahead(w, row, base + turn * U(4 * _BLOCK_BYTES), _BLOCK_BYTES // 16 + 1)
         total = _add_sixteen(w, row, base, at, (half, 0, second), codes, factors, (t, block), total)
         total = _add_sixteen(w, row, base, at, (half, 1, second), codes, factors, (t, block), total)
@@ -356,7 +312,7 @@ def _one_token_by_16(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: A
 
 
 _spread_step, _one_token = _spread_128, _one_token_128
-_STEP_BYTES, _PARTS = Q4_K.block_bytes // 2, 4  # bytes of a row in a step, and the parts of 32 columns in them
+_STEP_BYTES, _PARTS = 72, 4  # bytes of a row in a step, and the parts of 32 columns in them
 
 
 @jit_inlined
@@ -435,67 +391,62 @@ def _sums_of(largest: int) -> dict[str, Any]:
     return {"_LARGEST": largest, "_with_minimum": _without_minimum if largest > 127 and LESS_128 else _with_minimum}
 
 
-def _of_32_columns(block_format: BlockFormat, unpack: Any, largest: int) -> CompiledRows:
+def _of_32_columns(block_format: BlockFormat, layout: InterleavedLayout) -> CompiledRows:
     """Return the rows of a format that is unpacked 32 columns at a time."""
     name, is_small = block_format.name, block_format.block_elements == BLOCK
     spread, one = (_spread_32, _one_token_32) if is_small else (_spread_128, _one_token_128)
-    add = jit_inlined(copy_of(_add_with_minimum, f"_add_with_minimum_{name}", **_sums_of(largest)))
+    add = jit_inlined(copy_of(_add_with_minimum, f"_add_with_minimum_{name}", **_sums_of(layout.largest)))
     return _compiled(
         block_format,
         1 if is_small else 4,
-        copy_of(spread, f"_spread_{name}", _unpack=unpack),
-        copy_of(one, f"_one_token_{name}", _unpack=unpack, _add=add),
+        copy_of(spread, f"_spread_{name}", _unpack=layout.unpack),
+        copy_of(one, f"_one_token_{name}", _unpack=layout.unpack, _add=add),
         _add_four_with_minimum,
-        largest,
+        layout.largest,
     )
 
 
-def _of_blocks(block_format: BlockFormat, one_token: Any, add_four: Any, largest: int, **pieces: Any) -> CompiledRows:
-    """Return the rows of a format that is unpacked block by block; `pieces` are names of `_spread_256`."""
-    spread = copy_of(_spread_256, f"_spread_{block_format.name}", _BLOCK_BYTES=block_format.block_bytes, **pieces)
-    return _compiled(block_format, 8, spread, one_token, add_four, largest)
+# By the factors of blocks that are read whole: one token, its part with factors of its own, and four tokens.
+_OF_BLOCKS = {
+    Factors.OF_32: (_one_token_256, _add_part, _add_four_with_minimum),
+    Factors.LESS_32: (_one_token_less_32, _add_half_less_32, _add_four_less_32),
+    Factors.OF_16: (_one_token_by_16, _add_sixteen, _add_four_with_minima),
+}
 
 
-def _of_16_columns(block_format: BlockFormat, largest: int, **pieces: Any) -> CompiledRows:
-    """Return the rows of a format with a scale and a minimum for each 16 columns; `pieces` are names of `_spread_256`
-    and `_add_sixteen`."""
-    name, spread = block_format.name, SPREAD + 2 * LINE  # with the minima
-    pieces |= {"_BLOCK_BYTES": block_format.block_bytes, "_store_factors": _store_four_factors, "SPREAD": spread}
-    add = jit_inlined(copy_of(_add_sixteen, f"_add_sixteen_{name}", _LARGEST=largest, **pieces))
+def _of_blocks(block_format: BlockFormat, layout: InterleavedLayout, block: BlockColumns) -> CompiledRows:
+    """Return the rows of a format whose blocks are read whole."""
+    name, largest = block_format.name, layout.largest
+    one_token, add_part, add_four = _OF_BLOCKS[layout.factors]
+    own: dict[str, Any] = {
+        "_four_columns": block.four_columns,
+        "_factors": block.factors,
+        "_factors_of_16": block.factors_of_16,
+        "_four": block.four,
+        "_TURN_BYTES": block.turn_bytes,
+        "_BLOCK_BYTES": block_format.block_bytes,
+        "_LARGEST": largest,
+    }
+    more: dict[str, Any] = {}
+    if layout.factors is Factors.OF_16:
+        more = {"SPREAD": SPREAD + 2 * LINE}  # with the minima
+        own |= {"_store_factors": _store_four_factors, **more}
+    own[add_part.__name__] = jit_inlined(copy_of(add_part, f"{add_part.__name__}_{name}", **own))
     return _compiled(
         block_format,
         8,
-        copy_of(_spread_256, f"_spread_{name}", **pieces),
-        copy_of(_one_token_by_16, f"_one_token_{name}", _add_sixteen=add, **pieces),
-        _add_four_with_minima,
+        copy_of(_spread_256, f"_spread_{name}", **own),
+        copy_of(one_token, f"_one_token_{name}", **own),
+        add_four,
         largest,
-        SPREAD=spread,
+        **more,
     )
 
 
-ROWS_OF: dict[int, CompiledRows] = {
-    Q8_0.code: _of_32_columns(Q8_0, unpack_q8_0, 255),
-    Q5_0.code: _of_32_columns(Q5_0, unpack_q5_0, 31),
-    Q5_1.code: _of_32_columns(Q5_1, unpack_q5_1, 31),
-    Q4_0.code: _of_32_columns(Q4_0, unpack_q4_0, 15),
-    Q4_1.code: _of_32_columns(Q4_1, unpack_q4_1, 15),
-    Q4_K.code: _of_32_columns(Q4_K, unpack_q4_k, 15),
-    Q5_K.code: _of_blocks(
-        Q5_K, _one_token_q5_k, _add_four_with_minimum, 31,
-        _four_columns=four_columns_q5_k, _factors=factors_q5_k, _COLUMNS_BYTES=Q5_K_COLUMNS,
-    ),
-    Q6_K.code: _of_blocks(
-        Q6_K, _one_token_q6_k, _add_four_less_32, 63,
-        _four_columns=four_columns_q6_k, _factors=factors_q6_k, _COLUMNS_BYTES=Q6_K_COLUMNS,
-    ),
-    Q3_K.code: _of_16_columns(
-        Q3_K, 7, _four=four_q3_k, _factors_of_16=factors_of_16_q3_k,
-        _four_columns=four_columns_q3_k, _factors=factors_q3_k, _COLUMNS_BYTES=Q3_K_COLUMNS,
-    ),
-    Q2_K.code: _of_16_columns(
-        Q2_K, 3, _four=four_q2_k, _factors_of_16=factors_of_16_q2_k,
-        _four_columns=four_columns_q2_k, _factors=factors_q2_k, _COLUMNS_BYTES=Q2_K_COLUMNS,
-    ),
-    IQ4_NL.code: _of_32_columns(IQ4_NL, unpack_iq4_nl, 241),
-    IQ4_XS.code: _of_32_columns(IQ4_XS, unpack_iq4_xs, 241),
-}  # fmt: skip
+def _rows(block_format: BlockFormat, layout: InterleavedLayout) -> CompiledRows:
+    if layout.block is None:
+        return _of_32_columns(block_format, layout)
+    return _of_blocks(block_format, layout, layout.block)
+
+
+ROWS_OF: dict[int, CompiledRows] = {code: _rows(FORMATS[code], layout) for code, layout in INTERLEAVABLE.items()}

@@ -36,7 +36,7 @@ from cbtop.compute.kernels.products import CompiledRows, multiply_one
 from cbtop.compute.quantization import FORMATS, known
 from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.floats import F32
-from cbtop.compute.quantization.interleaved import Matrix
+from cbtop.compute.quantization.interleaved import ROWS, Matrix
 
 CHECKED_ROWS = 64  # checked rows of a live matrix; dequantising a whole output matrix would take seconds
 
@@ -170,6 +170,15 @@ def narrow(arguments: Arguments, turn: int) -> Arguments:
     """Return the same product for CHECKED_ROWS rows, spread over the matrix; each turn takes the next ones."""
     code, weights, bias, x, out, scratch = arguments
     rows = spread(weights.shape[0], CHECKED_ROWS, turn)
+    return code, weights[rows], bias[rows] if bias.size else bias, x, out[:, rows], scratch
+
+
+def narrow_interleaved(arguments: Arguments, turn: int) -> Arguments:
+    """Return the same product for CHECKED_ROWS rows, in groups spread over the matrix; each turn takes the next
+    ones."""
+    code, weights, bias, x, out, scratch = arguments
+    groups = spread(len(weights) // ROWS, CHECKED_ROWS // ROWS, turn)
+    rows = (groups[:, None] * ROWS + np.arange(ROWS)).reshape(-1)
     return code, weights[rows], bias[rows] if bias.size else bias, x, out[:, rows], scratch
 
 

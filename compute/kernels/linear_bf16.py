@@ -25,7 +25,7 @@ import numpy as np
 from cbtop.compute.contracts import contract
 from cbtop.compute.cuda.gemm import bf16_product
 from cbtop.compute.cuda.launches import CudaKernel, CudaLaunch, CudaModule, Launch, line
-from cbtop.compute.cuda.units import UNITS as UNITS_OF_PLANES
+from cbtop.compute.cuda.units import UNITS
 from cbtop.compute.jit.bfloats import bfloats, store_ints
 from cbtop.compute.jit.bytes64 import column_pairs, from_tile, row_pairs
 from cbtop.compute.jit.compile import copy_of, jit, jit_inlined
@@ -40,40 +40,14 @@ from cbtop.compute.jit.tiles import (
 )
 from cbtop.compute.jit.vectors import add, load_floats, multiply, multiply_add, splat, store_floats
 from cbtop.compute.kernels.base import Arguments, Kernel, check_floats, floats
-from cbtop.compute.kernels.linear import work
+from cbtop.compute.kernels.linear import narrow_interleaved, work
 from cbtop.compute.kernels.products import CompiledRows, multiply_one
-from cbtop.compute.kernels.unpacking import (
-    narrow,
-    unpack_iq4_nl,
-    unpack_iq4_xs,
-    unpack_q2_k,
-    unpack_q3_k,
-    unpack_q4_0,
-    unpack_q4_1,
-    unpack_q4_k,
-    unpack_q5_0,
-    unpack_q5_1,
-    unpack_q5_k,
-    unpack_q6_k,
-    unpack_q8_0,
-)
 from cbtop.compute.memory import on_huge_pages
-from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization import FORMATS, INTERLEAVABLE
 from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.floats import BF16
-from cbtop.compute.quantization.interleaved import ROWS, UNITS, InterleavedMatrix, rows_of
-from cbtop.compute.quantization.iq4_nl import IQ4_NL
-from cbtop.compute.quantization.iq4_xs import IQ4_XS
-from cbtop.compute.quantization.q2_k import Q2_K
-from cbtop.compute.quantization.q3_k import Q3_K
-from cbtop.compute.quantization.q4_0 import Q4_0
-from cbtop.compute.quantization.q4_1 import Q4_1
-from cbtop.compute.quantization.q4_k import Q4_K
-from cbtop.compute.quantization.q5_0 import Q5_0
-from cbtop.compute.quantization.q5_1 import Q5_1
-from cbtop.compute.quantization.q5_k import Q5_K
-from cbtop.compute.quantization.q6_k import Q6_K
-from cbtop.compute.quantization.q8_0 import Q8_0
+from cbtop.compute.quantization.interleaved import ROWS, InterleavedMatrix, rows_of
+from cbtop.compute.quantization.interleaved_layout import Factors, InterleavedLayout
 from cbtop.compute.settings import STATIC_CROSSOVERS
 
 U = np.uint64
@@ -199,7 +173,8 @@ def _write_with_minima(found: Any, panels: Any, chunk: Any, at: Any) -> None:
 
 
 # A format's functions and sizes: each format has a copy of the code below with its own.
-_unpack, _write, _BLOCK_BYTES, _BLOCK_COLUMNS = unpack_q4_k, _write_with_minimum, Q4_K.block_bytes, 256
+_unpack: Any = None
+_write, _BLOCK_BYTES, _BLOCK_COLUMNS = _write_with_minimum, 144, 256
 
 
 def _dequantize_32(w: Any, row: Any, first: Any, count: Any, panels: Any, chunk: Any, at: Any) -> None:  # compiled
@@ -343,13 +318,23 @@ def _groups(w: Any, bias: Any, tiles: Any, panels: Any, out: Any, chunk: Any, ch
         release_tiles()
 
 
-def _compiled(block_format: BlockFormat, unpack: Any, write: Any) -> CompiledRows:
+_WRITE = {
+    Factors.OF_32: _write_with_minimum,
+    Factors.OF_16: _write_with_minima,
+    Factors.LESS_32: _write_less_32,
+}
+
+
+def _compiled(block_format: BlockFormat, layout: InterleavedLayout) -> CompiledRows:
     """Return `_groups` of one format, which compiles when it is first called."""
     # All processes on this processor share the cache, whether or not the system lets them use tiles.
     name = f"{block_format.name}_{'tiles' if HAS_TILES else 'plain'}"
     columns = block_format.block_elements
     dequantize = copy_of(
-        _dequantize_32 if columns == STEP else _dequantize_128, f"_dequantize_{name}", _unpack=unpack, _write=write
+        _dequantize_32 if columns == STEP else _dequantize_128,
+        f"_dequantize_{name}",
+        _unpack=layout.unpack,
+        _write=_WRITE[layout.factors],
     )
     groups = copy_of(
         _groups,
@@ -361,20 +346,7 @@ def _compiled(block_format: BlockFormat, unpack: Any, write: Any) -> CompiledRow
     return CompiledRows(jit(groups), ROWS)
 
 
-ROWS_OF: dict[int, CompiledRows] = {
-    Q8_0.code: _compiled(Q8_0, unpack_q8_0, _write_with_minimum),
-    Q5_0.code: _compiled(Q5_0, unpack_q5_0, _write_with_minimum),
-    Q5_1.code: _compiled(Q5_1, unpack_q5_1, _write_with_minimum),
-    Q4_0.code: _compiled(Q4_0, unpack_q4_0, _write_with_minimum),
-    Q4_1.code: _compiled(Q4_1, unpack_q4_1, _write_with_minimum),
-    Q4_K.code: _compiled(Q4_K, unpack_q4_k, _write_with_minimum),
-    Q5_K.code: _compiled(Q5_K, unpack_q5_k, _write_with_minimum),
-    Q6_K.code: _compiled(Q6_K, unpack_q6_k, _write_less_32),
-    Q3_K.code: _compiled(Q3_K, unpack_q3_k, _write_with_minima),
-    Q2_K.code: _compiled(Q2_K, unpack_q2_k, _write_with_minima),
-    IQ4_NL.code: _compiled(IQ4_NL, unpack_iq4_nl, _write_with_minimum),
-    IQ4_XS.code: _compiled(IQ4_XS, unpack_iq4_xs, _write_with_minimum),
-}
+ROWS_OF: dict[int, CompiledRows] = {code: _compiled(FORMATS[code], layout) for code, layout in INTERLEAVABLE.items()}
 
 
 def prepared(x: Any, scratch: TileScratch) -> tuple[Any, Any]:
@@ -459,7 +431,7 @@ CUDA_THREADS = 256  # of a block
 def _module(block_format: BlockFormat) -> CudaModule:
     assert block_format.planes is not None
     entry = DEQUANTIZE.replace("NAME", block_format.name)
-    source = UNITS_OF_PLANES + block_format.planes.source + entry
+    source = UNITS + block_format.planes.source + entry
     return CudaModule(f"dequantize_{block_format.name.lower()}", source)
 
 
@@ -548,11 +520,11 @@ def kernel_for(block_format: BlockFormat, tokens: int = STATIC_CROSSOVERS.bf16_t
         outputs=(4,),
         contract=contract("linear_bf16"),
         examples=_examples(block_format, tokens, threads),
-        narrow=narrow,
+        narrow=narrow_interleaved,
         parallel=True,
         by_token=(3, 4),
         cuda=CudaKernel(cuda_modules(block_format.code), launches),
     )
 
 
-LINEAR_BF16: dict[int, Kernel] = {code: kernel_for(FORMATS[code]) for code in UNITS}
+LINEAR_BF16: dict[int, Kernel] = {code: kernel_for(FORMATS[code]) for code in INTERLEAVABLE}

@@ -41,17 +41,16 @@ from cbtop.compute.jit.cpu import HAS_TILES
 from cbtop.compute.kernels import linear, linear_bf16
 from cbtop.compute.kernels.base import Arguments, Kernel, check_floats, floats
 from cbtop.compute.kernels.int8_rows import ROWS_OF
-from cbtop.compute.kernels.linear import work
+from cbtop.compute.kernels.linear import narrow_interleaved, work
 from cbtop.compute.kernels.linear_bf16 import TileScratch
 from cbtop.compute.kernels.products import CompiledRows, multiply_one
 from cbtop.compute.kernels.quantize_rows import BLOCK, FACTORS, empty_codes, quantize_rows
 from cbtop.compute.kernels.quantize_rows import CUDA as QUANTIZE
 from cbtop.compute.kernels.quantize_rows import launches as quantize_launches
 from cbtop.compute.kernels.quantize_rows import reference as quantize
-from cbtop.compute.kernels.unpacking import narrow
-from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization import FORMATS, INTERLEAVABLE
 from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
-from cbtop.compute.quantization.interleaved import ROWS, UNITS, InterleavedMatrix, Matrix, rows_of
+from cbtop.compute.quantization.interleaved import ROWS, InterleavedMatrix, Matrix, rows_of
 from cbtop.compute.settings import crossovers
 
 
@@ -212,11 +211,11 @@ def kernel_for(block_format: BlockFormat, tokens: int = 1, threads: int = 1) -> 
         outputs=(4,),
         contract=contract("linear_int8"),
         examples=_examples(block_format, tokens, threads),
-        narrow=narrow,
+        narrow=narrow_interleaved,
         parallel=True,
         by_token=(3, 4),
         cuda=cuda_for(block_format.code),
     )
 
 
-LINEAR_INT8: dict[int, Kernel] = {code: kernel_for(FORMATS[code]) for code in UNITS}
+LINEAR_INT8: dict[int, Kernel] = {code: kernel_for(FORMATS[code]) for code in INTERLEAVABLE}

@@ -33,12 +33,14 @@ from cbtop.compute.jit.vectors import (
     turns,
 )
 from cbtop.compute.kernels.quantize_rows import BLOCK, FACTORS
-from cbtop.compute.kernels.unpacking import Q5_K_COLUMNS, Q6_K_COLUMNS, ask_ahead, high_with, low_with
 from cbtop.compute.quantization.interleaved import ROWS
 from cbtop.compute.quantization.q4_k import Q4_K
 from cbtop.compute.quantization.q5_k import Q5_K
+from cbtop.compute.quantization.q5_k import TURN_BYTES as Q5_K_TURN
 from cbtop.compute.quantization.q6_k import Q6_K
+from cbtop.compute.quantization.q6_k import TURN_BYTES as Q6_K_TURN
 from cbtop.compute.quantization.q8_0 import Q8_0
+from cbtop.compute.quantization.unpacking import ask_ahead, high_with, low_with
 
 # Each has the parameters of linear_int8's `_one_token`, with the block's number as the step, and returns total + its
 # products.
@@ -134,11 +136,11 @@ def _kept_sums(kept: Any, at: Any) -> Any:
 def _store_five_bits(w: Any, row: Any, step: Any, two: Any, half: Any, codes: Any, t: Any, kept: Any) -> None:
     """`half` is a constant at each call, because each half has its own shifts."""
     base, zero, turn = step * U(176 * ROWS), no_ints(), two * U(2) + half
-    first, place = base + two * U(4 * Q5_K_COLUMNS), step * U(256) + half * U(128) + two * U(16)
+    first, place = base + two * U(4 * Q5_K_TURN), step * U(256) + half * U(128) + two * U(16)
     pairs = zero, zero, zero, zero
     for i in range(turns(U(4))):
         ask_ahead(w, row, base + (turn * U(4) + i) * U(11 * ROWS), 3, Q5_K_AHEAD)
-        at, column = first + i * U(Q5_K_COLUMNS), place + i * U(4)
+        at, column = first + i * U(Q5_K_TURN), place + i * U(4)
         a, b = load_64(w, row, at + half * U(2 * LINE)), load_64(w, row, at + half * U(2 * LINE) + U(LINE))
         bits = shifted(load_64(w, row, at + U(4 * LINE)), np.int32(4) * np.int32(half))
         p, q, r, s = pairs
@@ -189,9 +191,9 @@ def _q6_k(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: 
     for turn in range(turns(U(8))):
         half, two = turn & U(1), turn >> U(1)
         ask_ahead(w, row, base + turn * U(420), 7, AHEAD)
-        at, column = base + two * U(2 * Q6_K_COLUMNS) + half * U(3 * LINE), step * U(256) + half * U(128) + two * U(8)
+        at, column = base + two * U(2 * Q6_K_TURN) + half * U(3 * LINE), step * U(256) + half * U(128) + two * U(8)
         pairs = _add_six_bits(w, row, at, codes, t, column, (zero, zero, zero, zero))
-        pairs = _add_six_bits(w, row, at + U(Q6_K_COLUMNS), codes, t, column + U(4), pairs)
+        pairs = _add_six_bits(w, row, at + U(Q6_K_TURN), codes, t, column + U(4), pairs)
         _store_sums(kept, turn, pairs)
     scaled = splat(np.float32(0))
     for part in range(turns(U(8))):

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from cbtop.compute.quantization.base import BlockFormat
-from cbtop.compute.quantization.floats import BF16, F16, F32
-from cbtop.compute.quantization.iq4_nl import IQ4_NL
-from cbtop.compute.quantization.iq4_xs import IQ4_XS
-from cbtop.compute.quantization.q2_k import Q2_K
-from cbtop.compute.quantization.q3_k import Q3_K
-from cbtop.compute.quantization.q4_0 import Q4_0
-from cbtop.compute.quantization.q4_1 import Q4_1
-from cbtop.compute.quantization.q4_k import Q4_K
-from cbtop.compute.quantization.q5_0 import Q5_0
-from cbtop.compute.quantization.q5_1 import Q5_1
-from cbtop.compute.quantization.q5_k import Q5_K
-from cbtop.compute.quantization.q6_k import Q6_K
-from cbtop.compute.quantization.q8_0 import Q8_0
+from importlib import import_module
 
-FORMATS: dict[int, BlockFormat] = {
-    block_format.code: block_format
-    for block_format in (F32, F16, BF16, Q8_0, Q5_0, Q5_1, Q4_0, Q4_1, Q6_K, Q5_K, Q4_K, Q3_K, Q2_K, IQ4_NL, IQ4_XS)
+from cbtop.compute.block_formats import FORMAT_MODULES
+from cbtop.compute.quantization.base import BlockFormat
+from cbtop.compute.quantization.interleaved_layout import InterleavedLayout
+
+
+def _format(name: str, module: str) -> BlockFormat:
+    block_format: BlockFormat = getattr(import_module(f"{__name__}.{module}"), name)
+    return block_format
+
+
+_ALL = [_format(name, module) for name, module in FORMAT_MODULES.items()]
+FORMATS: dict[int, BlockFormat] = {one.code: one for one in _ALL}
+# The layouts of those that can be interleaved
+INTERLEAVABLE: dict[int, InterleavedLayout] = {
+    one.code: one.interleaved for one in _ALL if one.interleaved is not None
 }
 
 

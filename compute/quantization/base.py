@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from cbtop.compute.quantization.interleaved_layout import InterleavedLayout
 from cbtop.compute.quantization.planes import PlaneLayout
 
 Bytes = NDArray[np.uint8]
@@ -30,7 +31,8 @@ class BlockFormat:
     `dot_row(weights, row, x, sums)` multiplies it by x[0]; `prepare(x, sums)` runs once before all rows and writes
     what these need of x besides x itself into sums, float32 (1, columns or more).
 
-    `planes`: the layout on a GPU; None: it has none.
+    `planes`: the layout on a GPU; None: it has none. `interleaved`: the layout for products in int8 and bfloat16;
+    None: it has none. `has_budget`: int8 products are as fast as the bound in their contract says.
     """
 
     name: str
@@ -44,6 +46,8 @@ class BlockFormat:
     prepare: Callable[[Any, Any], None] | None = None
     largest: float = LARGEST_HALF
     planes: PlaneLayout | None = None
+    interleaved: InterleavedLayout | None = None
+    has_budget: bool = True
 
     def row_bytes(self, columns: int) -> int:
         return columns // self.block_elements * self.block_bytes

@@ -14,12 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.jit.compile import jit, load_half
-from cbtop.compute.jit.vectors import multiply, splat
+from cbtop.compute.jit.compile import jit, jit_inlined, load_half
+from cbtop.compute.jit.vectors import load_halves, multiply, splat
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, halves_of, of_halves
+from cbtop.compute.quantization.interleaved import ROWS
+from cbtop.compute.quantization.interleaved_layout import InterleavedLayout
 from cbtop.compute.quantization.planes import PlaneLayout
 from cbtop.compute.quantization.rows import row_functions
 from cbtop.compute.quantization.uneven_levels import fit_uneven, pack_uneven, uneven, unpack_uneven
+from cbtop.compute.quantization.unpacking import U, ask_ahead, uneven_levels_64
 
 BLOCK_ELEMENTS = 32
 BLOCK_BYTES = 18
@@ -39,6 +42,16 @@ def _pack(blocks: Floats) -> Bytes:
 def _sixteen(weights: Any, row: Any, base: Any, part: Any) -> Any:
     return multiply(uneven(weights, row, base + np.uint64(2), part), splat(load_half(weights, row, base)))
 
+
+@jit_inlined
+def _unpack_rows(w: Any, row: Any, step: Any, part: Any) -> Any:
+    base = step * U(18 * ROWS)
+    ask_ahead(w, row, base, 5)
+    scale = load_halves(w, row, base)
+    return (*uneven_levels_64(w, row, base + U(2 * ROWS)), scale, multiply(scale, splat(np.float32(128))))
+
+
+INTERLEAVED = InterleavedLayout(units=((2, 1, (0,)), (4, 4, (2,))), unpack=_unpack_rows, largest=241)
 
 PLANES = PlaneLayout(
     (4,),
@@ -67,4 +80,5 @@ IQ4_NL = BlockFormat(
     _pack,
     *row_functions("iq4_nl", BLOCK_ELEMENTS, BLOCK_BYTES, _sixteen),
     planes=PLANES,
+    interleaved=INTERLEAVED,
 )

@@ -16,13 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.jit.compile import jit, load_half
-from cbtop.compute.jit.vectors import multiply, splat
+from cbtop.compute.jit.compile import jit, jit_inlined, load_half
+from cbtop.compute.jit.vectors import load_bytes, load_halves, multiply, splat
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, of_halves
 from cbtop.compute.quantization.fitting import in_units
+from cbtop.compute.quantization.interleaved import ROWS
+from cbtop.compute.quantization.interleaved_layout import InterleavedLayout
 from cbtop.compute.quantization.planes import PlaneLayout
 from cbtop.compute.quantization.rows import byte, row_functions
 from cbtop.compute.quantization.uneven_levels import fit_uneven, pack_uneven, uneven, unpack_uneven
+from cbtop.compute.quantization.unpacking import U, ask_ahead, less_32, uneven_levels_64
 
 BLOCK_ELEMENTS = 256
 BLOCK_BYTES = 136
@@ -69,6 +72,22 @@ def _sixteen(weights: Any, row: Any, base: Any, part: Any) -> Any:
     return multiply(uneven(weights, row, qs, part & np.uint64(1)), splat(scale))
 
 
+@jit_inlined
+def _unpack_rows(w: Any, row: Any, step: Any, part: Any) -> Any:
+    base, half = (step >> U(1)) * U(136 * ROWS), step & U(1)
+    place = half * U(4) + part
+    ask_ahead(w, row, base + place * U(17 * ROWS), 5)
+    high = load_bytes(w, row, base + U(2 * ROWS) + half * U(ROWS))
+    low = load_bytes(w, row, base + U(4 * ROWS) + (place >> U(1)) * U(ROWS))
+    level = less_32(low, np.int32(4) * np.int32(part & U(1)), high, np.int32(2) * np.int32(part))
+    scale = multiply(load_halves(w, row, base), level)
+    levels = uneven_levels_64(w, row, base + U(8 * ROWS) + place * U(16 * ROWS))
+    return (*levels, scale, multiply(scale, splat(np.float32(128))))
+
+
+INTERLEAVED = InterleavedLayout(units=((2, 1, (0,)), (1, 6, (2,)), (4, 32, (8,))), unpack=_unpack_rows, largest=241)
+
+
 def _codes(blocks: Any) -> Any:
     qs = blocks[:, QS_OFFSET:].reshape(-1, 8, 16)
     return np.concatenate([qs & 15, qs >> 4], axis=2).reshape(len(blocks), -1)
@@ -104,4 +123,5 @@ IQ4_XS = BlockFormat(
     _pack,
     *row_functions("iq4_xs", BLOCK_ELEMENTS, BLOCK_BYTES, _sixteen),
     planes=PLANES,
+    interleaved=INTERLEAVED,
 )

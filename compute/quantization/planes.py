@@ -29,12 +29,15 @@ class PlaneLayout:
     the low ones first, such as (4, 1) of five. `kept` are the ranges of a block's bytes that each have a plane,
     unchanged. `source` is CUDA C++ of the format's struct (see `cuda.units`).
 
+    `at_once`: how many rows, and units of each, a thread has at once in int8 products of one token.
+
     A format of floats has no codes, and its only plane has the rows unchanged."""
 
     bits: tuple[int, ...]
     codes: Callable[[Array], Array] | None
     kept: tuple[tuple[int, int], ...]
     source: str
+    at_once: int = 2
 
     def sizes(self, blocks: int, block_elements: int) -> Iterator[int]:
         """Yield the bytes of each plane, without padding."""

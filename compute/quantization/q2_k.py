@@ -16,16 +16,29 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.jit.compile import jit, load_half
-from cbtop.compute.jit.vectors import multiply_add, splat, to_floats
+from cbtop.compute.jit.compile import jit, jit_inlined, load_half
+from cbtop.compute.jit.vectors import (
+    bits_and,
+    load_bytes,
+    load_halves,
+    multiply,
+    multiply_add,
+    shift_right,
+    splat,
+    to_floats,
+)
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, of_halves
 from cbtop.compute.quantization.fitting import fit_lines, in_units, levels_of
+from cbtop.compute.quantization.interleaved import ROWS
+from cbtop.compute.quantization.interleaved_layout import Factors, InterleavedLayout
 from cbtop.compute.quantization.planes import PlaneLayout
 from cbtop.compute.quantization.rows import byte, row_functions
 from cbtop.compute.quantization.two_bits import pack_two_bits, two_bits, unpack_two_bits
+from cbtop.compute.quantization.unpacking import U, of_sixteen_columns, two_bits_64
 
 BLOCK_ELEMENTS = 256
 BLOCK_BYTES = 84
+TURN_BYTES = 2 * 64  # of interleaved rows
 SUB_BLOCK_ELEMENTS = 16
 QS_OFFSET, D_OFFSET, DMIN_OFFSET = 16, 80, 82
 
@@ -57,6 +70,25 @@ def _sixteen(weights: Any, row: Any, base: Any, part: Any) -> Any:
     minimum *= load_half(weights, row, base + np.uint64(DMIN_OFFSET))
     q = two_bits(weights, row, base + np.uint64(QS_OFFSET), part)
     return multiply_add(to_floats(q), splat(scale), splat(-minimum))
+
+
+@jit_inlined
+def _factors_of_16(w: Any, row: Any, base: Any, place: Any) -> Any:
+    """Return scale and minimum of 16 columns of the block at `base`."""
+    both, at = load_bytes(w, row, base + U(64 * ROWS) + place * U(ROWS)), base + U(80 * ROWS)
+    scale, minimum = to_floats(bits_and(both, np.int32(15))), to_floats(shift_right(both, np.int32(4)))
+    return multiply(load_halves(w, row, at), scale), multiply(load_halves(w, row, at + U(2 * ROWS)), minimum)
+
+
+_unpack_rows, _BLOCK = of_sixteen_columns("q2_k", BLOCK_BYTES, TURN_BYTES, two_bits_64, _factors_of_16)
+
+INTERLEAVED = InterleavedLayout(
+    units=((4, 8, (16, 48)), (1, 16, (0,)), (2, 2, (80,))),
+    unpack=_unpack_rows,
+    largest=3,
+    factors=Factors.OF_16,
+    block=_BLOCK,
+)
 
 
 def _codes(blocks: Any) -> Any:
@@ -95,4 +127,6 @@ Q2_K = BlockFormat(
     _pack,
     *row_functions("q2_k", BLOCK_ELEMENTS, BLOCK_BYTES, _sixteen),
     planes=PLANES,
+    interleaved=INTERLEAVED,
+    has_budget=False,
 )

@@ -17,11 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.jit.compile import jit, load_half
+from cbtop.compute.jit.bytes64 import load_64, shifted, with_upper_bits
+from cbtop.compute.jit.compile import jit, jit_inlined, load_half
 from cbtop.compute.jit.vectors import (
     bits_and,
     bits_or,
     load_bytes,
+    load_halves,
+    multiply,
     multiply_add,
     shift_left,
     shift_right,
@@ -30,12 +33,16 @@ from cbtop.compute.jit.vectors import (
 )
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, of_halves
 from cbtop.compute.quantization.fitting import fit_scales, in_units, levels_of
+from cbtop.compute.quantization.interleaved import ROWS
+from cbtop.compute.quantization.interleaved_layout import Factors, InterleavedLayout
 from cbtop.compute.quantization.planes import PlaneLayout
 from cbtop.compute.quantization.rows import byte, row_functions
 from cbtop.compute.quantization.two_bits import pack_two_bits, two_bits, unpack_two_bits
+from cbtop.compute.quantization.unpacking import U, less_32, of_sixteen_columns, two_bits_64
 
 BLOCK_ELEMENTS = 256
 BLOCK_BYTES = 110
+TURN_BYTES = 3 * 64  # of interleaved rows
 SUB_BLOCK_ELEMENTS = 16
 QS_OFFSET, SCALES_OFFSET, D_OFFSET = 32, 96, 108
 
@@ -85,6 +92,36 @@ def _sixteen(weights: Any, row: Any, base: Any, part: Any) -> Any:
     return multiply_add(to_floats(q), splat(scale), splat(np.float32(-4) * scale))
 
 
+@jit_inlined
+def _four(w: Any, row: Any, at: Any, half: Any, part: Any) -> Any:
+    """Like `two_bits_64`, with the highest bits."""
+    # A shift for all parts, then one by a constant: AVX2 would need more shifts for an amount known only at run time.
+    high = shifted(load_64(w, row, at + U(128)), np.int32(4) * np.int32(half))
+    return with_upper_bits(two_bits_64(w, row, at, half, part), high, np.int32(part) + np.int32(2), np.int32(4))
+
+
+@jit_inlined
+def _factors_of_16(w: Any, row: Any, base: Any, place: Any) -> Any:
+    """Return scale and minimum of 16 columns of the block at `base`. The minimum is the value of the highest bit."""
+    at = base + U(96 * ROWS)
+    low = load_bytes(w, row, at + (place & U(7)) * U(ROWS))
+    high = load_bytes(w, row, at + (U(8) + (place & U(3))) * U(ROWS))
+    level = less_32(low, np.int32(4) * np.int32(place >> U(3)), high, np.int32(2) * np.int32(place >> U(2)))
+    scale = multiply(load_halves(w, row, base + U(108 * ROWS)), level)
+    return scale, multiply(scale, splat(np.float32(4)))
+
+
+_unpack_rows, _BLOCK = of_sixteen_columns("q3_k", BLOCK_BYTES, TURN_BYTES, _four, _factors_of_16)
+
+INTERLEAVED = InterleavedLayout(
+    units=((4, 8, (32, 64, 0)), (1, 12, (96,)), (2, 1, (108,))),
+    unpack=_unpack_rows,
+    largest=7,
+    factors=Factors.OF_16,
+    block=_BLOCK,
+)
+
+
 def _codes(blocks: Any) -> Any:
     qs = blocks[:, QS_OFFSET:SCALES_OFFSET].reshape(-1, 2, 32)
     low = np.stack([qs >> 2 * quarter & 3 for quarter in range(4)], axis=2).reshape(-1, 8, 32)
@@ -131,4 +168,6 @@ Q3_K = BlockFormat(
     _pack,
     *row_functions("q3_k", BLOCK_ELEMENTS, BLOCK_BYTES, _sixteen),
     planes=PLANES,
+    interleaved=INTERLEAVED,
+    has_budget=False,
 )

@@ -14,12 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.jit.compile import jit, load_half
-from cbtop.compute.jit.vectors import multiply_add, splat, to_floats
+from cbtop.compute.jit.compile import jit, jit_inlined, load_half
+from cbtop.compute.jit.vectors import load_halves, multiply, multiply_add, splat, to_floats
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, halves_of, of_halves
 from cbtop.compute.quantization.fitting import fit_scales, levels_of
+from cbtop.compute.quantization.interleaved import ROWS
+from cbtop.compute.quantization.interleaved_layout import InterleavedLayout
 from cbtop.compute.quantization.planes import PlaneLayout
 from cbtop.compute.quantization.rows import nibbles, row_functions
+from cbtop.compute.quantization.unpacking import NEAR_AHEAD, U, ask_ahead, four_bits_64
 
 BLOCK_ELEMENTS = 32
 BLOCK_BYTES = 18
@@ -43,6 +46,16 @@ def _sixteen(weights: Any, row: Any, base: Any, part: Any) -> Any:
     q = nibbles(weights, row, base + np.uint64(2), part)
     return multiply_add(to_floats(q), splat(d), splat(np.float32(-8) * d))
 
+
+@jit_inlined
+def _unpack_rows(w: Any, row: Any, step: Any, part: Any) -> Any:
+    base = step * U(18 * ROWS)
+    ask_ahead(w, row, base, 5, NEAR_AHEAD)
+    scale = load_halves(w, row, base)
+    return (*four_bits_64(w, row, base + U(2 * ROWS)), scale, multiply(scale, splat(np.float32(8))))
+
+
+INTERLEAVED = InterleavedLayout(units=((2, 1, (0,)), (4, 4, (2,))), unpack=_unpack_rows, largest=15)
 
 PLANES = PlaneLayout(
     (4,),
@@ -71,4 +84,5 @@ Q4_0 = BlockFormat(
     _pack,
     *row_functions("q4_0", BLOCK_ELEMENTS, BLOCK_BYTES, _sixteen),
     planes=PLANES,
+    interleaved=INTERLEAVED,
 )

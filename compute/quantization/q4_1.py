@@ -15,12 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.jit.compile import jit, load_half
-from cbtop.compute.jit.vectors import multiply_add, splat, to_floats
+from cbtop.compute.jit.compile import jit, jit_inlined, load_half
+from cbtop.compute.jit.vectors import load_halves, multiply, multiply_add, splat, to_floats
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, halves_of, of_halves
 from cbtop.compute.quantization.fitting import fit_lines, levels_of
+from cbtop.compute.quantization.interleaved import ROWS
+from cbtop.compute.quantization.interleaved_layout import InterleavedLayout
 from cbtop.compute.quantization.planes import PlaneLayout
 from cbtop.compute.quantization.rows import nibbles, row_functions
+from cbtop.compute.quantization.unpacking import NEAR_AHEAD, U, ask_ahead, four_bits_64
 
 BLOCK_ELEMENTS = 32
 BLOCK_BYTES = 20
@@ -43,6 +46,16 @@ def _sixteen(weights: Any, row: Any, base: Any, part: Any) -> Any:
     d, m = load_half(weights, row, base), load_half(weights, row, base + np.uint64(2))
     return multiply_add(to_floats(nibbles(weights, row, base + np.uint64(4), part)), splat(d), splat(m))
 
+
+@jit_inlined
+def _unpack_rows(w: Any, row: Any, step: Any, part: Any) -> Any:
+    base = step * U(20 * ROWS)
+    ask_ahead(w, row, base, 5, NEAR_AHEAD)
+    minimum = multiply(load_halves(w, row, base + U(2 * ROWS)), splat(np.float32(-1)))
+    return (*four_bits_64(w, row, base + U(4 * ROWS)), load_halves(w, row, base), minimum)
+
+
+INTERLEAVED = InterleavedLayout(units=((2, 2, (0,)), (4, 4, (4,))), unpack=_unpack_rows, largest=15)
 
 PLANES = PlaneLayout(
     (4,),
@@ -72,4 +85,5 @@ Q4_1 = BlockFormat(
     _pack,
     *row_functions("q4_1", BLOCK_ELEMENTS, BLOCK_BYTES, _sixteen),
     planes=PLANES,
+    interleaved=INTERLEAVED,
 )

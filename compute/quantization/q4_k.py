@@ -41,8 +41,11 @@ from cbtop.compute.jit.vectors import (
 )
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, of_halves
 from cbtop.compute.quantization.fitting import fit_lines, in_units, levels_of
+from cbtop.compute.quantization.interleaved import ROWS
+from cbtop.compute.quantization.interleaved_layout import InterleavedLayout
 from cbtop.compute.quantization.planes import PlaneLayout
 from cbtop.compute.quantization.six_bits import byte_of, minima_of, pack_six_bits, scales_of, unpack_six_bits
+from cbtop.compute.quantization.unpacking import U, ask_ahead, nibbles_64, six_bit_factors
 
 BLOCK_ELEMENTS = 256
 BLOCK_BYTES = 144
@@ -151,6 +154,28 @@ def dequantize_row_q4_k(weights: Any, row: Any, out: Any, out_row: Any) -> None:
                 out[out_row, first + np.uint64(32) + i] = high_scale * np.float32(high) - high_minimum
 
 
+@jit_inlined
+def _unpack_rows(w: Any, row: Any, step: Any, part: Any) -> Any:
+    base, half = (step >> U(1)) * U(144 * ROWS), step & U(1)
+    at = base + U(16 * ROWS) + half * U(1024) + (part >> U(1)) * U(512)
+    shift = np.int32(4) * np.int32(part & U(1))
+    ask_ahead(w, row, base + (half * U(4) + part) * U(18 * ROWS), 5)
+    return (
+        nibbles_64(w, row, at, shift),
+        nibbles_64(w, row, at + U(64), shift),
+        nibbles_64(w, row, at + U(128), shift),
+        nibbles_64(w, row, at + U(192), shift),
+        nibbles_64(w, row, at + U(256), shift),
+        nibbles_64(w, row, at + U(320), shift),
+        nibbles_64(w, row, at + U(384), shift),
+        nibbles_64(w, row, at + U(448), shift),
+        *six_bit_factors(w, row, base, half, part),
+    )
+
+
+INTERLEAVED = InterleavedLayout(units=((2, 2, (0,)), (1, 12, (4,)), (4, 32, (16,))), unpack=_unpack_rows, largest=15)
+
+
 def _codes(blocks: Any) -> Any:
     nibbles = blocks[:, 16:].reshape(-1, 4, 32)
     return np.stack([nibbles & 15, nibbles >> 4], axis=2).reshape(len(blocks), -1)
@@ -168,6 +193,7 @@ struct Q4_K {
     __device__ __forceinline__ float4 scales(int64_t unit) const { return lines_of_six_bits(heads, unit); }
 };
 """,
+    at_once=1,
 )
 
 Q4_K = BlockFormat(
@@ -181,4 +207,5 @@ Q4_K = BlockFormat(
     dot_row_q4_k,
     sum_sub_blocks_q4_k,
     planes=PLANES,
+    interleaved=INTERLEAVED,
 )

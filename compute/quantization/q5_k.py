@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from cbtop.compute.jit.compile import jit, load_half
+from cbtop.compute.jit.bytes64 import load_64
+from cbtop.compute.jit.compile import jit, jit_inlined, load_half
 from cbtop.compute.jit.vectors import (
     bits_and,
     bits_or,
@@ -30,12 +31,23 @@ from cbtop.compute.jit.vectors import (
 )
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, of_halves
 from cbtop.compute.quantization.fitting import fit_lines, in_units, levels_of
+from cbtop.compute.quantization.interleaved import ROWS
+from cbtop.compute.quantization.interleaved_layout import BlockColumns, InterleavedLayout
 from cbtop.compute.quantization.planes import PlaneLayout
 from cbtop.compute.quantization.rows import nibbles, row_functions
 from cbtop.compute.quantization.six_bits import byte_of, minima_of, pack_six_bits, scales_of, unpack_six_bits
+from cbtop.compute.quantization.unpacking import (
+    U,
+    ask_out_of_order,
+    high_with,
+    low_with,
+    six_bit_factors,
+    with_uppers,
+)
 
 BLOCK_ELEMENTS = 256
 BLOCK_BYTES = 176
+TURN_BYTES = 5 * 64  # of interleaved rows
 SUB_BLOCK_ELEMENTS = 32
 SCALES_OFFSET, QH_OFFSET, QS_OFFSET = 4, 16, 48
 
@@ -77,6 +89,50 @@ def _sixteen(weights: Any, row: Any, base: Any, part: Any) -> Any:
     return multiply_add(to_floats(q), splat(scale), splat(-minimum))
 
 
+@jit_inlined
+def _factors(w: Any, row: Any, base: Any, part: Any) -> Any:
+    """Return scale and minimum of 32 columns of the block at `base`."""
+    return six_bit_factors(w, row, base + U(160 * ROWS), part >> U(2), part & U(3))
+
+
+@jit_inlined
+def _unpack_rows(w: Any, row: Any, step: Any, part: Any) -> Any:
+    base, half = (step >> U(1)) * U(176 * ROWS), step & U(1)
+    low, high = base + (half * U(2) + (part >> U(1))) * U(64), base + U(4 * 64)
+    low_shift, high_shift = np.int32(4) * np.int32(part & U(1)), np.int32(half * U(4) + part)
+    ask_out_of_order(w, row, base + (half * U(4) + part) * U(22 * ROWS), 6)
+    return (
+        *with_uppers(w, row, low, high, U(TURN_BYTES), low_shift, high_shift, np.int32(16)),
+        *_factors(w, row, base, half * U(4) + part),
+    )
+
+
+@jit_inlined
+def _four_columns(w: Any, row: Any, at: Any) -> Any:
+    """Return four columns, at `at`, and those 32, 64, ... 224 after them."""
+    a, b = load_64(w, row, at), load_64(w, row, at + U(64))
+    c, d = load_64(w, row, at + U(128)), load_64(w, row, at + U(192))
+    high = load_64(w, row, at + U(256))
+    return (
+        low_with(a, high, 0, 16),
+        high_with(a, high, 1, 16),
+        low_with(b, high, 2, 16),
+        high_with(b, high, 3, 16),
+        low_with(c, high, 4, 16),
+        high_with(c, high, 5, 16),
+        low_with(d, high, 6, 16),
+        high_with(d, high, 7, 16),
+    )
+
+
+INTERLEAVED = InterleavedLayout(
+    units=((4, 8, (48, 80, 112, 144, 16)), (2, 2, (0,)), (1, 12, (4,))),
+    unpack=_unpack_rows,
+    largest=31,
+    block=BlockColumns(TURN_BYTES, _four_columns, _factors),
+)
+
+
 def _codes(blocks: Any) -> Any:
     qs = blocks[:, QS_OFFSET:].reshape(-1, 4, 32)
     low = np.stack([qs & 15, qs >> 4], axis=2).reshape(-1, 8, 32)
@@ -113,4 +169,5 @@ Q5_K = BlockFormat(
     _pack,
     *row_functions("q5_k", BLOCK_ELEMENTS, BLOCK_BYTES, _sixteen),
     planes=PLANES,
+    interleaved=INTERLEAVED,
 )

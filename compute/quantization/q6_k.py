@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from cbtop.compute.jit.bytes64 import load_64
 from cbtop.compute.jit.compile import jit, jit_inlined, load_half
 from cbtop.compute.jit.vectors import (
     add,
@@ -28,6 +29,7 @@ from cbtop.compute.jit.vectors import (
     lane,
     load_bytes,
     load_floats,
+    load_halves,
     load_signed_bytes,
     multiply,
     multiply_add,
@@ -40,13 +42,17 @@ from cbtop.compute.jit.vectors import (
 )
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, of_halves
 from cbtop.compute.quantization.fitting import fit_scales, in_units, levels_of
+from cbtop.compute.quantization.interleaved import ROWS
+from cbtop.compute.quantization.interleaved_layout import BlockColumns, Factors, InterleavedLayout
 from cbtop.compute.quantization.planes import PlaneLayout
+from cbtop.compute.quantization.unpacking import U, ask_out_of_order, high_with, low_with, with_uppers
 
 BLOCK_ELEMENTS = 256
 BLOCK_BYTES = 210
 QH_OFFSET = 128
 SCALES_OFFSET = 192
 D_OFFSET = 208
+TURN_BYTES = 6 * 64  # of interleaved rows
 SUB_BLOCK_ELEMENTS = 16
 LOW_NIBBLE, HIGH_PAIR = np.int32(0x0F), np.int32(0x30)
 PREFETCH_BYTES = np.uint64(2048)
@@ -171,6 +177,57 @@ def dequantize_row_q6_k(weights: Any, row: Any, out: Any, out_row: Any) -> None:
                 out[out_row, first + i] = scale * _weight(low, np.int32(high << np.int32(4)))
 
 
+@jit_inlined
+def _factor_of_16(w: Any, row: Any, base: Any, place: Any) -> Any:
+    """Return the scale of 16 columns of the block at `base`."""
+    scales = load_signed_bytes(w, row, base + U(192 * ROWS) + place * U(ROWS))
+    return multiply(load_halves(w, row, base + U(208 * ROWS)), to_floats(scales))
+
+
+@jit_inlined
+def _factors(w: Any, row: Any, base: Any, part: Any) -> Any:
+    """Return both scales of 32 columns."""
+    return _factor_of_16(w, row, base, part * U(2)), _factor_of_16(w, row, base, part * U(2) + U(1))
+
+
+@jit_inlined
+def _unpack_rows(w: Any, row: Any, step: Any, part: Any) -> Any:
+    base, half = (step >> U(1)) * U(210 * ROWS), step & U(1)
+    low, high = base + (half * U(3) + (part & U(1))) * U(64), base + (half * U(3) + U(2)) * U(64)
+    low_shift, high_shift = np.int32(4) * np.int32(part >> U(1)), np.int32(2) * np.int32(part)
+    ask_out_of_order(w, row, base + (half * U(4) + part) * U(420), 7)
+    return (
+        *with_uppers(w, row, low, high, U(TURN_BYTES), low_shift, high_shift, np.int32(48)),
+        *_factors(w, row, base, half * U(4) + part),
+    )
+
+
+@jit_inlined
+def _four_columns(w: Any, row: Any, at: Any) -> Any:
+    """Return four columns, at `at`, and those 32, 64, ... 224 after them."""
+    a, b, first = load_64(w, row, at), load_64(w, row, at + U(64)), load_64(w, row, at + U(128))
+    c, d, second = load_64(w, row, at + U(192)), load_64(w, row, at + U(256)), load_64(w, row, at + U(320))
+    return (
+        low_with(a, first, 0, 48),
+        low_with(b, first, 2, 48),
+        high_with(a, first, 4, 48),
+        high_with(b, first, 6, 48),
+        low_with(c, second, 0, 48),
+        low_with(d, second, 2, 48),
+        high_with(c, second, 4, 48),
+        high_with(d, second, 6, 48),
+    )
+
+
+INTERLEAVED = InterleavedLayout(
+    units=((4, 8, (0, 32, 128, 64, 96, 160)), (1, 16, (192,)), (2, 1, (208,))),
+    unpack=_unpack_rows,
+    largest=63,
+    factors=Factors.LESS_32,
+    block=BlockColumns(TURN_BYTES, _four_columns, _factors, _factor_of_16),
+)
+
+
 def _codes(blocks: Any) -> Any:
     ql = blocks[:, :QH_OFFSET].reshape(-1, 2, 1, 64)
     low = np.concatenate([ql & 15, ql >> 4], axis=2).reshape(-1, 2, 4, 32)
@@ -216,4 +273,5 @@ Q6_K = BlockFormat(
     dot_row_q6_k,
     sum_sub_blocks_q6_k,
     planes=PLANES,
+    interleaved=INTERLEAVED,
 )

@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from cbtop.compute.jit.bytes64 import flipped, load_64
 from cbtop.compute.jit.compile import jit, jit_inlined, load_half
 from cbtop.compute.jit.vectors import (
     load_floats,
+    load_halves,
     load_signed_bytes,
     multiply,
     multiply_add,
@@ -24,7 +26,10 @@ from cbtop.compute.jit.vectors import (
     total_of,
 )
 from cbtop.compute.quantization.base import LARGEST_HALF, BlockFormat, Bytes, Floats, halves_of, nearest, of_halves
+from cbtop.compute.quantization.interleaved import ROWS
+from cbtop.compute.quantization.interleaved_layout import InterleavedLayout
 from cbtop.compute.quantization.planes import PlaneLayout
+from cbtop.compute.quantization.unpacking import U, ask_ahead
 
 BLOCK_ELEMENTS = 32
 BLOCK_BYTES = 34
@@ -78,6 +83,28 @@ def dequantize_row_q8_0(weights: Any, row: Any, out: Any, out_row: Any) -> None:
             out[out_row, first + i] = scale * np.float32(np.int8(weights[row, base + i]))
 
 
+@jit_inlined
+def _unpack_rows(w: Any, row: Any, step: Any, part: Any) -> Any:
+    base, sign = step * U(34 * ROWS), np.int32(128)
+    at = base + U(2 * ROWS)
+    ask_ahead(w, row, base, 8)
+    scale = load_halves(w, row, base)
+    return (
+        flipped(load_64(w, row, at), sign),
+        flipped(load_64(w, row, at + U(64)), sign),
+        flipped(load_64(w, row, at + U(128)), sign),
+        flipped(load_64(w, row, at + U(192)), sign),
+        flipped(load_64(w, row, at + U(256)), sign),
+        flipped(load_64(w, row, at + U(320)), sign),
+        flipped(load_64(w, row, at + U(384)), sign),
+        flipped(load_64(w, row, at + U(448)), sign),
+        scale,
+        multiply(scale, splat(np.float32(128))),
+    )
+
+
+INTERLEAVED = InterleavedLayout(units=((2, 1, (0,)), (4, 8, (2,))), unpack=_unpack_rows, largest=255)
+
 PLANES = PlaneLayout(
     (8,),
     lambda blocks: blocks[:, 2:],
@@ -107,4 +134,5 @@ Q8_0 = BlockFormat(
     dot_row_q8_0,
     largest=LARGEST_HALF * float(LARGEST_LEVEL),
     planes=PLANES,
+    interleaved=INTERLEAVED,
 )

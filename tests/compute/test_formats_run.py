@@ -17,9 +17,9 @@ from cbtop.compute.decoder.decoder import Decoder
 from cbtop.compute.decoder.int8 import interleaved
 from cbtop.compute.decoder.reference import forward_reference
 from cbtop.compute.demo_model import TINY, write_model
-from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization import FORMATS, INTERLEAVABLE
 from cbtop.compute.quantization.base import BlockFormat
-from cbtop.compute.quantization.interleaved import UNITS, InterleavedMatrix
+from cbtop.compute.quantization.interleaved import InterleavedMatrix
 
 PROMPT = [3, 141, 59, 26, 5]
 NARROW = replace(TINY, hidden=224, heads=7, kv_heads=1, feed_forward=352, layers=1)  # no multiples of 256
@@ -65,7 +65,7 @@ def test_a_model_of_any_format_decodes_and_its_checks_hold(
     "block_format",
     [
         pytest.param(FORMATS[code], marks=() if code in (20, 23) else pytest.mark.slow, id=FORMATS[code].name)
-        for code in UNITS
+        for code in INTERLEAVABLE
     ],
 )
 def test_any_interleaved_format_differs_from_float64_by_activation_rounding(

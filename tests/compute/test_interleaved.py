@@ -24,11 +24,11 @@ from cbtop.compute.decoder.reference import forward_reference
 from cbtop.compute.jit import cpu
 from cbtop.compute.kernels import linear_int8
 from cbtop.compute.kernels.quantize_rows import empty_codes, quantize_rows, reference
-from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization import FORMATS, INTERLEAVABLE
 from cbtop.compute.quantization import interleaved as interleaved_matrices
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.floats import F32
-from cbtop.compute.quantization.interleaved import UNITS, InterleavedMatrix, can_interleave, interleave, rows_of
+from cbtop.compute.quantization.interleaved import InterleavedMatrix, can_interleave, interleave, rows_of
 from cbtop.compute.settings import STATIC_CROSSOVERS, Crossovers, DecoderSettings, with_crossovers
 from cbtop.compute.verification import SIZES
 from cbtop.profiler.profiler import BrickProfiler
@@ -40,7 +40,7 @@ PROMPT = [3, 141, 59, 26, 5, 358, 97]
 
 
 @given(
-    code=st.sampled_from(list(UNITS)),
+    code=st.sampled_from(list(INTERLEAVABLE)),
     groups=st.integers(1, 4),
     blocks=st.integers(1, 3),
     at_once_bytes=st.sampled_from([1, 8_000, 1 << 20]),
@@ -59,9 +59,10 @@ def test_every_byte_is_found_where_it_was_put(
     np.testing.assert_array_equal(np.sort(reordered, axis=None), np.sort(data, axis=None))
 
 
-@pytest.mark.parametrize("code", UNITS)
+@pytest.mark.parametrize("code", INTERLEAVABLE)
 def test_a_units_bytes_are_those_of_a_block(code: int) -> None:
-    assert sum(size * count * len(firsts) for size, count, firsts in UNITS[code]) == FORMATS[code].block_bytes
+    units = INTERLEAVABLE[code].units
+    assert sum(size * count * len(firsts) for size, count, firsts in units) == FORMATS[code].block_bytes
 
 
 def test_only_whole_groups_of_a_format_with_units_are_interleaved() -> None:
@@ -100,7 +101,7 @@ def test_a_value_halfway_between_two_codes_is_rounded_as_by_the_reference() -> N
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize(  # by default one of blocks of 32 and one of 256, each with the largest codes
-    "code", [code if code in (8, 14) else pytest.param(code, marks=pytest.mark.slow) for code in UNITS]
+    "code", [code if code in (8, 14) else pytest.param(code, marks=pytest.mark.slow) for code in INTERLEAVABLE]
 )
 def test_sums_of_the_largest_weights_and_codes_fit(code: int, sign: int) -> None:
     block_format = FORMATS[code]
@@ -232,8 +233,10 @@ def of_format(name: str) -> tuple[str, ...]:
     [
         (GENERIC, [], False),
         pytest.param(AVX2, [], False, marks=needs_another),
-        pytest.param(GENERIC, [FORMATS[code].name for code in UNITS], True, marks=pytest.mark.slow),
-        pytest.param(AVX2, [FORMATS[code].name for code in UNITS], True, marks=[needs_another, pytest.mark.slow]),
+        pytest.param(GENERIC, [FORMATS[code].name for code in INTERLEAVABLE], True, marks=pytest.mark.slow),
+        pytest.param(
+            AVX2, [FORMATS[code].name for code in INTERLEAVABLE], True, marks=[needs_another, pytest.mark.slow]
+        ),
     ],
     ids=["generic", "AVX2", "generic, all kernels and formats", "AVX2, all kernels and formats"],
 )

@@ -24,9 +24,8 @@ from cbtop.compute.decoder.int8 import interleaved
 from cbtop.compute.jit import cpu
 from cbtop.compute.kernels import linear_bf16, linear_int8
 from cbtop.compute.kernels.linear_bf16 import TileScratch
-from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization import FORMATS, INTERLEAVABLE
 from cbtop.compute.quantization.floats import BF16
-from cbtop.compute.quantization.interleaved import UNITS
 from cbtop.compute.quantization.q4_k import Q4_K
 from cbtop.compute.settings import STATIC_CROSSOVERS
 from cbtop.compute.verification import Variant, verified
@@ -36,7 +35,8 @@ PROMPT = np.random.default_rng(5).integers(0, 512, 2 * FROM_TOKENS + 11).tolist(
 # A third of a minute for each format where there are no tiles, half of it to compile.
 SOON = {Q4_K.code}
 CODES = [
-    pytest.param(code, marks=[] if code in SOON else [pytest.mark.slow], id=FORMATS[code].name) for code in UNITS
+    pytest.param(code, marks=[] if code in SOON else [pytest.mark.slow], id=FORMATS[code].name)
+    for code in INTERLEAVABLE
 ]
 
 
@@ -63,7 +63,7 @@ def test_tokens_of_any_number_meet_rows_that_are_no_whole_number_of_pairs(code: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("code", UNITS, ids=lambda code: FORMATS[code].name)
+@pytest.mark.parametrize("code", INTERLEAVABLE, ids=lambda code: FORMATS[code].name)
 @pytest.mark.parametrize(("tokens", "threads"), [(37, 1), (127, 2)])
 def test_products_of_every_format_are_verified_and_no_planted_fault_passes(
     code: int, tokens: int, threads: int

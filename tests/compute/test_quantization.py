@@ -221,11 +221,8 @@ def test_no_finite_product_is_made_of_weights_that_are_no_numbers(block_format: 
     assert not np.isfinite(out[:, broken]).any()
 
 
-def test_the_page_and_the_help_name_every_format_in_order() -> None:
-    *names, last = (block_format.name for block_format in FORMATS.values())
-    page = (Path(__file__).parents[2] / "docs/engine.md").read_text(encoding="utf-8")
-    assert f"whose tensors are {', '.join(names)} or {last}." in " ".join(page.split())
-    assert f"{', '.join([*names, last])})" in DESCRIPTION
+def test_the_help_names_every_format_in_order() -> None:
+    assert f"{', '.join(block_format.name for block_format in FORMATS.values())})" in DESCRIPTION
 
 
 def test_every_half_is_converted_exactly() -> None:

@@ -24,6 +24,8 @@ from cbtop.compute.errors import ComputeError, GuardError, NoTokenError
 from cbtop.compute.gguf import GgufFile
 from cbtop.compute.jit import cpu
 from cbtop.compute.jit.cpu import BF16_PAYS, HAS_TILES, TIER
+from cbtop.compute.quantization import FORMATS
+from cbtop.compute.quantization.q6_k import Q6_K
 from cbtop.compute.settings import Crossovers, WorkloadOptions, with_crossovers
 from cbtop.compute.tokenizer import read_tokenizer
 from cbtop.compute.workload import run, verify_model, verify_pass
@@ -183,7 +185,7 @@ def test_there_is_no_budget_where(
     if why != "calls are short":
         monkeypatch.setattr(brick, "LEAST_BUDGET_US", 0.0)
     if why == "the format is further from reading":
-        monkeypatch.setattr(workload, "WITHOUT_BUDGET", {"Q6_K"})
+        monkeypatch.setitem(FORMATS, Q6_K.code, replace(Q6_K, has_budget=False))
     workload._set_budgets(decoder, ROOFS)
     if why == "it fell back":
         for one in decoder.bricks.places():

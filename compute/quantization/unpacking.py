@@ -1,0 +1,243 @@
+"""The code that formats share to unpack interleaved rows: sixteen rows as bytes, and their scales."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cbtop.compute.jit.bytes64 import load_64, looked_up, masked, shifted, with_fifth_bits, with_upper_bits
+from cbtop.compute.jit.compile import copy_of, jit_inlined
+from cbtop.compute.jit.cpu import ASKS_TWICE, L1_AHEAD, L2_AHEAD, LOOKS_AHEAD, TIER
+from cbtop.compute.jit.vectors import (
+    add,
+    bits_and,
+    bits_or,
+    load_bytes,
+    load_halves,
+    load_words,
+    multiply,
+    prefetch,
+    prefetch_to_l2,
+    shift_left,
+    shift_right,
+    splat,
+    to_floats,
+)
+from cbtop.compute.quantization.interleaved import ROWS
+from cbtop.compute.quantization.interleaved_layout import BlockColumns
+from cbtop.compute.quantization.uneven_levels import LEVELS
+
+U = np.uint64
+# Prefetch distances in bytes, into L1 and into L2.
+AHEAD, FAR_AHEAD = map(np.uint64, (L1_AHEAD, L2_AHEAD) if ASKS_TWICE else (4096, 8192))
+# Without AVX-512: an EPYC of Zen 2 reads Q4_0 and Q4_1 from memory at 0.90 to 0.95 of its bandwidth, with 4 KiB at
+# 0.80 and 0.83. Lines this near are already in L2 by the processor's own prefetching (see one_token_avx2).
+NEAR_AHEAD = np.uint64(768) if TIER == "AVX2" else AHEAD
+UNEVEN = np.tile(LEVELS.astype(np.int8).view(np.uint8), 4)  # for each sixteen bytes of a vector
+
+
+@jit_inlined
+def ask_ahead(w: Any, row: Any, at: Any, lines: Any, ahead: Any = AHEAD) -> None:
+    if not LOOKS_AHEAD:
+        for line in range(U(lines)):
+            prefetch(w, row, at + ahead + U(64) * line)
+            if ASKS_TWICE:
+                prefetch_to_l2(w, row, at + FAR_AHEAD + U(64) * line)
+
+
+@jit_inlined
+def ask_out_of_order(w: Any, row: Any, at: Any, lines: Any) -> None:
+    """Prefetch into L2 for reads out of order, in which no processor detects a stream. Without it four tokens times a
+    matrix of Q5_K in memory take a Zen 4 1.5 times as long."""
+    for line in range(U(lines)):
+        prefetch_to_l2(w, row, at + FAR_AHEAD + U(64) * line)
+        if ASKS_TWICE:
+            prefetch(w, row, at + AHEAD + U(64) * line)
+
+
+@jit_inlined
+def nibbles_64(w: Any, row: Any, at: Any, shift: Any) -> Any:
+    return masked(shifted(load_64(w, row, at), shift), np.int32(15))
+
+
+@jit_inlined
+def four_bits_64(w: Any, row: Any, at: Any) -> Any:
+    """Return thirty-two columns: the low nibbles, then the high ones."""
+    low, high = np.int32(0), np.int32(4)
+    return (
+        nibbles_64(w, row, at, low),
+        nibbles_64(w, row, at + U(64), low),
+        nibbles_64(w, row, at + U(128), low),
+        nibbles_64(w, row, at + U(192), low),
+        nibbles_64(w, row, at, high),
+        nibbles_64(w, row, at + U(64), high),
+        nibbles_64(w, row, at + U(128), high),
+        nibbles_64(w, row, at + U(192), high),
+    )
+
+
+@jit_inlined
+def five_bits_64(w: Any, row: Any, at: Any) -> Any:
+    """Like `four_bits_64`, but adds the highest bits, which are in the sixteen words before."""
+    words = load_words(w, row, at)
+    q, r, s, t, a, b, c, d = four_bits_64(w, row, at + U(64))
+    return (
+        with_fifth_bits(q, words, np.int32(0)),
+        with_fifth_bits(r, words, np.int32(4)),
+        with_fifth_bits(s, words, np.int32(8)),
+        with_fifth_bits(t, words, np.int32(12)),
+        with_fifth_bits(a, words, np.int32(16)),
+        with_fifth_bits(b, words, np.int32(20)),
+        with_fifth_bits(c, words, np.int32(24)),
+        with_fifth_bits(d, words, np.int32(28)),
+    )
+
+
+@jit_inlined
+def uneven_levels_64(w: Any, row: Any, at: Any) -> Any:
+    """Like `four_bits_64`, but returns the levels that the bits select, plus 128."""
+    table = load_64(UNEVEN, U(0), U(0))
+    q, r, s, t, a, b, c, d = four_bits_64(w, row, at)
+    return (
+        looked_up(table, q),
+        looked_up(table, r),
+        looked_up(table, s),
+        looked_up(table, t),
+        looked_up(table, a),
+        looked_up(table, b),
+        looked_up(table, c),
+        looked_up(table, d),
+    )
+
+
+@jit_inlined
+def less_32(low: Any, low_shift: Any, high: Any, high_shift: Any) -> Any:
+    """Return six bits of a scale, four of `low` and above them two of `high`, less 32."""
+    low = bits_and(shift_right(low, low_shift), np.int32(15))
+    high = bits_and(shift_left(shift_right(high, high_shift), np.int32(4)), np.int32(48))
+    return add(to_floats(bits_or(low, high)), splat(np.float32(-32)))
+
+
+@jit_inlined
+def _of_either_half(a: Any, c: Any, whole: Any, low: Any, high: Any) -> Any:
+    """Return six bits, selected by the masks: all of a, or the low four of c below the two highest of a."""
+    return bits_or(bits_or(bits_and(a, whole), bits_and(c, low)), bits_and(shift_right(a, np.int32(2)), high))
+
+
+@jit_inlined
+def six_bit_factors(w: Any, row: Any, base: Any, half: Any, part: Any) -> Any:
+    """Return scale and minimum of a sub-block stored as in Q4_K and Q5_K from `base` on (see
+    quantization/six_bits.py)."""
+    # Branch-free: before a branch LLVM loads all weights and activations of a step, runs out of registers, and cannot
+    # make loads part of the instructions that need them.
+    is_last = np.int32(half)
+    whole, low, high = np.int32(63) - np.int32(63) * is_last, np.int32(15) * is_last, np.int32(48) * is_last
+    a = load_bytes(w, row, base + U(4 * ROWS) + part * U(ROWS))
+    m = load_bytes(w, row, base + U(8 * ROWS) + part * U(ROWS))
+    c = load_bytes(w, row, base + U(12 * ROWS) + part * U(ROWS))
+    scales = _of_either_half(a, c, whole, low, high)
+    minima = _of_either_half(m, shift_right(c, np.int32(4)), whole, low, high)
+    return (
+        multiply(load_halves(w, row, base), to_floats(scales)),
+        multiply(load_halves(w, row, base + U(2 * ROWS)), to_floats(minima)),
+    )
+
+
+# A turn of a block of Q5_K or Q6_K is the bytes of the low bits, then those with the upper bits.
+
+
+@jit_inlined
+def _with_upper(w: Any, row: Any, low: Any, high: Any, low_shift: Any, high_shift: Any, mask: Any) -> Any:
+    return with_upper_bits(nibbles_64(w, row, low, low_shift), load_64(w, row, high), high_shift, mask)
+
+
+@jit_inlined
+def with_uppers(w: Any, row: Any, low: Any, high: Any, apart: Any, low_shift: Any, high_shift: Any, mask: Any) -> Any:
+    """Return thirty-two columns, four from every `apart` bytes: nibbles, and above them bits of `high`, by `mask`."""
+    return (
+        _with_upper(w, row, low, high, low_shift, high_shift, mask),
+        _with_upper(w, row, low + apart, high + apart, low_shift, high_shift, mask),
+        _with_upper(w, row, low + U(2) * apart, high + U(2) * apart, low_shift, high_shift, mask),
+        _with_upper(w, row, low + U(3) * apart, high + U(3) * apart, low_shift, high_shift, mask),
+        _with_upper(w, row, low + U(4) * apart, high + U(4) * apart, low_shift, high_shift, mask),
+        _with_upper(w, row, low + U(5) * apart, high + U(5) * apart, low_shift, high_shift, mask),
+        _with_upper(w, row, low + U(6) * apart, high + U(6) * apart, low_shift, high_shift, mask),
+        _with_upper(w, row, low + U(7) * apart, high + U(7) * apart, low_shift, high_shift, mask),
+    )
+
+
+@jit_inlined
+def low_with(low: Any, high: Any, place: Any, mask: Any) -> Any:
+    return with_upper_bits(masked(low, np.int32(15)), high, np.int32(place), np.int32(mask))
+
+
+@jit_inlined
+def high_with(low: Any, high: Any, place: Any, mask: Any) -> Any:
+    return low_with(shifted(low, np.int32(4)), high, place, mask)
+
+
+# Q2_K and Q3_K have a scale and a minimum for each sixteen columns. A byte of a turn's low bits has two bits each of
+# four columns, 32 apart.
+
+
+@jit_inlined
+def two_bits_64(w: Any, row: Any, at: Any, half: Any, part: Any) -> Any:
+    """Return four columns 128 * half + 32 * part after those at `at`."""
+    return masked(shifted(load_64(w, row, at + U(64) * U(half)), np.int32(2) * np.int32(part)), np.int32(3))
+
+
+# A format's functions and sizes: each format has a copy of the code below with its own.
+_four: Any = None
+_factors_of_16: Any = None
+_TURN_BYTES, _BLOCK_BYTES = 2 * 64, 84
+
+
+def _four_columns(w: Any, row: Any, at: Any) -> Any:  # compiled
+    """Return the columns of a turn."""
+    return (
+        _four(w, row, at, 0, 0),
+        _four(w, row, at, 0, 1),
+        _four(w, row, at, 0, 2),
+        _four(w, row, at, 0, 3),
+        _four(w, row, at, 1, 0),
+        _four(w, row, at, 1, 1),
+        _four(w, row, at, 1, 2),
+        _four(w, row, at, 1, 3),
+    )
+
+
+def _factors(w: Any, row: Any, base: Any, part: Any) -> Any:  # compiled
+    """Return both scales of 32 columns, then both minima."""
+    first, minimum = _factors_of_16(w, row, base, part * U(2))
+    last, other_minimum = _factors_of_16(w, row, base, part * U(2) + U(1))
+    return first, last, minimum, other_minimum
+
+
+def _unpack(w: Any, row: Any, step: Any, part: Any) -> Any:  # compiled
+    base, half = (step >> U(1)) * U(_BLOCK_BYTES * ROWS), step & U(1)
+    place = half * U(4) + part
+    ask_out_of_order(w, row, base + place * U(2 * _BLOCK_BYTES), _BLOCK_BYTES // 32 + 1)
+    return (
+        _four(w, row, base, half, part),
+        _four(w, row, base + U(_TURN_BYTES), half, part),
+        _four(w, row, base + U(2 * _TURN_BYTES), half, part),
+        _four(w, row, base + U(3 * _TURN_BYTES), half, part),
+        _four(w, row, base + U(4 * _TURN_BYTES), half, part),
+        _four(w, row, base + U(5 * _TURN_BYTES), half, part),
+        _four(w, row, base + U(6 * _TURN_BYTES), half, part),
+        _four(w, row, base + U(7 * _TURN_BYTES), half, part),
+        *_factors(w, row, base, place),
+    )
+
+
+def of_sixteen_columns(
+    name: str, block_bytes: int, turn_bytes: int, four: Any, factors_of_16: Any
+) -> tuple[Any, BlockColumns]:
+    """Return `unpack` and `block` of a layout with a scale and a minimum for each sixteen columns, made from a
+    format's own `four` and `factors_of_16`, under @jit_inlined."""
+    own = {"_four": four, "_factors_of_16": factors_of_16, "_TURN_BYTES": turn_bytes, "_BLOCK_BYTES": block_bytes}
+    four_columns = jit_inlined(copy_of(_four_columns, f"four_columns_{name}", **own))
+    factors = jit_inlined(copy_of(_factors, f"factors_{name}", **own))
+    unpack = jit_inlined(copy_of(_unpack, f"unpack_{name}", **own, _factors=factors))
+    return unpack, BlockColumns(turn_bytes, four_columns, factors, factors_of_16, four)
