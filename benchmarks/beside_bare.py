@@ -23,7 +23,7 @@ from benchmarks.base import Ratio
 from cbtop.profiler.instrument.governor import Governor
 
 RESAMPLED = 1000
-NEVER = 1 << 62  # with one recorded step in this many, no step is recorded
+NEVER = 1 << 62  # record one step in this many, which is no step
 # numbers of steps; PAYING counts the recorded step and the next ones, which swap out the recording code and relearn
 PLAIN_BEFORE, PAYING, PLAIN_AFTER = 4, 4, 8
 Switch = Callable[[], Callable[[], None]]  # switches a variant on, and returns a function that switches it off
@@ -116,9 +116,8 @@ def run_beside_plain(
     seconds: float,
     clock_ns: Callable[[], int] | None = None,
 ) -> Variant:
-    """Return the additional cost of a recorded step, in units of a plain step.
-
-    It includes the cost of the steps after it that are slower because of it. The costs are in `ratios` of the result.
+    """Return the additional cost of a recorded step, and of the slower steps after it, in plain steps (in
+    `ratios`).
     """
     now_ns = clock_ns or time.thread_time_ns
     found = Variant(lambda: lambda: None)

@@ -151,7 +151,7 @@ def _in_step(calls: list[Call]) -> float:
 
 
 def _less(taken: dict[str, list[float]]) -> float:
-    """Return the median time (ns) minus the time of the same loop without conditions."""
+    """Return the median time (ns) without the loop itself."""
     return statistics.median(taken["own"]) - statistics.median(taken["none"])
 
 

@@ -120,8 +120,7 @@ def _weigh_all(scores: Any, scratch: Any) -> None:
     """Set scratch[i] to powers of two of the scores of piece i, followed by the running maximum and sum."""
     zero, positions, state = np.uint64(0), np.uint64(POSITIONS), np.uint64(POSITIONS)
     for piece in range(np.uint64(scores.shape[0])):
-        # copy as vectors, because attention has its scores in this form
-        for p in range(zero, positions, np.uint64(LANES)):
+        for p in range(zero, positions, np.uint64(LANES)):  # copy as vectors, like the scores of attention
             store_floats(scratch, piece, p, load_floats(scores, piece, p))
         for i in range(np.uint64(2)):
             scratch[piece, state + i] = (

@@ -67,7 +67,7 @@ class Scene:
 
 
 def nothing(scene: Scene) -> None:
-    """Do nothing: the host is watched, and nothing goes wrong."""
+    """Do nothing, so that the host is only watched."""
 
 
 def stop_the_viewer(scene: Scene) -> None:
@@ -148,7 +148,7 @@ def unwatched() -> Iterator[subprocess.Popen[str]]:
 
 
 def ask(host: subprocess.Popen[str]) -> str:
-    """Let `host` take a turn. Returns the p99 that it prints."""
+    """Let `host` take a turn. Returns its p99."""
     assert host.stdin
     host.stdin.write("\n")
     host.stdin.flush()

@@ -69,8 +69,7 @@ def run() -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="cbtop-bench-") as root:
         caches = (str(Path(root, f"cache {number}")) for number in range(COLD_ROUNDS + 1))
         last = next(caches)
-        # this first run also compiles Python's own files, so its figures are not used
-        _measured(COLD, path, last, root)
+        _measured(COLD, path, last, root)  # not used, because it also compiles Python's own files
         cold = [_measured(COLD, path, last := cache, root) for cache in caches]
         warm = [_measured(WARM, path, last, root) for _ in range(WARM_ROUNDS)]
     return [

@@ -27,7 +27,7 @@ from cbtop.protocol.vocabulary import BrickId
 
 # a round takes a fifth of a millisecond, so most rounds are uninterrupted even on a busy machine
 TURNS, ROUNDS = 2_000, 401
-TURNS_BESIDE_TORCH = 100  # fewer turns, because record_function takes 60 times as long as the clock
+TURNS_BESIDE_TORCH = 100  # fewer, because record_function takes 60 times as long as the clock
 NEW_BRICKS = 50  # bricks per round
 CLOCK = "two clock reads"
 TORCH = "torch.profiler.record_function"

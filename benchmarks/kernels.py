@@ -176,7 +176,7 @@ def _of_experts(parts: int) -> list[Any]:
 
 
 def _expert_linear() -> Case:
-    """Use each expert once. There is a single token."""
+    """Use each expert once, with a single token."""
     (data,) = _of_experts(1)
     out, scratch = np.zeros((EXPERTS, data.shape[1]), np.float32), linear_int8.Int8Scratch.of(EXPERTS, COLUMNS, 1)
     call = Q6_K.code, data, np.arange(EXPERTS), _x(), out, scratch

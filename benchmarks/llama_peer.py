@@ -61,7 +61,7 @@ def library() -> ctypes.CDLL:
 
 
 def _call(name: str, result: Any, *arguments: tuple[Any, Any]) -> Any:
-    """Call the function `name`. Each argument is a pair (type, value)."""
+    """Call the function `name` with pairs (type, value)."""
     function = library()[name]  # access by item gives a new object each time
     function.restype, function.argtypes = result, [kind for kind, _ in arguments]
     return function(*(value for _, value in arguments))

@@ -126,7 +126,7 @@ class _Screen(AbstractContextManager["_Screen"]):
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
         while self._process.poll() is None:
-            self._read()  # keep reading, because an unread terminal would delay the end
+            self._read()  # an unread terminal would delay the end
         os.close(self.terminal)
 
     def wait_for(self, word: bytes) -> float:

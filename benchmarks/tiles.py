@@ -60,7 +60,7 @@ def run() -> list[Figure]:
 
 @constant_intrinsic
 def multiply_bytes(typing: Any, total: Any, a: Any, b: Any) -> tuple[Any, Any]:
-    """Add to total[m, n] the sum over k < 32 of a[m, k] * b[k // 4, 4 n + k % 4]. Inputs are int8, sums are int32."""
+    """total[m, n] += sum over k < 32 of a[m, k] * b[k // 4, 4 n + k % 4]. Inputs are int8, sums int32."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         tiles._called(builder, "llvm.x86.tdpbssd", tiles._VOID, [tiles._number(one) for one in (total, a, b)])
@@ -97,7 +97,7 @@ def configure_half_tiles(typing: Any) -> tuple[Any, Any]:
 
 @jit
 def of_int8(x: Any, w: Any, of_tokens: Any, of_rows: Any, ints: Any, sums: Any, repeats: Any) -> None:
-    """Multiply by tiles of int8. Scale the sums of each step and add them to `sums`.
+    """Multiply by tiles of int8, and add the scaled sums of each step to `sums`.
 
     `x` and `w`: uint8 (1, steps * 1024), two tiles a step. `of_tokens` and `of_rows`: float32 (steps, 32), scales.
     `ints`: uint8 (1, 4096), scratch. `sums`: float32 (32, 32).

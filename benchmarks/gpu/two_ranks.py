@@ -1,12 +1,12 @@
-"""The cost of cbtop for two tensor-parallel ranks on two GPUs. Their step is as long as the slower rank's step.
+"""The cost of cbtop for two tensor-parallel ranks on two GPUs. Their step is as long as the slower rank's.
 
     torchrun --standalone --nproc-per-node 2 -m benchmarks.gpu.two_ranks
 
 A decode step of a 7B-shaped model in bf16 is measured, eager and as a captured graph. Each step is waited for, as in
-an engine that reads its tokens. The variants take turns in rounds, at the same time on both ranks: without cbtop
+an engine that reads its tokens. These variants take turns in rounds, on both ranks at the same time: without cbtop
 (twice; the ratio of both is the noise), under `--overhead 1%`, and with every step recorded. Ratios are medians over
-the rounds on rank 0. In eager rounds without cbtop, it is detached, and nothing of it remains in torch. All graphs
-except the bare one are captured while cbtop is attached.
+the rounds on rank 0. In eager rounds without cbtop, it is detached and leaves nothing in torch. Graphs are captured
+with cbtop attached, except the bare one.
 """
 
 from __future__ import annotations

@@ -28,11 +28,11 @@ class Share:
     name: str
     ours: float
     oracle: float  # mean of the oracle's runs
-    spread: float  # difference between the oracle's runs, in percentage points
+    spread: float  # difference between both runs in percentage points
 
     @property
     def difference(self) -> float:
-        """The difference between cbtop and the oracle, in percentage points."""
+        """cbtop minus oracle, in percentage points"""
         return self.ours - self.oracle
 
 

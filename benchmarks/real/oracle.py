@@ -174,11 +174,9 @@ def by_profiler(program: str) -> tuple[Kinds, Counter[str]]:
 
 def of_trace(events: Iterable[dict[str, Any]]) -> tuple[Kinds, Counter[str]]:
     """Return the time of each brick in a trace of torch.profiler. A kernel belongs to the range that launched it."""
-    # by thread: begin, end and name of its ranges
-    ranges: dict[int, list[tuple[float, float, str]]] = defaultdict(list)
-    launches: dict[int, tuple[int, float, str]] = {}  # by correlation: thread, begin and name of the launch
-    # by correlation: begin, duration and name of its kernels
-    kernels: dict[int, list[tuple[float, float, str]]] = defaultdict(list)
+    ranges: dict[int, list[tuple[float, float, str]]] = defaultdict(list)  # by thread: begin, end, name
+    launches: dict[int, tuple[int, float, str]] = {}  # by correlation: thread, begin, name
+    kernels: dict[int, list[tuple[float, float, str]]] = defaultdict(list)  # by correlation: begin, duration, name
     for event in events:
         category, name = event.get("cat"), event.get("name", "")
         if category == "user_annotation" and name.startswith((ROOT, BRICK)):

@@ -1,4 +1,4 @@
-"""The time of each brick in one rank during its last seconds, in slices, so that ranks can be compared.
+"""The time of each brick in one rank during its last seconds, in slices. It serves to compare ranks.
 
 A daemon that updates 4 times a second fills 20 slices in 5 s.
 """
@@ -18,7 +18,7 @@ from cbtop.profiler.analysis.histograms import Column
 from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
-# a slice takes in one update at most; slices are aligned to the daemon's clock, so all viewers see the same slices
+# an update begins at most one slice; slices are aligned to the daemon's clock, so all viewers see the same ones
 SLICE_S = 0.1
 _SLICE_NS = round(SLICE_S * 1e9)
 SLICES = 20
@@ -109,9 +109,7 @@ def _own(took_ns: list[int], plus: list[int], minus: list[int]) -> int:
 
 
 def _owners(nodes: NodeTable, step: int) -> dict[Brick, tuple[list[int], list[int]]]:
-    """Return two lists of nodes per brick (name, category): the brick's own nodes, and nodes of other bricks inside
-    them.
-    """
+    """Return for each brick (name, category) its own nodes, and the nodes inside them that belong to other bricks."""
     found: dict[Brick, tuple[list[int], list[int]]] = {}
     holder: dict[int, Brick | None] = {step: None}  # the brick that contains each node, or None
     for node in nodes.descendants(step):

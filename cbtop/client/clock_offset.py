@@ -1,9 +1,9 @@
 """Offset between the clocks of a daemon's host and ours.
 
 We ask the daemon for its clocks, and it answers with a reading (Cristian, Distributed Computing 3, 1989). The daemon
-read its clocks some time between our question and its answer. We assume the middle of that time, so the error is at
-most half of that time. This half is the uncertainty of the answer. It grows with the age of the answer, because two
-clocks drift apart. We use the answer with the smallest uncertainty.
+read them some time between our question and its answer. We assume the middle, so the error is at most half of that
+time. This is the uncertainty of the answer. It grows with age, because two clocks drift apart. We use the answer with
+the smallest uncertainty.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ClockExchange:
     def answer(self, reading: ClockReading, now_ns: int, realtime_ns: int) -> None:
         """Store an answer that arrived when our clocks showed `now_ns` and `realtime_ns`."""
         if reading.asked != self._number or self._asked_ns is None:
-            return  # the answer is to an earlier question that we no longer wait for
+            return  # the answer to an earlier question, which came too late
         half_ns = (now_ns - self._asked_ns) // 2 + 1
         offset = ClockOffset(
             monotonic_ns=reading.monotonic_ns - (now_ns - half_ns),

@@ -53,9 +53,7 @@ class Collector:
 
     @property
     def refused(self) -> str:
-        """Why the daemon rejects us, or why we reject its messages. Empty if neither does, or if that may still
-        change.
-        """
+        """Why the daemon and this viewer reject each other. Empty if they do not, or if that may still change."""
         return self._other_version or (self.trouble if self._subscriber.is_refused else "")
 
     @property
@@ -138,7 +136,7 @@ class Collector:
                 try:
                     _topic, frames = self._subscriber.receive_frames(timeout_ms)
                 except DecodeError:
-                    frames = [b""]  # the frame is not a message, but it shows that the daemon is alive
+                    frames = [b""]  # the frame is no message, but the daemon is alive
                 self._waiting.extend(frames)
                 timeout_ms = 0
             if not self._waiting:
@@ -162,7 +160,7 @@ class Collector:
             if isinstance(message, DaemonHello):
                 self._other_version = ""
                 if self.store.daemon and self.store.daemon.boot_id != message.boot_id:
-                    self._exchange = ClockExchange()  # the daemon now runs on a different host
+                    self._exchange = ClockExchange()  # the daemon's host has changed
             if isinstance(message, ClockReading):
                 self._exchange.answer(message, time.perf_counter_ns(), time.time_ns())
             if not self._other_version:

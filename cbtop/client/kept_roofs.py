@@ -1,6 +1,4 @@
-"""Roofs that were measured on this machine after a process had announced its roofs, or had announced that it knew
-none.
-"""
+"""Roofs that were measured on this machine after a process had announced its roofs, or that it knew no roofs."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from cbtop.protocol.keys import ViewerKeys
 
 
 class Links:
-    """Connects to each of `endpoints`. If there are none, connects to this user's daemon, or starts one in this
+    """Connects to each of `endpoints`. If there are none, connects to this user's daemon or starts one in this
     process.
 
     A daemon that fails does not affect the data of the others. A daemon in this process remembers the last
@@ -47,7 +47,7 @@ class Links:
                 link.follow_records(on)
 
     def want(self, key: str) -> None:
-        """Request the unread data of an ended source. Each daemon gets one request at a time. A later poll reads the
+        """Request the unread data of an ended source, one source per daemon at a time. A later poll reads the
         answer.
         """
         for link in self._links:
@@ -72,7 +72,7 @@ class Links:
 
     @property
     def is_daemon_inside(self) -> bool:
-        """Whether a daemon runs in this process, because no other daemon was running."""
+        """Whether a daemon runs in this process, because no other was running."""
         return any(link.is_daemon_inside for link in self._links)
 
     @property
@@ -82,9 +82,7 @@ class Links:
 
     @property
     def unanswered(self) -> tuple[str, ...]:
-        """The addresses without an answer from a daemon until now. Each has the reason or, if that is unknown, a
-        hint.
-        """
+        """The addresses without an answer from a daemon until now, each with the reason or, if unknown, a hint."""
         silent = [link for link in self._links if not link.is_complete]
         return tuple(f"{link.endpoint}: {link.trouble or link.no_daemon or NO_ANSWER}" for link in silent)
 
@@ -110,9 +108,7 @@ class Links:
 
     @property
     def refused(self) -> str:
-        """The reasons if every daemon rejects us, or we reject its messages. Empty if one link works, or may still
-        work.
-        """
+        """Why all daemons and this viewer reject each other. Empty if one link works, or may still work."""
         refused = [link.refused for link in self._links]
         return "; ".join(refused) if all(refused) else ""
 

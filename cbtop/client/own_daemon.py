@@ -14,10 +14,10 @@ NO_ANSWER = "check the address, or start `cbtop daemon` there"  # the hint if no
 
 
 class DaemonIfNone:
-    """The daemon that a viewer listens to: the daemon at `endpoint`, or this user's daemon if `endpoint` is None.
+    """The daemon that a viewer listens to: the one at `endpoint`, or this user's daemon if `endpoint` is None.
 
-    For None, a daemon is started in this process if none runs, or later if the running one falls silent. The started
-    daemon remembers the last `history_s` seconds. Raises EndpointError if there are too few file descriptors for it.
+    For None, a daemon is started in this process if none runs, or later if the running one falls silent. It remembers
+    the last `history_s` seconds. Raises EndpointError if there are too few file descriptors for it.
     """
 
     def __init__(self, endpoint: str | None, history_s: float = MAX_HISTORY_S) -> None:

@@ -34,10 +34,10 @@ from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 
 HISTORY_S = 120
 MAX_PHASES = 64  # phases with known rates, per source
-# Approximate bytes of a source, a node without its names, a dependency, an announcement with the longest texts, and
-# the history of a phase.
+# Approximate bytes of a source, a node without its names, a dependency, an announcement with the longest texts, and a
+# phase.
 SOURCE_BYTES, NODE_BYTES, DEPENDENCY_BYTES, SAID_BYTES, PHASE_BYTES = 16 << 10, 600, 300, 3 << 10, 48 << 10
-BUSY_BYTES = 16 * (SLICES + 1)  # bytes per node for the slices of a rank
+BUSY_BYTES = 16 * (SLICES + 1)  # bytes per node of a rank's slices
 _HAVE_ENDED = (SourceStatus.ENDED, SourceStatus.GONE, SourceStatus.FAULTY)
 
 
@@ -73,8 +73,8 @@ class SourceRecord:
     sampling: Sampling | None = None
     # the newest compilations, by their number modulo MAX_COMPILATIONS
     compilations: dict[int, Compilation] = field(default_factory=dict)
-    burst: KernelBurst | None = None  # the latest burst
-    host_times: HostTimes | None = None  # the latest times
+    burst: KernelBurst | None = None
+    host_times: HostTimes | None = None
     goodbye: Goodbye | None = None
     state: SourceState | None = None
     stats: NodeStats = field(default_factory=NodeStats)
@@ -110,9 +110,7 @@ class SourceRecord:
 
     @property
     def leaves_steps_out(self) -> bool:
-        """Whether some steps are not recorded. A process that measures its recording cost skips steps to limit that
-        cost.
-        """
+        """Whether some steps are not recorded. A process that measures its recording cost skips steps to limit it."""
         return self.sampling is not None or self.sample_every > 1
 
     def kept(self) -> int:
@@ -187,9 +185,7 @@ def remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = No
         )
     record.window.tick(monotonic_ns, growth, losses)
     if record.history and growth is not None and growth.is_empty:
-        # a keyframe repeated known statistics; not every viewer receives keyframes, so they must not change the
-        # curves
-        return
+        return  # repeated by a keyframe; curves must not depend on keyframes, which not every viewer receives
     record.trend.tick(monotonic_ns, record.nodes, record.stats)
     if record.busy:
         record.busy.tick(monotonic_ns, record.nodes, record.stats)

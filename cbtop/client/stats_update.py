@@ -16,7 +16,7 @@ from cbtop.protocol.messages import StatsUpdate
 
 MAX_RARE = 1e30  # upper limit of values in sparse columns, such as FLOP and bytes
 CELLS_END = (MAX_NODES + 1) * BUCKETS
-SANE = 1 << 62  # upper limit of totals; the sum of two larger ones would overflow
+SANE = 1 << 62  # upper limit of totals, so that the sum of two cannot overflow
 # a node without records has the largest int64 here, so only the lower bound is checked
 _MIN_ROW = COLUMNS.index("min_ns")
 _UNION, _FIRST = SPARSE_COLUMNS.index("union_ns"), SPARSE_COLUMNS.index("first_ns")

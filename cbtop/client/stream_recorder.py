@@ -52,7 +52,7 @@ class StreamRecorder:
         self._left_out = left_out
         self.store = Store()
         self.tallies: dict[str, RecordTally] = {}
-        self.damaged = 0  # number of messages that could not be decoded; they are not recorded
+        self.damaged = 0  # undecodable messages, which are not recorded
         self.is_full = False
         with ExitStack() as opened:
             self._daemon = DaemonIfNone(endpoint)
@@ -127,14 +127,12 @@ class StreamRecorder:
             self.damaged += 1
             return
         if kind is FrameKind.LIVE and any(_heals(message, known) for message in messages):
-            return  # skip it, because the keyframes that we request repeat the whole catalog, too
+            return  # skip it: the keyframes that we request repeat it, too
         kept = [frame for frame, _ in heard]
         self.is_full = bool(kept) and not self._writer.append(encode_frame(kind, time.perf_counter_ns(), kept))
 
     def _kept(self, frames: Sequence[bytes]) -> Iterator[tuple[bytes, Message | None]]:
-        """Yield each frame of a process that is not excluded, with its message. The message is None for unknown
-        types.
-        """
+        """Yield each frame of processes that are not excluded, with its message or None if its type is unknown."""
         for frame in frames:
             message = codec.decode(frame)
             if isinstance(message, Heartbeat):
@@ -176,8 +174,7 @@ def new_path(directory: Path, what: str = "") -> Path:
 
 
 def save_history(endpoint: str, keys: ViewerKeys | None, directory: Path) -> SavedHistory:
-    """Write the history of the daemon at `endpoint` to a new file in `directory`. Blocks until all pieces have
-    arrived.
+    """Write the history of the daemon at `endpoint` to a new file in `directory`. Blocks until all of it has arrived.
 
     Raises CbtopError or ProtocolError with the reason.
     """
@@ -204,9 +201,7 @@ def save_history(endpoint: str, keys: ViewerKeys | None, directory: Path) -> Sav
 
 
 def _ask_history(subscriber: Subscriber, number: int) -> tuple[HistoryPiece, list[bytes]]:
-    """Request one piece of the history and return it. Requesting one at a time keeps pieces from being lost in a full
-    queue.
-    """
+    """Request one piece of the history and return it. With several requests, pieces could be lost in a full queue."""
     topic = subscriber.ask(HISTORY_PREFIX, b"/%d" % number)
     deadline_s = time.monotonic() + ANSWER_WITHIN_S
     while (left_s := deadline_s - time.monotonic()) > 0:

@@ -20,7 +20,7 @@ from cbtop.protocol.vocabulary import NodeKind
 SECONDS = 60
 _SECOND_NS = 1_000_000_000  # seconds are aligned to the daemon's clock, so all viewers see the same ones
 MAX_BRICKS = 256  # bricks kept per source; the ones defined first are kept
-_SECOND_BYTES = 400  # approximate size of a second without its arrays
+_SECOND_BYTES = 400  # approximate, without the arrays of a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,7 @@ class BrickTrend:
         self._us_tables = None
 
     def us(self, brick: int) -> tuple[float | None, ...]:
-        """Return the time of a brick in each of the last 60 s, oldest first, in µs per token (per call outside
-        steps).
+        """Return the time of a brick in each of the last 60 s, oldest first: µs per token, or per call outside steps.
 
         `brick` is its first node. A second is None if no call of the brick ended in it.
         """
@@ -123,8 +122,8 @@ class BrickTrend:
     def trail(self, brick: int) -> tuple[tuple[float, float] | None, ...]:
         """Return FLOP/byte and GFLOP/s of a brick's calls in each of the last 60 s. `brick` is its first node.
 
-        A second is None if no call ended in it, or if a call did not declare its FLOP or bytes. The result is empty
-        if all seconds are None.
+        A second is None if no call ended in it, or if a call did not declare its FLOP or bytes. Empty if all are
+        None.
         """
         points = tuple(_point(second, at) for second, at in self._of(brick))
         return points if any(points) else ()
@@ -148,9 +147,7 @@ _NONE = np.zeros(0, np.int64)
 
 
 def _column_of(bricks: Column, rows: NDArray[np.float64], brick: int) -> list[float]:
-    """Return the values of `brick` in `rows`, with a column for each of `bricks`. Return NaN without such a
-    column.
-    """
+    """Return the values of `brick` in `rows`, with a column for each of `bricks`. NaN without such a column."""
     at = int(np.searchsorted(bricks, brick))
     found: list[float] = rows[:, at].tolist() if at < len(bricks) and bricks[at] == brick else [np.nan] * len(rows)
     return found
@@ -183,9 +180,9 @@ def _totals(nodes: NodeTable, stats: NodeStats) -> _Totals:
 def _work(ran: Column, at: Column, bricks: int, nodes: NodeTable, stats: NodeStats) -> NDArray[np.float64]:
     """Return the work of each brick, shape (5, bricks).
 
-    The rows are FLOP, bytes and time (ns) of its calls, and the numbers of calls that did not declare FLOP and bytes.
-    All are zero if no work is declared. They add up as in `brick_stats`. `at` is the brick index of each node in
-    `ran`, or `bricks` for a node that is left out.
+    The rows are FLOP, bytes and time (ns) of its calls, and the number of calls without FLOP and without bytes. All
+    are zero if no work is declared. They add up as in `brick_stats`. `at` is the brick index of each node in `ran`,
+    or `bricks` for a node that is left out.
     """
     found = np.zeros((5, bricks))
     per_call, per_element = nodes.made_of("lines", None, ran, lambda: _lines(ran, nodes))
@@ -223,7 +220,7 @@ def _known(work: NDArray[np.float64]) -> NDArray[np.float32]:
     """Return FLOP, bytes and time per brick for a second. FLOP and bytes are NaN if a call did not declare them."""
     if not work.any():
         return np.zeros((3, 0), np.float32)
-    with np.errstate(over="ignore"):  # a value too large for float32 becomes infinite and is not plotted
+    with np.errstate(over="ignore"):  # values too large for float32 are not plotted
         known = work[:3].astype(np.float32)
     known[:2][work[3:] != 0] = np.nan
     return known

@@ -99,7 +99,7 @@ class Window:
         # The sum of the window, kept while the window is viewed. New parts are added to it, and old ones subtracted.
         self._sum: NodeStats | None = None
         self._before = 0  # number of oldest slices that are not in the sum
-        self._asked_ns = 0  # when the sum was last requested, on the daemon's clock
+        self._asked_ns = 0  # when the sum was last requested
 
     @property
     def sum_bytes(self) -> int:
@@ -225,7 +225,7 @@ class Window:
 
     @property
     def has_watched(self) -> bool:
-        """Whether the window covers at least one slice. If not, there is no data yet, or the source had already
+        """Whether the window covers at least one slice. If not, data is still missing, or the source had already
         ended.
         """
         if self.is_range:

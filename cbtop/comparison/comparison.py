@@ -2,8 +2,7 @@
 
 # Rules
 # - Times of different work do not compare speed. If the model, batch or mix of phases differs, report that instead.
-# - A different machine, backend or cache length is noted next to the changes, because the user may want to compare
-#   it.
+# - A different machine, backend or cache length is noted next to the changes, because it may be what is compared.
 
 from __future__ import annotations
 
@@ -52,9 +51,7 @@ class WorkChange:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two snapshots compared in one phase. If `why_not` is not empty, they are not comparable and no change is
-    known.
-    """
+    """Two snapshots compared in one phase. If `why_not` is set, they are not comparable and no change is known."""
 
     base: Snapshot
     now: Snapshot
@@ -88,9 +85,7 @@ class Comparison:
         }
 
     def median_us(self, phase: str, place: Place) -> float | None:
-        """Return the median call of a place in the baseline. Return None if it is unknown or the phase was not
-        compared.
-        """
+        """Return the median call of a place in the baseline. None if it is unknown or the phase was not compared."""
         before = self.base.of(phase)
         if self.why_not or phase != self.phase or before is None or before.times is None:
             return None
@@ -122,8 +117,7 @@ class Comparison:
     def worst_layer(self) -> PlaceChange | None:
         """The layer with the largest slowdown beyond noise.
 
-        A different cache length may slow all layers. In that case, only layers with a brick reported in `slower`
-        count.
+        A different cache length may slow all layers. In that case, only layers of bricks in `slower` count.
         """
         slower = self._slower_layers
         if not self.is_same_cache:
@@ -206,16 +200,14 @@ def slower(changes: Iterable[PlaceChange], *, is_same_cache: bool = True) -> lis
 
 
 def _is_most(part: Change, whole: Change) -> bool:
-    """Whether `part` is more than half of `whole`. Compares changes relative to all other places, if both are
-    known.
-    """
+    """Whether `part` is more than half of `whole`, in changes relative to all other places if both are known."""
     if part.own and whole.own:
         part, whole = part.own, whole.own
     return part.delta > whole.delta / 2
 
 
 def baselines_of(bases: Sequence[Snapshot], now: Snapshot) -> list[Snapshot]:
-    """Return the baselines closest to `now`: of its own process, or else of its model. Prefer those of its rank.
+    """Return the baselines closest to `now`: of its own process, or else of its model, preferably with the same rank.
 
     The result is only empty if `bases` is empty.
     """
@@ -243,9 +235,7 @@ def _change(before: Figure | None, after: Figure | None, compared: int) -> Chang
 
 
 def _work_change(found: Change | None, before: BrickWork, now: BrickWork | None) -> Change | None:
-    """Return the change of a brick's GFLOP/s. `found` is the change of its typical time. Errors are of first
-    order.
-    """
+    """Return the change of a brick's GFLOP/s from `found`, the change of its typical time, to first order."""
     if found is None or found.medians_us is not None or now is None or not (found.before > 0 and found.now > 0):
         return None
     then, is_now = before.flops / found.before / 1e3, now.flops / found.now / 1e3

@@ -112,9 +112,9 @@ class PhasePlaces:
 
     @property
     def nodes(self) -> list[Column]:
-        """The nodes whose calls belong to each of `bricks`, `cells` and `layers`.
+        """The nodes of the calls of each of `bricks`, `cells` and `layers`.
 
-        The calls of the layer or step around bricks stand in for the time between them.
+        The time between bricks has no calls. The layer or step around them is used instead.
         """
         inside = self._ids[self._is_inside]
         of_layers = [self._layer_ids[self._layer_at == at] for at in range(len(self.layers))]
@@ -171,8 +171,7 @@ def place_times(
     pacers = np.array([_tells_pace(place) for place in names])
     pace = _pace(rows[:, pacers], units)
     times = [one for part in np.split(rows, kinds, axis=1) for one in figures(part, units, along, pace)]
-    # The place of each node in three roles: as a brick or layer, as a brick in a layer, and as a brick outside
-    # layers.
+    # The place of each node as a brick or layer, as a brick in a layer, and as a brick outside layers.
     size = len(totals.table) + 1
     in_all, in_cell, outside = (np.full(size, -1) for _ in range(3))
     for at, (place, nodes) in enumerate(zip(names, places.nodes, strict=True)):
@@ -184,8 +183,7 @@ def place_times(
     p50, p99 = (calls.quantile(fraction) for fraction in (MEDIAN, P99))
     typical_us = p50.typical_us[:, : len(names)]
     unknown = {at for at, one in enumerate(p50.figures) if one is None and calls.calls[at]}
-    # the time of a brick is the sum over its layers and the part outside layers
-    for at, brick in enumerate(places.bricks):
+    for at, brick in enumerate(places.bricks):  # a brick is the sum over its layers and the part outside
         own = [place for place, name in enumerate(names) if name[0] == brick and name[1]] + [at + len(names)]
         typical_us[:, at] = p50.typical_us[:, own].sum(axis=1)
         if unknown.intersection(own):
@@ -212,10 +210,10 @@ def place_times(
 
 
 def _pace(rows: NDArray[np.float64], units: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Return the pace of each block (row): the factor by which all columns took longer per unit than usual.
+    """Return the pace of each block (row): how many times as long as usual all columns took per unit.
 
-    The pace is the mean of the middle half of the columns, because a pause hits only a few columns. Return None if
-    there are too few columns.
+    It is the mean of the middle half of the columns, because a pause hits only a few. None if there are too few
+    columns.
     """
     rates = rows / units[:, None]
     usual = np.median(rates, axis=0)

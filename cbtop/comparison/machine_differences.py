@@ -56,9 +56,7 @@ def other_pace(base: Run, now: Run) -> str:
 
 
 def other_load(base: Run, now: Run) -> str:
-    """Return a text if the processors were busier or less busy than before. Return "" if not, or if that is
-    unknown.
-    """
+    """Return a text if the processors were busier or less busy than before. Return "" if not, or if unknown."""
     if base.host_busy_percent is None or now.host_busy_percent is None:
         return ""
     if abs(now.host_busy_percent - base.host_busy_percent) <= ALIKE_LOAD_POINTS:

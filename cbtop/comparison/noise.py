@@ -20,7 +20,7 @@ MIN_BLOCKS = 5  # fewer blocks do not show their spread
 READINGS = 5.0  # minimum call length in clock resolutions; in a shorter call, the clock's error is a fifth or more
 ENOUGH_BLOCKS = 20  # this many uncorrelated blocks show their spread well enough
 LEAST_PERCENT = 3.0  # difference of two runs on one machine without a cause, about
-LEAST_LEARNED_PERCENT = 1.0  # the same if the scatter of runs is known: the error of a histogram's median
+LEAST_LEARNED_PERCENT = 1.0  # minimum difference if the scatter of runs is known: the error of a histogram's median
 CONFIDENCE = 0.99  # probability that chance has moved none of the figures that are compared together
 MAX_ALIKE = 0.9  # limit for the correlation of neighbouring blocks; above it, their effective number is unknown
 # two kinds of figures, bricks and bricks in a layer, are equally likely to be flagged by the scatter of runs
@@ -33,7 +33,7 @@ _MOST_EXPONENT = 700.0  # exponents up to this give a finite number
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A mean, its standard error, and the number of blocks behind it.
+    """A mean, its standard error, and the number of blocks.
 
     `slope` is the growth of the mean per unit of `along` (see `figures`). `scatter` is the standard deviation between
     runs, learned from `runs` runs.
@@ -84,15 +84,12 @@ class Change:
 
     @property
     def noise_percent(self) -> float | None:
-        """The limit in percent below which a change is noise: `half`, or the usual difference of two runs on one
-        machine.
-        """
+        """The limit of noise in percent: `half`, or the usual difference of two runs on one machine."""
         return None if self.half_percent is None else max(self.half_percent, self.least_percent)
 
     @property
     def is_beyond_noise(self) -> bool:
-        """Whether the change exceeds noise, absolutely or relative to all other places, and the median call changed
-        likewise.
+        """Whether the change exceeds noise, in itself or relative to all other places, and so does the median call.
 
         Other programs delay a few calls. The median excludes these calls, even if they always hit the same place.
         """
@@ -113,8 +110,8 @@ class Change:
 
     @property
     def is_beyond_others(self) -> bool:
-        """Whether the change exceeds noise relative to all other places, and its absolute size is large enough to
-        report.
+        """Whether the change exceeds noise relative to all other places, and is large enough by itself to be
+        reported.
 
         If most places become faster, a place with the same time as before does not count as slower.
         """
@@ -141,15 +138,14 @@ def figures(
     """Return the figure of each column of `amount`, shape (blocks, columns), per unit of `weight`.
 
     At least MIN_BLOCKS blocks are required. `along` is a quantity of each block, such as its cached positions. If
-    given, the result is the value at the mean of `along`. A straight line through the blocks is fitted, and the part
-    explained by the line is not noise. `pace` is the factor by which all places took longer in each block. If given,
-    errors and slopes relative to the pace are computed, too: caches grow while a clock drifts, and the clock's part
-    is noise.
+    given, the result is the value at the mean of `along`, and the part explained by a straight line through the
+    blocks is not noise. `pace` is the factor of all places' times in each block. If given, errors and slopes relative
+    to it are computed, too: caches grow while a clock drifts, and the clock's part is noise.
 
     The mean is the ratio of the sums. Its error is the error of batch means, by the linearised ratio (W. G. Cochran,
-    "Sampling Techniques", 1977, chapter 6). The correlation of neighbouring blocks is the median over all columns.
-    The bias of each column is subtracted (M. G. Kendall, "Note on bias in the estimation of autocorrelation",
-    Biometrika 41, 1954), and the result is at least zero.
+    "Sampling Techniques", 1977, chapter 6). The correlation of neighbouring blocks is the median over all columns,
+    less the bias of each (M. G. Kendall, "Note on bias in the estimation of autocorrelation", Biometrika 41, 1954),
+    and at least zero.
     """
     if not amount.shape[1]:
         return []
@@ -228,8 +224,8 @@ def change(before: Figure, now: Figure, compared: int, shared: float | None = No
 
 
 def _change(before: Figure, now: Figure, compared: int, looks: int) -> Change:
-    """Return the change from `before` to `now`, corrected for `compared` figures that are tested `looks` times
-    each.
+    """Return the change from `before` to `now`, corrected for `compared` figures that are each tested `looks`
+    times.
     """
     squares = before.error**2, max(now.error, before.scatter) ** 2
     variance = sum(squares)
@@ -269,8 +265,7 @@ def _half_of_ratio(before: float, now: float, squares: tuple[float, float], erro
 def learned(figures_of_runs: Sequence[Sequence[Figure]], paces: Sequence[float] | None = None) -> list[Figure]:
     """Return the mean of each row and its scatter between runs. A row has one figure in several runs.
 
-    No row is assumed to be steadier than the median row. `paces` is the factor by which all places took longer in
-    each run.
+    No row is assumed to be steadier than the median row. `paces` is the factor of all places' times in each run.
     """
     means = np.array([[one.mean for one in row] for row in figures_of_runs])
     mean, scatter = means.mean(axis=1), _scatter(means)
@@ -300,8 +295,8 @@ def learned(figures_of_runs: Sequence[Sequence[Figure]], paces: Sequence[float] 
 
 
 def _scatter(means: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the standard deviation of each row between runs. It is at least the median of all rows, relative to the
-    mean.
+    """Return the standard deviation of each row between runs. Relative to the mean, no row is steadier than the
+    median.
     """
     mean, scatter = means.mean(axis=1), means.std(axis=1, ddof=1)
     known = mean > 0

@@ -27,8 +27,8 @@ _OF_PART = 3  # three figures of a whole part are compared together: a step, a u
 class PlaceDiff:
     """A place in the old and the new run.
 
-    `change` decides the verdict. It is the change of the typical time per unit, or of the mean if that is unknown.
-    `mean` is the change of the mean time per unit. `before` is None for a new place, and `now` for a removed place.
+    `change` decides the verdict: it is of the typical time per unit, or of the mean if that is unknown. `mean` is the
+    change of the mean. `before` is None for a new place, and `now` for a removed place.
     """
 
     brick: Brick | None
@@ -135,9 +135,7 @@ class PartDiff:
 
     @property
     def slower(self) -> list[PlaceDiff]:
-        """The bricks slower beyond noise, the largest change first. A brick is given in one layer if that has most of
-        it.
-        """
+        """The bricks slower beyond noise, the largest change first, in one layer if that has most of the change."""
         by_place = {(one.brick, one.layer): one for one in self.places}
         known = [
             PlaceChange(one.brick, one.layer, one.change)
@@ -168,7 +166,7 @@ class PartDiff:
 
     @property
     def is_longer_in_the_mean(self) -> bool:
-        """Whether only a few steps became longer: the mean time of a unit exceeds noise, but its typical time does
+        """Whether only a few steps became longer: the mean time of a unit exceeds noise, its typical time does
         not.
         """
         return not self.is_slower and (self.wall.percent or 0.0) > (self.wall.noise_percent or inf)
@@ -211,9 +209,7 @@ class PartDiff:
         return off <= self.wall.before * (self.wall.noise_percent or 0.0) / 100
 
     def findable(self, places: Sequence[PlaceDiff]) -> float | None:
-        """Return the smallest change in percent that is found with probability FOUND. It is the median over
-        `places`.
-        """
+        """Return the smallest change in percent that is found with probability FOUND, as the median over `places`."""
         found = [findable_percent(one.change) for one in places if one.change and not one.is_below_resolution]
         known = [one for one in found if one is not None]
         return median(known) if known else None

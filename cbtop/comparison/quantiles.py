@@ -102,7 +102,7 @@ class CallTimes:
         )
 
     def _straighten(self, pace: NDArray[np.float64] | None) -> None:
-        """Remove the effect of `along` from each call, in places where the effect exceeds a bucket."""
+        """Remove the effect of `along` from each call of places with an effect of more than a bucket."""
         blocks, places = len(self._off), len(self._growth_us)
         each = _Sorted(self._block * places + self._place, self._bucket, self._count, blocks * places)
         median_us = each.at(np.full(blocks * places, MEDIAN)).reshape(blocks, places)

@@ -31,7 +31,7 @@ class RunDiff:
     parts: tuple[PartDiff, ...] = ()
     not_judged: tuple[str, ...] = ()  # phases of the baseline without any compared part
     alone: tuple[PartDiff, ...] = ()  # parts in the new run only, each compared with itself
-    # phases with too few steps to compare, with the time that the new run spent on them in addition
+    # phases with too few steps to compare, with their additional time in the new run
     alone_short: tuple[TooShort, ...] = ()
 
     @property

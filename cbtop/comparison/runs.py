@@ -1,10 +1,11 @@
-"""A run: its derived step times by phase and batch, and by brick, layer, and brick in a layer."""
+"""A run: times of its steps by phase and batch, and by brick, layer, and brick in a layer; derived from records."""
 
 # Words
 # - A part of a run is a group of steps that do the same work: one phase, similar numbers of tokens and sequences.
 # - A place is a brick, a layer, a brick in a layer, or the whole step.
 # - A unit is a token, or a step if tokens are not known. Times are exclusive and in µs per unit. Times of calls are
-#   inclusive and per call. Rules
+#   inclusive and per call.
+# Rules
 # - wall = bricks + between bricks + not recorded inside + between steps, per unit. This holds even if steps overlap.
 # - The effect of cached positions is not noise: times are given at the mean number of positions, with the slope.
 
@@ -200,8 +201,8 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
         paces = np.ones(len(blocks))  # the pace of blocks without recorded steps is unknown: assume 1
         paces[ran] = pace
     (wall,) = figures(np.array([[block.wall_ns / 1e3] for block in blocks]), every, cached, paces)
-    # Pauses by other programs are rare and long. The few blocks with pauses determine the scatter, so count half of
-    # them.
+    # Pauses by other programs are rare and long. Few blocks show them, so their scatter is based on half of the
+    # blocks.
     wall = replace(wall, blocks=max(MIN_BLOCKS, wall.blocks // 2))
     (whole,) = figures(sums.total_ns[:, None] / 1e3, every, cached, paces)
     outside_us = wall.mean - whole.mean

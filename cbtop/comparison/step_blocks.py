@@ -1,14 +1,11 @@
-"""Groups the records of a process into blocks of steps that do the same work. Two runs are compared by their
-blocks.
-"""
+"""Groups the records of a process into blocks of steps that do the same work. Runs are compared by these blocks."""
 
 # Rules
 # - Only whole steps count. A record belongs to the next step that ends in the same lane. The numbers of a step's
 #   sequences and cached positions are in records directly after the step.
-# - A block has a number of steps, not of seconds. A short run has as many blocks as a long run, with fewer steps
+# - A block has a number of steps, not of seconds. A short run has as many blocks as a long one, with fewer steps
 #   each.
-# - Every nanosecond after the end of the first step is in a block. Each step gets the time since the previous step
-#   ended.
+# - Every nanosecond after the end of the first step is in a block. A step gets the time since the previous one ended.
 
 from __future__ import annotations
 
@@ -79,7 +76,7 @@ class StepBlocks:
         self._held: list[Batch] = []
         self._reached_ns: int | None = None  # the latest end of any step
         self.steps = 0
-        self.left_out = 0  # number of steps left out because there are more than MAX_WORKS kinds of work
+        self.left_out = 0  # steps left out because of more than MAX_WORKS kinds of work
 
     def take(self, batch: Batch) -> None:
         """Add the next records, in the order of the recording. All nodes in them must be in the table."""
@@ -183,7 +180,7 @@ class StepBlocks:
 
 
 def _owners(batch: Batch, ends: Column, is_step: Flags, plain: Flags, odd: Flags) -> Column:
-    """Return the index in `ends` of each record's step. -1 if the step has not ended, -2 for records outside
+    """Return the index in `ends` of each record's step: -1 if the step has not ended, -2 for records outside
     steps.
     """
     owner = np.full(len(batch.node), -1)

@@ -34,8 +34,7 @@ from cbtop.units import count, counted, duration, number, percent
 FIGURES = ("p50", "p99", "per_token")
 RATE, UNATTRIBUTED, LOSS, STEP = "tokens_per_sec", "unattributed", "loss", "step"
 BLIND_PERCENT = 10.0  # percent; if no smaller change of the median brick can be found, the gate is unsure
-# percent; if only larger changes can be found, a threshold is no gate and its result is unknown
-MAX_BLIND_PERCENT = 50.0
+MAX_BLIND_PERCENT = 50.0  # percent; if only larger changes can be found, the result is unknown
 MAX_NOISE_PERCENT = 100.0  # percent; with more noise, not even a step that takes twice as long breaks a threshold
 FAR_PERCENT = 25.0  # percent; on a usable machine, pauses by other programs lengthen a unit by less than this
 READINGS_OFF = 2  # two clock readings per call, each off by up to the clock's resolution
@@ -74,9 +73,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """A parsed threshold. `value` is in µs, in %, in times of the baseline (`is_relative`), or a number without
-    unit.
-    """
+    """A parsed threshold. `value` is in µs, in %, a multiple of the baseline (`is_relative`), or a bare number."""
 
     text: str
     names: tuple[str, ...]  # the part of WHAT and PHASE, split at dots
@@ -139,9 +136,7 @@ def parse(text: str, where: tuple[str, int] = ("", 1)) -> Threshold:
 
 
 def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
-    """Return the result of a threshold for each place that it applies to. Raises UsageError if no such place
-    exists.
-    """
+    """Return the result of a threshold for each place that it applies to. Raises UsageError without such a place."""
     name = threshold.names[-1]
     if name == LOSS:
         lost = found.now.lost_percent
@@ -227,8 +222,7 @@ def of_contracts(found: RunDiff, bounds: Mapping[Brick, tuple[float, tuple[str, 
 
 
 def default_gate(found: RunDiff) -> list[Judged]:
-    """Return whether anything became slower than the baseline beyond noise: bricks, typical steps, or units per
-    second.
+    """Return whether anything became slower than the baseline beyond noise: bricks, typical steps, units/s.
 
     The typical step includes the time before it. If the data could not show a change, the result says so.
     """
@@ -302,8 +296,7 @@ def _machine_is_no_slower(part: PartDiff) -> Judged:
 
 def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
     rule = f"{part.phase}: no brick slower beyond noise"
-    # A new brick is not slower. But if a token takes longer, mostly because of the new brick, it is reported as
-    # guilty.
+    # A new brick is not slower. But if a token takes longer, mostly because of it, the new brick is guilty.
     new = [one for one in part.new if part.is_slower and one.delta_us > part.wall.delta / 2]
     if slower := [*new, *part.guilty]:
         return [

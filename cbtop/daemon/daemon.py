@@ -4,8 +4,8 @@ It runs as a separate process (`cbtop daemon`), or with the same code in a threa
 The profiled processes do not know that it exists. It can start late, die and return.
 
 Rules of discovery
-- At most MAX_SOURCES processes are watched. Running processes come before ended ones, and processes that ended later
-  come before those that ended earlier. A process that is no longer watched keeps its files.
+- At most MAX_SOURCES processes are watched: running ones first, then those that ended last. A process that is not
+  watched any longer keeps its files.
 - Listing files deletes nothing. The daemon deletes the files of a process KEEP_ENDED_S after it learned of its end.
   It deletes the oldest files earlier if the data of all ended processes exceeds its limits (`cbtop.protocol.ended`).
 - Each round looks at up to LOOKS_AT_ONCE new processes, those that probably run first. Listing the files takes at
@@ -119,7 +119,7 @@ class Daemon:
         self._read_ns = time.perf_counter_ns()  # all records before this moment were read from every source
         self._history_s = history_s
         self._history = History(history_s)
-        # versions of the sources in the last keyframe of the history
+        # versions of the sources in its last keyframe
         self._history_versions: dict[str, tuple[int, int]] | None = None
         self._history_keyframe_s = 0.0
 
@@ -334,8 +334,7 @@ class Daemon:
             self._devices.rest()
             return
         profiled = [pid for source in self._sources.values() if (pid := source.pid_in(self._pid_namespace))]
-        # include this process, so that the cost of the daemon is known
-        self._devices.listen([os.getpid(), *profiled])
+        self._devices.listen([os.getpid(), *profiled])  # include the cost of this process
         self._say(FrameKind.LIVE, [codec.encode(sample) for sample in self._devices.fresh()])
 
     def _beat(self) -> None:
@@ -347,7 +346,7 @@ class Daemon:
     def _keyframe(self) -> None:
         self._publish()
         for source in self._sources.values():
-            # a source that is behind is being read and will be published anyway
+            # a source that is behind will be published anyway
             if source.state is SourceStatus.LIVE and not source.is_behind:
                 self._publisher.send_frames(LIVE, _frames_of(source, source.keyframe))
         if not self._history_s:
@@ -357,8 +356,7 @@ class Daemon:
         versions = {source.key: source.version for source in recent}
         now_s = time.monotonic()
         is_old = bool(self._devices.latest()) and now_s - self._history_keyframe_s >= RESTING_KEYFRAME_S
-        # if nothing has changed, the last keyframe of the history is still complete
-        if versions != self._history_versions or is_old:
+        if versions != self._history_versions or is_old:  # if nothing changed, the last keyframe is still complete
             self._history_versions, self._history_keyframe_s = versions, now_s
             now_ns = time.perf_counter_ns()
             keyframe = encode_frame(FrameKind.KEYFRAME, now_ns, self._snapshots(recent))

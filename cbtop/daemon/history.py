@@ -49,9 +49,7 @@ class History:
         self.end += 1
 
     def piece(self, number: int) -> tuple[int, list[bytes]]:
-        """Return about PIECE_BYTES of frames, beginning with frame `number` or the oldest frame, and the first
-        frame's number.
-        """
+        """Return about PIECE_BYTES of frames from frame `number` (or the oldest) on, and the first frame's number."""
         first, found, size = self.end, list[bytes](), 0
         for segment in self._segments:
             skip = max(0, number - segment.number)

@@ -16,9 +16,7 @@ LOOK_NS = 500_000_000  # time between looks at the threads of a quiet process
 
 
 class QuietWatch:
-    """Watches one process through its ring. All times are on this host's monotonic clock, which the process
-    shares.
-    """
+    """Watches one process through its ring. All times are on the host's monotonic clock, shared by the process."""
 
     def __init__(self, ring: RingReader) -> None:
         self._ring = ring
@@ -52,8 +50,7 @@ class QuietWatch:
         self._threads = None
 
     def look(self, now_ns: int) -> None:
-        """Look at the threads, if the process has been quiet for MIN_QUIET_NS or its threads have never reported a
-        brick.
+        """Look at the threads, if the process has been quiet for MIN_QUIET_NS or none has ever reported a brick.
 
         A thread that has ended, such as a thread of a request, has freed its slot.
         """
@@ -72,8 +69,8 @@ class QuietWatch:
         self._threads = threads
 
     def quiet(self, now_ns: int, last: int, is_in_step: Callable[[int], bool] = lambda node: True) -> Quiet | None:
-        """Return the stall, or None if the process has not been quiet for long. `last` is the node of its newest
-        record.
+        """Return the stall, or None if the process has not been quiet for long. `last` is its newest record's
+        node.
         """
         if self._threads is None or self._moved_ns is None:
             return None

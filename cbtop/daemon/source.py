@@ -129,7 +129,7 @@ class Source:
             # check before reading: if the process is dead now, this read gets everything
             alive = self._liveness.is_alive(self.hello)
             batch = self._read_ring(final=not alive)
-            # the process announces every node before its records, so this has all nodes of the batch
+            # nodes are announced before their records, so this has all nodes of the batch
             self._announced.add(self._catalog_reader.read())
             self._count(batch)
             self._unread = self._ring.unread
@@ -195,8 +195,7 @@ class Source:
     def snapshot(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
         """Return everything known, for a new viewer. As a keyframe, it also helps viewers that lost messages.
 
-        A source that is still reading a long catalog omits its statistics, because a viewer's window begins with
-        them.
+        Statistics are omitted while a long catalog is being read, because a viewer's window begins with them.
         """
         return [
             SourceCatalog(self.key, complete=True, messages=tuple(self.catalog)),
@@ -207,8 +206,7 @@ class Source:
     def keyframe(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
         """Return everything known again.
 
-        A part that has not changed (the catalog, or all) is repeated twice, and after that in one of QUIET_ROUNDS
-        keyframes.
+        An unchanged part (the catalog, or all) is repeated twice, and after that in one of QUIET_ROUNDS keyframes.
         """
         self._quiet_rounds = self._quiet_rounds + 1 if self.version == self._quiet_version else 0
         self._quiet_version = self.version

@@ -55,9 +55,7 @@ class Totals:
         self._changed_cells.append(changed_cells)
 
     def changes(self, source: str, read_ns: int) -> Iterator[StatsUpdate]:
-        """Yield the changes since the last call as updates of `source`. `read_ns` is the time when its ring was
-        read.
-        """
+        """Yield the changes since the last call as updates of `source`. Its ring was read at `read_ns`."""
         if not self._changed_nodes:
             return
         node = distinct(np.concatenate(self._changed_nodes))
@@ -68,14 +66,14 @@ class Totals:
         self._changed_cells.clear()
 
     def everything(self, source: str, read_ns: int) -> Iterator[StatsUpdate]:
-        """Yield all statistics as updates of `source`. `read_ns` is the time when its ring was read."""
+        """Yield all statistics as updates of `source`. Its ring was read at `read_ns`."""
         node, cells = self.stats.nodes_with_records(), self.stats.all_buckets()
         yield from self._updates(source, read_ns, node, cells, 0)
 
     def _updates(
         self, source: str, read_ns: int, node: Column, cell: Column, ran_from_ns: int | None
     ) -> Iterator[StatsUpdate]:
-        """Yield updates with the totals of `node`, the counts of the histogram cells in `cell` (ascending), and step
+        """Yield updates with the totals of `node`, the counts of the ascending histogram cells, and step
         intervals.
         """
         yield self._update(source, read_ns, node, cell[:MAX_CELLS], ran_from_ns)

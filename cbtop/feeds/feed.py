@@ -1,6 +1,4 @@
-"""The feed: a viewer's links to daemons, and the views built from their data. The TUI and headless commands use
-it.
-"""
+"""The feed: a viewer's links to daemons, and the views of their data. The TUI and headless commands use it."""
 
 from __future__ import annotations
 
@@ -122,7 +120,7 @@ class Views:
 
     @property
     def is_daemon_inside(self) -> bool:
-        """Whether a daemon runs in this process, because no other daemon was running."""
+        """Whether a daemon runs in this process, because no other was running."""
         return False
 
     @abstractmethod
@@ -130,8 +128,7 @@ class Views:
         """Yield the cost of each daemon that runs in another process."""
 
     def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
-        """Return the view of a source, since its start or over the recent window. None for `key` means the first
-        source.
+        """Return the view of a source (None: the first one), since its start or over the recent window.
 
         Returns None if no such source has appeared yet.
         """
@@ -161,8 +158,7 @@ class Views:
     def merged(
         self, mode: MergeMode, key: str | None = None, phase: str | None = None, *, window: bool = False
     ) -> SourceView | None:
-        """Return one view of all sources that belong together with the source `key`, or with the first source if
-        None.
+        """Return one view of all sources that belong together with the source `key` (None: the first one).
 
         Returns None without any source.
         """
@@ -272,7 +268,7 @@ class StoreViews(Views):
     @property
     @abstractmethod
     def store(self) -> Store:
-        """The store that the views are built from."""
+        """The store of the views."""
 
     @property
     @abstractmethod
@@ -324,9 +320,7 @@ class Feed(Views):
         self._mark()
 
     def _mark(self) -> None:
-        """Find notable events, once per heartbeat. Only do so for a single daemon, because several have different
-        clocks.
-        """
+        """Find notable events once per heartbeat. Several daemons have different clocks, so they have no events."""
         heard_ns = self.links.heard_ns
         if heard_ns is None or heard_ns == self._heard_ns:
             return
@@ -343,8 +337,7 @@ class Feed(Views):
         return self._marks
 
     def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
-        """Return the view of a source, since its start or over the recent window. None for `key` means the first
-        source.
+        """Return the view of a source (None: the first one), since its start or over the recent window.
 
         Its verdicts are made once per heartbeat, because a text that changes twice a second cannot be read.
         """
@@ -398,14 +391,14 @@ class Feed(Views):
         return self._kept_roofs.over(record)
 
     def want(self, key: str) -> None:
-        """Request the unread data of an ended source. Each daemon gets one request at a time. A later poll reads the
+        """Request the unread data of an ended source, one source per daemon at a time. A later poll reads the
         answer.
         """
         self.links.want(key)
 
     @property
     def is_daemon_inside(self) -> bool:
-        """Whether a daemon runs in this process, because no other daemon was running."""
+        """Whether a daemon runs in this process, because no other was running."""
         return self.links.is_daemon_inside
 
     @property
@@ -425,9 +418,7 @@ class Feed(Views):
 
     @property
     def refused(self) -> str:
-        """The reasons if every daemon rejects us, or we reject its messages. Empty if one link works, or may still
-        work.
-        """
+        """Why all daemons and this viewer reject each other. Empty if one link works, or may still work."""
         return self.links.refused
 
     def status(self) -> str:

@@ -22,8 +22,7 @@ POLL_S = 0.05
 
 
 class KernelRequest:
-    """A request for the kernels of a process's next steps. Call `poll` until they arrive. `close` withdraws the
-    request.
+    """A request for the kernels of a process's next steps. Call `poll` until they arrive. `close` withdraws it.
 
     Raises CbtopError if the process accepts no requests or refuses this one, NoDataError if it ends or does not
     answer within `wait_s`, and RequestError if the request cannot be sent. The caller must still close `source`.

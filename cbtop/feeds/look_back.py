@@ -18,8 +18,7 @@ from cbtop.protocol.keys import ViewerKeys
 
 
 def look_back(feed: Feed) -> Callable[[], ReplayFeed]:
-    """Return a function that fetches the history of the current sources of `feed`. The feed must have a single
-    daemon.
+    """Return a function that fetches the history of the current sources of `feed`, which must have one daemon.
 
     The function blocks, so call it in a thread. It raises CbtopError, ProtocolError or OSError with the reason.
     """

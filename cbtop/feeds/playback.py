@@ -20,8 +20,7 @@ from cbtop.protocol.recording import Frame, FrameKind, RecordingReader
 from cbtop.viewmodels.selection import is_selected
 
 SLACK = 1.1  # extra reach for a curve, because its samples are one a second and may be late
-# A jump begins this much earlier than necessary. It keeps the states at the last keyframes, so that small steps back
-# are fast.
+# A jump begins this much earlier than necessary and keeps the last states, so that small steps back are fast.
 STEPS_BACK_NS = 15_000_000_000
 RECENT_NS = 10_000_000_000  # a timeline shows the last 10 s, or the 10 s before the end of a process
 RANGE_RECENT_NS = 60_000_000_000  # for a chosen range, a timeline shows the last 60 s
@@ -51,7 +50,7 @@ class Playback:
     ) -> None:
         self.store = Store(window_s)
         self.touched = 0  # number of decoded frames
-        self.refused: set[int] = set()  # offsets of frames with messages that could not be decoded
+        self.refused: set[int] = set()  # offsets of frames with undecodable messages
         self.reason = ""  # why the latest of these messages was rejected
         self.marks = Marks(reader.begin_ns)
         self._reader, self._window_s, self._selected = reader, window_s, selected
@@ -93,9 +92,7 @@ class Playback:
 
     @property
     def range_s(self) -> tuple[float, float] | None:
-        """Begin and end of the shown range in seconds from the beginning of the recording, or None without a
-        range.
-        """
+        """Begin and end of the shown range in seconds, or None without a range."""
         if self._range is None:
             return None
         begin_ns, end_ns = (at_ns - self._reader.begin_ns for at_ns in (self._range.begin_ns, self._range.end_ns))
@@ -201,8 +198,7 @@ class Playback:
             self.store.forget_records()
 
     def _catch_up(self, until: int | None) -> int | None:
-        """Read the last records before the current moment, from frames before offset `until`. Returns the next
-        frame's offset.
+        """Read the last records before the current moment, before offset `until`. Returns the next frame's offset.
 
         For an ended source, read the last records before its end, if the end is within the reach of a jump.
         """
@@ -259,8 +255,8 @@ class Playback:
             for message in self._decoder.messages(frame):
                 if of is not None and not (isinstance(message, RecordBatch) and message.source in of):
                     continue
-                # If the daemon is the same as before, its keyframe must not clear the past that is shown. Its
-                # heartbeat is not a moment of its own, because a live viewer did not receive it.
+                # If the daemon is the same as before, its keyframe must not clear the past that is shown. The
+                # heartbeat in it is not a moment of its own, because a live viewer did not receive it.
                 if isinstance(message, DaemonHello):
                     is_known = self._knows(message)
                 if not (is_known and isinstance(message, DaemonHello | Heartbeat)):
@@ -272,8 +268,7 @@ class Playback:
             self.refused.add(frame.offset)
             self.reason = str(error)
             if isinstance(error, LimitError):
-                # the memory limit is reached: stop here until a jump begins with an empty store
-                self._frames = iter(())
+                self._frames = iter(())  # the memory limit is reached: stop until the next jump
 
     def _knows(self, hello: DaemonHello) -> bool:
         known = self.store.daemon

@@ -51,7 +51,7 @@ class ReplayFeed(StoreViews):
         is_history: bool = False,
         curves_s: float = HISTORY_S,
     ) -> None:
-        """Set `is_history` if the file is a daemon's history. After a jump, curves cover at least `curves_s`
+        """Set `is_history` for a file with a daemon's history. After a jump, curves cover at least `curves_s`
         seconds.
         """
         super().__init__(selected)
@@ -133,9 +133,7 @@ class ReplayFeed(StoreViews):
 
     @property
     def range_s(self) -> tuple[float, float] | None:
-        """Begin and end of the shown range in seconds from the beginning of the recording, or None without a
-        range.
-        """
+        """Begin and end of the shown range in seconds, or None without a range."""
         return self.playback.range_s
 
     @property

@@ -1,10 +1,7 @@
-"""Reads and writes runs in JSON files (`cbtop.runs/1`). A file has the comparable figures of recordings, in a
-thousandth of their size.
-"""
+"""Runs in JSON files (`cbtop.runs/1`), with the comparable figures of recordings in a thousandth of their size."""
 
 # Rules
-# - The input is untrusted. Every field has a type and bounds, every text is sanitised, and errors name the wrong
-#   field.
+# - The input is untrusted. Every field has a type and bounds, every text is sanitised, and errors name the field.
 # - A file is written under a temporary name, and renamed when it is complete.
 
 from __future__ import annotations

@@ -54,8 +54,7 @@ class _Read:
 
 
 def runs_in(path: Path, selected: Sequence[str] = ()) -> list[Run]:
-    """Return a run for each process that recorded steps in the recording at `path`. Return only `selected` ones if
-    given.
+    """Return a run for each process (or each `selected` one) that recorded steps in the recording at `path`.
 
     Records count as lost if they were lost on the way or are from before the recording. Raises RecordingError or
     VersionError, and DecodeError if the contents do not fit in memory.
@@ -82,9 +81,7 @@ def runs_in(path: Path, selected: Sequence[str] = ()) -> list[Run]:
 
 
 def _read(reader: RecordingReader, read: dict[str, _Read]) -> int:
-    """Add the records, samples and states in the recording to each process. Returns the number of undecodable
-    frames.
-    """
+    """Add the contents of the recording to each process. Returns the number of frames that could not be decoded."""
     refused = 0
     for frame in reader.frames(wanted=(FrameKind.RECORDS, FrameKind.LIVE)):
         try:

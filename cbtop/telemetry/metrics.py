@@ -236,8 +236,7 @@ METRICS = (
 class DurationHistogram:
     """A histogram of calls. `counts[i]` calls took at most `bounds_ns[i]`, and more than the bound before.
 
-    The last count has no upper bound. If some durations are unknown, it has no bounds, and only one count of all
-    calls.
+    The last count has no upper bound. If some durations are unknown, there is only one count and no bound.
     """
 
     bounds_ns: tuple[int, ...]

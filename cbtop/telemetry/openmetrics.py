@@ -75,8 +75,7 @@ def registry(snapshot: Snapshot) -> CollectorRegistry:
     """Return `snapshot` as a registry of prometheus-client."""
     from prometheus_client import CollectorRegistry
 
-    # registers the names, so that requests with ?name[]= find the metrics
-    found = CollectorRegistry(auto_describe=True)
+    found = CollectorRegistry(auto_describe=True)  # so that requests with ?name[]= find the metrics
     found.register(_Collected(snapshot))
     return found
 

@@ -123,9 +123,7 @@ def serving(address: str, subscription: Subscription) -> Iterator[str]:
 
 
 def metrics_data(snapshot: Snapshot, now_ns: int) -> MetricsData:
-    """Return `snapshot` in the SDK's data model, with cumulative points. Every point has the time `now_ns` (Unix
-    time).
-    """
+    """Return `snapshot` in the SDK's data model, with cumulative points at the time `now_ns` (Unix time)."""
     # Import here, because the SDK takes a third of a second to load.
     from opentelemetry.sdk.metrics import export
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope

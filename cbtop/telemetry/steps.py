@@ -1,7 +1,6 @@
 """Samples one whole step of each process, record by record, for traces."""
 
-# Records are only requested from the daemon while a step is sampled. Between samples they cost nothing on either
-# side.
+# Records are only requested from the daemon while a step is sampled. Between samples, neither side has any cost.
 
 from __future__ import annotations
 
@@ -68,8 +67,7 @@ def sample_steps(endpoint: str, keys: ViewerKeys | None, stop: threading.Event) 
 
 
 def whole_step(batch: Batch, nodes: NodeTable) -> Batch | None:
-    """Return the records of the first complete step in `batch`. It must begin after the first record of the batch
-    ended.
+    """Return the records of the first complete step in `batch` that began after the batch's first record ended.
 
     Returns None without such a step with recorded bricks and at most MAX_STEP_RECORDS records.
     """

@@ -68,8 +68,8 @@ class Subscription:
             collector.close()
 
     def _answer(self, collector: Collector, counters: Counters) -> None:
-        """Answer all pending requests with one snapshot. Later requests wait, because the thread must receive between
-        answers.
+        """Answer all pending requests with one snapshot. Later requests wait, because the thread must first
+        receive.
         """
         waiting = [self._asked.get() for _ in range(self._asked.qsize())]
         waiting = [asked for asked in waiting if asked.set_running_or_notify_cancel()]

@@ -11,7 +11,7 @@ from cbtop.viewmodels.lanes import TimelineSpan
 
 
 def change(found: Change) -> str:
-    """Format the change of a figure: `+10.1 % ± 1.2`, or `noise: ± 4.0 %` if it does not exceed noise."""
+    """Format the change of a figure: `+10.1 % ± 1.2`, or `noise: ± 4.0 %`."""
     if found.percent is None:
         return NOT_MEASURED
     if not found.is_beyond_noise:
@@ -25,8 +25,7 @@ def rate_change(found: Change) -> str:
 
 
 def step_beside(found: Comparison, step: TimelineSpan) -> str:
-    """Format the time of one step next to the baseline: `decode 11.85 ms, was 11.20 ms (+5.8 %), the baseline's
-    median`.
+    """Format the time of a step and the baseline: `decode 11.85 ms, was 11.20 ms (+5.8 %), the baseline's median`.
 
     If the median is unknown, give the reason. A single step is not judged as slower or faster.
     """
@@ -51,9 +50,7 @@ def baseline_rates(found: Comparison) -> list[str]:
 
 
 def baseline(found: Comparison) -> str:
-    """Format the time range of the baseline: `the 10.0 s before 20:02:11`. Name its process if it is a different
-    one.
-    """
+    """Format the time range of the baseline, and its process if different: `the 10.0 s before 20:02:11`."""
     base, where = found.base, found.base.surroundings
     is_other = base.key != found.now.key
     when = "" if base.ended_s is None else f" before {date(base.ended_s)[0 if is_other else 11 :]}"

@@ -9,9 +9,7 @@ from cbtop.viewmodels.kernels import BurstView
 
 
 def critical_path(found: CriticalPathView) -> str:
-    """Format the length of a critical path: `critical path 1.20 ms, 5 of 9 timed nodes (derived, of the mean
-    run)`.
-    """
+    """Format a critical path: `critical path 1.20 ms, 5 of 9 timed nodes (derived, of the mean run)`."""
     if found.unknown:
         return f"critical path {NOT_MEASURED}: {found.unknown}"
     nodes = f"{count(found.nodes)} of {count(found.timed_nodes)} timed nodes"

@@ -35,9 +35,9 @@ def shown_time(source: SourceView, *, with_date: bool = False) -> str:
 
 
 def between_steps(found: TimeRangeView | None) -> str:
-    """Format the time between steps: `between steps 49.7 % (4.97 s of 10.0 s)`. Return "" if it is unknown.
+    """Format the time between steps: `between steps 49.7 % (4.97 s of 10.0 s)`, or "" if unknown.
 
-    The share is `at least` so large if a step that began before the range counts as a whole.
+    `at least` is added if a step that began before the range counts as a whole.
     """
     if found is None or found.between_us is None:
         return ""

@@ -18,9 +18,7 @@ def sample(every: int | None) -> str:
 
 
 def inside_of_all(source: SourceView) -> str:
-    """Return the number of recorded steps that the figures of bricks are from, if it is small or is of all steps.
-    Else "".
-    """
+    """Return how many recorded steps the figures of bricks are from. Return "" for enough steps of the shown time."""
     steps = source.steps
     if steps is None or not steps.recorded:
         return ""
@@ -73,7 +71,7 @@ def no_bricks(view: SourceView) -> str:
 
 
 def losses(loss: LossView) -> str:
-    """Format the losses of records: `95,879 produced, 1,200 lost (1.3 % since the daemon looked), 300 before attach,
+    """Format losses of records: `95,879 produced, 1,200 lost (1.3 % since the daemon looked), 300 before attach,
     …`.
     """
     share = f" ({percent(loss.lost_percent)} since the daemon looked)" if loss.lost else ""

@@ -22,8 +22,7 @@ def limit(row: BrickRow) -> str:
 
 
 def ceiling_rounds(row: CeilingRow) -> str:
-    """Format the rounds of a measured roof, and the load: `best of 12 rounds, median 19.00, lowest 12.50, …, load 3
-    %`.
+    """Format the rounds of a measured roof, and the load: `best of 12 rounds, median 19.00, …, load 3 %`.
 
     A short measurement is marked as `short`.
     """
@@ -36,9 +35,7 @@ def ceiling_rounds(row: CeilingRow) -> str:
 
 
 def ceiling_doubts(ceilings: Sequence[CeilingRow]) -> list[str]:
-    """Return reasons why roofs may be inaccurate: rounds that differ much, or use of the machine by other
-    programs.
-    """
+    """Return reasons why roofs may be inaccurate: rounds that differ much, or other programs on the machine."""
     found = []
     if unsure := [row for row in ceilings if row.is_unsure]:
         named = ", ".join(f"{row.name} (spread {percent(row.spread_percent)})" for row in unsure)
@@ -50,9 +47,7 @@ def ceiling_doubts(ceilings: Sequence[CeilingRow]) -> list[str]:
 
 
 def without_work(names: Sequence[str]) -> str:
-    """Return the bricks missing on the roofline, by reason: no declared work, or a device that waited for the
-    host.
-    """
+    """Return the bricks missing on the roofline by reason: no declared work, or their device waited for the host."""
     waited = f", {LAUNCH_BOUND}"
     silent = [name for name in names if not name.endswith(waited)]
     bound = [name.removesuffix(waited) for name in names if name.endswith(waited)]

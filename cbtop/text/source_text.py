@@ -37,7 +37,7 @@ def process_cost(cost: ProcessCost) -> str:
 
 
 def unknown_figures(rows: Sequence[SourceRow]) -> list[str]:
-    """Return each reason once, with its figure and processes: `recording costs of pid 7, pid 8: it does not measure
+    """Return each reason once, with figure and processes: `recording costs of pid 7, pid 8: it does not measure
     …`.
     """
     found: dict[tuple[str, str], list[str]] = {}

@@ -54,8 +54,8 @@ def between(range_s: tuple[float, float], *, with_date: bool = False) -> str:
 
 
 def since(unix_s: float, wall_us: float | None, *, with_date: bool = False) -> str:
-    """Format the begin of a time range as a time of day. Add the day if the range is long, and the year if
-    requested.
+    """Format the begin of a time range: the time of day, with the day if the range is long, and the year on
+    request.
     """
     is_days = wall_us is not None and wall_us >= _DATE_FROM_US
     return date(unix_s)[0 if with_date else 5 if is_days else 11 :]

@@ -29,7 +29,7 @@ class Cpu:
         self._clock_ns = clock_ns
         self._rates = Rates()
         self._model = ""
-        # by pid and start: time of the reading (ns), and the times of each thread
+        # by pid and start: time of the reading (ns), and times per thread
         self._times: dict[tuple[int, int], tuple[int, dict[str, tuple[int, int]]]] = {}
         self._next_times = dict(self._times)
 
@@ -60,9 +60,7 @@ class Cpu:
         """Do nothing, because nothing is open."""
 
     def _busy_percent(self) -> float:
-        """Return the busy percentage of all processors since the previous sample. Their total time serves as the
-        clock.
-        """
+        """Return the busy percentage of all processors since the previous sample, with their total time as clock."""
         times = self._api.cpu_times()._asdict()
         busy_s = sum(time_s for name, time_s in times.items() if name not in NO_WORK)
         all_s = busy_s + times.get("idle", 0.0) + times.get("iowait", 0.0)

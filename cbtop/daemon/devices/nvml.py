@@ -1,10 +1,11 @@
 """NVIDIA GPUs and MIG devices, from NVML (libnvidia-ml, which comes with the driver)."""
 
-# A card, MIG device or container may reject any single call as unsupported, so each figure is queried separately.
-# Handles are requested every time (4 µs), so that a lost GPU is found when it returns. A forked child that calls NVML
-# breaks NVML for its parent (driver 580: "Unknown Error" until it is opened again). So nothing here runs at exit or
-# in a child. Sampling a GPU takes 52 ms (H100, driver 580). 42 ms are in the two calls for PCIe, which wait for 20 ms
-# each. PCIe byte counters exist, but have only 32 bits. 11 ms are processor time.
+# - A card, MIG device or container may reject any single call as unsupported, so each figure is queried separately.
+# - Handles are requested every time (4 µs), so that a lost GPU is found when it returns.
+# - A forked child that calls NVML breaks NVML for its parent (driver 580: "Unknown Error" until it is opened again).
+#   So nothing here runs at exit or in a child.
+# - Sampling a GPU takes 52 ms (H100, driver 580), of these 11 ms of processor time. The two calls for PCIe take 42
+#   ms, because each waits for 20 ms. Byte counters for PCIe exist, but have only 32 bits.
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ SLOWED_BY = {
     0x200: "board limit",
     0x400: "reliability",
 }
-IDLE = 0x001  # this bit is not reported, because an idle device is not slowed down
+IDLE = 0x001  # not reported, because an idle device is not slowed down
 
 
 class LostError(Exception):
@@ -51,9 +52,7 @@ class LostError(Exception):
 
 
 class Nvml:
-    """Samples every GPU. `api` is the module pynvml (package nvidia-ml-py), or None to load it with the first
-    sample.
-    """
+    """Samples every GPU. `api` is the module pynvml (package nvidia-ml-py), or None to load it when sampling."""
 
     name = "nvml"
 
@@ -66,9 +65,7 @@ class Nvml:
         self._seen_us: dict[str, int] = {}  # by uuid: the driver's time of the latest known use by a process
 
     def sample(self, pids: Collection[int]) -> DeviceSample:
-        """Return a sample of every GPU and MIG device with all their processes, or the reason why no GPU was
-        found.
-        """
+        """Return a sample of every GPU and MIG device with all their processes, or why no GPU was found."""
         begun_ns = self._clock_ns()
         try:
             count = self._open()
@@ -261,9 +258,7 @@ class Nvml:
         )
 
     def _busy(self, handle: Any, uuid: str) -> dict[int, float]:
-        """Return the percentage of SM time of each process since the previous sample. Processes not listed used
-        none.
-        """
+        """Return the percentage of SM time of each process since the previous sample. Missing processes used none."""
         api = self._api
         try:
             samples = api.nvmlDeviceGetProcessUtilization(handle, self._seen_us.get(uuid, 0))
