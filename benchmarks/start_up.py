@@ -61,8 +61,7 @@ def _environment(directory: Path) -> str:
 
 def _measured(interpreter: str, what: str, program: str, rounds: int) -> list[Figure]:
     python = [interpreter, "-c", program]
-    # run directory of a process that reports nothing when it ends
-    nothing_yet = Path(os.environ["CBTOP_RUNTIME_DIR"]) / "run-1-1"
+    nothing_yet = Path(os.environ["CBTOP_RUNTIME_DIR"]) / "run-1-1"  # file of a run that reports nothing at its end
     hook = {"CBTOP_RUN": "1", "CBTOP_RUN_ID": f"1,1:{nothing_yet}", "PYTHONPATH": HOOK}
     ways: dict[str, tuple[list[str], dict[str, str]]] = {
         BARE: (python, {}),
