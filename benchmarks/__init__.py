@@ -1,1 +1,1 @@
-"""The cost of cbtop itself. Each figure is a ratio to a peer or a limit measured in the same run."""
+"""Benchmarks of the cost of cbtop itself. Each figure is a ratio to a peer or to a limit measured in the same run."""

@@ -1,8 +1,8 @@
 """Run the benchmarks and print their figures.
 
-python -m benchmarks [NAME ...]         all, or those named; `--help` describes them
-python -m benchmarks real [NAME ...]    real programs with and without cbtop; it has options of its own
-python -m benchmarks planted            how often a slow layer is named; it has options of its own
+python -m benchmarks [NAME ...]         all benchmarks, or the named ones; `--help` describes them
+python -m benchmarks real [NAME ...]    real programs with and without cbtop; this command has its own options
+python -m benchmarks planted            how often a slow layer is named; this command has its own options
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def main() -> int:
 
 
 def with_runtime_directory(call: Callable[[], int]) -> int:
-    """Print the machine, and return the result of `call` in an empty runtime directory."""
+    """Print the machine, then return the result of `call`, which runs with an empty runtime directory."""
     print(f"Python {platform.python_version()}, {len(os.sched_getaffinity(0))} cores, {platform.machine()}\n")
     with tempfile.TemporaryDirectory(prefix="cbtop-bench-") as directory:
         os.environ["CBTOP_RUNTIME_DIR"] = directory

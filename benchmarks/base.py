@@ -18,7 +18,7 @@ class Ratio:
 
     @classmethod
     def of(cls, values: Sequence[float], peers: Sequence[float]) -> Ratio:
-        """Divide round by round, because a disturbance affects both."""
+        """Divide values by peers round by round, because a disturbance in a round affects both."""
         low, median, high = statistics.quantiles(
             [value / peer for value, peer in zip(values, peers, strict=True)], n=4, method="inclusive"
         )
@@ -27,7 +27,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of the table: what was measured, against what, and the ratio of the two."""
+    """One line of the table: the measured thing, its value, the peer, and the ratio of both."""
 
     what: str
     value: float
@@ -37,8 +37,10 @@ class Figure:
 
 
 def interleaved_ns(calls: dict[str, Callable[[], object]], repeats: int, rounds: int = 15) -> dict[str, float]:
-    """Return the median time (ns) of one call of each, in rounds that take turns, so that a busy machine slows all
-    alike."""
+    """Return the median time (ns) of one call of each function.
+
+    The calls take turns in rounds, so that a busy machine slows all of them alike.
+    """
 
     def loop(call: Callable[[], object]) -> Callable[[int], None]:
         def run(times: int) -> None:
@@ -54,7 +56,7 @@ def interleaved_ns(calls: dict[str, Callable[[], object]], repeats: int, rounds:
 def interleaved_loops_ns(
     loops: dict[str, Callable[[int], None]], repeats: int, rounds: int
 ) -> dict[str, list[float]]:
-    """Return the time (ns) of one turn of each loop, round by round. A loop is called with its number of turns."""
+    """Return the time (ns) of one turn of each loop in every round. A loop is called with the number of its turns."""
     found: dict[str, list[float]] = {name: [] for name in loops}
     for _ in range(rounds):
         for name, loop in loops.items():
@@ -67,7 +69,7 @@ def interleaved_loops_ns(
 def interleaved_cpu_ns(
     calls: Mapping[str, Callable[[], object]], repeats: int, rounds: int
 ) -> dict[str, list[float]]:
-    """Return nanoseconds of processor time a call, round by round, without a first round."""
+    """Return the processor time (ns) of one call of each function in every round. The first round is left out."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(rounds + 1):
         for name, call in calls.items():

@@ -1,12 +1,12 @@
-"""Compare variants of one step with the bare step: short blocks in random order, each between two bare ones.
+"""Compare variants of a step with the bare step: short blocks in random order, each between two bare blocks.
 
-A block is switched on and runs steps until the interpreter has relearnt what the switch made it forget. The next
-steps are timed (by the thread's CPU time by default), then the block is switched off. Its ratio is its mean divided
-by the mean of both bare neighbours. The result is the median of a variant's ratios, and its 95 % interval by a
-bootstrap.
+A block begins by switching its variant on. It then runs steps until the interpreter has relearnt what the switch made
+it forget. The next steps are timed, by the thread's CPU time unless a clock is given. Then the variant is switched
+off. The ratio of a block is its mean divided by the mean of both bare neighbours. The result is the median of a
+variant's ratios, with a 95 % interval from a bootstrap.
 
-Attaching makes the interpreter forget, which costs far more than a single recorded step adds. So a recorded step is
-compared with the plain steps before and after it, all attached (`run_beside_plain`).
+Attaching makes the interpreter forget, which costs far more than a single recorded step. So a recorded step is
+compared with the plain steps before and after it, all of them attached (`run_beside_plain`).
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from benchmarks.base import Ratio
 from cbtop.profiler.instrument.governor import Governor
 
 RESAMPLED = 1000
-NEVER = 1 << 62  # record one step in this many: none
-PLAIN_BEFORE, PAYING, PLAIN_AFTER = 4, 4, 8  # steps; PAYING: the recorded one, and those that swap out and relearn
-Switch = Callable[[], Callable[[], None]]  # switches on, and returns what switches off again
+NEVER = 1 << 62  # record one step in this many, which is no step
+# numbers of steps; PAYING counts the recorded step and the next ones, which swap out the recording code and relearn
+PLAIN_BEFORE, PAYING, PLAIN_AFTER = 4, 4, 8
+Switch = Callable[[], Callable[[], None]]  # switches a variant on, and returns a function that switches it off
 
 
 def record_when_told(governor: Governor) -> Callable[[bool], None]:
-    """Return a function that sets whether the next steps are recorded, by the governor's own settings, on the default
-    path.
+    """Return a function that sets whether the next steps are recorded.
 
-    The governor decides nothing from now on.
+    It changes the governor's own settings, so that steps take the default path. The governor decides nothing
+    afterwards.
     """
     governor._look_at_step = NEVER
     governor.floor = 0
@@ -45,11 +46,11 @@ def record_when_told(governor: Governor) -> Callable[[bool], None]:
 
 @dataclass
 class Variant:
-    """One way to run the step, once in every `every` cycles."""
+    """One way to run the step. It runs once in every `every` cycles."""
 
     begin: Switch
     every: int = 1
-    ratios: list[float] = field(default_factory=list)  # to bare, one of each block
+    ratios: list[float] = field(default_factory=list)  # the time of each block relative to bare blocks
 
 
 def run_beside_bare(
@@ -62,7 +63,10 @@ def run_beside_bare(
     timed: int,
     clock_ns: Callable[[], int] | None = None,
 ) -> float:
-    """Fill in the ratios of all variants, in as many cycles as fit. Returns the median time (ns) of a bare step."""
+    """Run as many cycles as fit into `seconds`, and add the ratios of all variants.
+
+    Returns the median time (ns) of a bare step.
+    """
 
     now_ns = clock_ns or time.thread_time_ns
 
@@ -94,7 +98,7 @@ def run_beside_bare(
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Collect no garbage within a step, and do not search old objects between steps."""
+    """Collect no garbage while the context is open, and exclude older objects from later collections."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -112,8 +116,9 @@ def run_beside_plain(
     seconds: float,
     clock_ns: Callable[[], int] | None = None,
 ) -> Variant:
-    """Return the cost of one recorded step and of the steps after it that pay for it, in plain steps, in its
-    `ratios`."""
+    """Return the additional cost of a recorded step, and of the slower steps after it, in plain steps (in
+    `ratios`).
+    """
     now_ns = clock_ns or time.thread_time_ns
     found = Variant(lambda: lambda: None)
     with _without_collections():
@@ -133,7 +138,9 @@ def run_beside_plain(
 
 
 def median_of(*variants: Variant, made: Callable[..., float] = lambda median: median) -> Ratio:
-    """Return the median of a variant's ratios with its 95 % interval; for several, `made` combines their medians."""
+    """Return the median of a variant's ratios with its 95 % interval. `made` combines the medians of several
+    variants.
+    """
     chance = random.Random(0)
     drawn = sorted(
         made(*(statistics.median(chance.choices(one.ratios, k=len(one.ratios))) for one in variants))

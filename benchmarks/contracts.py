@@ -32,16 +32,19 @@ from cbtop.compute.settings import DecoderSettings
 from cbtop.profiler.profiler import BrickProfiler
 
 ROUNDS, ROUND_STEPS = 41, 5
-PAIRS = 400  # steps of both decoders
-CONTEXT = 32  # tokens in the KV cache at each step
+PAIRS = 400  # steps of each decoder
+CONTEXT = 32  # tokens in the KV cache before each step
 LOGITS = 151_936
 LARGEST, CALLS, ALONE_ROUNDS = 8, 1_000, 9
-COPIED_ELEMENTS = 1 << 17  # of arguments that a later call of the step may overwrite; not of caches and weights
+# Copy smaller arguments, because a later call of the step may overwrite them. Caches and weights are larger.
+COPIED_ELEMENTS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One side of a kernel's call: the conditions, the function that evaluates them, and its values."""
+    """The conditions before or after a kernel's call, the function that evaluates them, and the values of its
+    arguments.
+    """
 
     contract: Contract
     conditions: Sequence[Condition]
@@ -50,11 +53,11 @@ class Call:
 
     @classmethod
     def of(cls, contract: Contract, conditions: Sequence[Condition], checks: Checks, values: Arguments) -> Call:
-        assert checks.failed(values) == 0, contract.name  # the first call makes the function
+        assert checks.failed(values) == 0, contract.name  # the first call compiles the function
         return cls(contract, conditions, checks.failed, values)
 
     def alone_ns(self) -> Iterator[tuple[float, str]]:
-        """Yield the nanoseconds that each condition takes alone, and its name."""
+        """Yield the time (ns) that each condition takes if evaluated alone, with its name."""
         for one in self.conditions:
             checks = Checks([one], self.contract.arguments)
             assert checks.failed(self.values) == 0
@@ -67,7 +70,7 @@ class Call:
 
 
 def run() -> list[Figure]:
-    cpu_backend(1)  # waiting threads spin, which is processor time, too
+    cpu_backend(1)  # one thread, because waiting threads spin, which costs processor time, too
     found = []
     for name, path in (("the demo's", demo_model(lambda *_: None)), ("0.5 billion", half_a_billion())):
         found += _of_model(name, path)
@@ -104,7 +107,7 @@ def _of_model(name: str, path: Path) -> Iterator[Figure]:
 
 
 def _calls_of(decoder: Decoder, token: int, profiler: BrickProfiler) -> list[Call]:
-    """Return the calls of a decode step, each with its arguments."""
+    """Return the calls of a decode step with the values of their arguments."""
     calls: list[Call] = []
 
     def kept(values: Arguments) -> Arguments:
@@ -133,7 +136,7 @@ def _may_change(value: Any) -> bool:
 
 
 def _in_step(calls: list[Call]) -> float:
-    """Return the nanoseconds that the conditions of a step take, one call after another."""
+    """Return the time (ns) that all conditions of a step take, evaluated one call after another."""
     functions = [(call.failed, call.values) for call in calls]
 
     def all_of() -> None:
@@ -148,14 +151,14 @@ def _in_step(calls: list[Call]) -> float:
 
 
 def _less(taken: dict[str, list[float]]) -> float:
-    """Subtract the same loop around nothing."""
+    """Return the median time (ns) without the loop itself."""
     return statistics.median(taken["own"]) - statistics.median(taken["none"])
 
 
 def _of_logits() -> Iterator[Figure]:
     said = contract("greedy")
     logits = np.random.default_rng(1).standard_normal((1, LOGITS), np.float32)
-    reading = said.preconditions[0], said.postconditions[-1]  # all of the logits
+    reading = said.preconditions[0], said.postconditions[-1]  # the conditions that read all logits
     call = Call(said, reading, said.before.failed, (logits, logits.argmax(axis=1)))
     for each_ns, condition in call.alone_ns():
         yield Figure(f"{LOGITS:,} logits: {condition}", each_ns, "ns")

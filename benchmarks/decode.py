@@ -15,14 +15,16 @@ from pathlib import Path
 
 from benchmarks.base import Figure, Ratio
 
-STEPS = 600  # with the profiler on, and as many with it off
-CONTEXT = 32  # tokens in the KV cache at each step: attention grows with it
-FAR, FAR_ROUNDS, FAR_STEPS = 2000, 21, 20  # and steps a round
+STEPS = 600  # number of steps with the profiler on, and as many with it off
+CONTEXT = 32  # tokens in the KV cache before each step; the time of attention grows with it
+FAR, FAR_ROUNDS, FAR_STEPS = 2000, 21, 20  # position, number of rounds, and steps per round
 
 
 def half_a_billion() -> Path:
-    """Return the path of a model of about Qwen2.5-0.5B's size, with steps of over 10 ms, after writing it if it is
-    missing."""
+    """Return the path of a model of about the size of Qwen2.5-0.5B, with steps of over 10 ms.
+
+    The model is written if it is missing.
+    """
     from cbtop.compute.demo_model import DEMO, FORMAT_VERSION, write_model
     from cbtop.protocol.cache import cache_dir
 
@@ -40,7 +42,7 @@ def run() -> list[Figure]:
     from cbtop.profiler.profiler import BrickProfiler
 
     profiler = BrickProfiler()
-    backend = cpu_backend(1)  # one thread: the second core is not always ours
+    backend = cpu_backend(1)  # one thread, because a second core may be busy with other programs
     decoder = Decoder(model_to_run(half_a_billion()), backend.label, backend.threads, profiler, context=512)
     token = decoder.prefill(list(range(CONTEXT)))
     times: dict[bool, list[float]] = {True: [], False: []}

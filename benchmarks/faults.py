@@ -17,7 +17,7 @@ from benchmarks.base import Figure, Ratio
 
 TURN_S = 0.2
 TURNS = 40
-# Each line read is a turn: steps of the same work for TURN_S. Then it prints the p99 of the step time.
+# For each line read, the host takes a turn: it runs steps of the same work for TURN_S and prints their p99 time.
 HOST = """
 import hashlib, sys, time
 from cbtop import BrickId, BrickProfiler
@@ -67,7 +67,7 @@ class Scene:
 
 
 def nothing(scene: Scene) -> None:
-    """Watched, and nothing goes wrong."""
+    """Do nothing, so that the host is only watched."""
 
 
 def stop_the_viewer(scene: Scene) -> None:
@@ -136,7 +136,7 @@ def measured(name: str, fault: Callable[[Scene], None]) -> list[Figure]:
 
 @contextmanager
 def unwatched() -> Iterator[subprocess.Popen[str]]:
-    """A host with a directory of its own and no daemon."""
+    """Run a host that has its own directory and no daemon."""
     with tempfile.TemporaryDirectory(prefix="cbtop-") as directory:
         environment = os.environ | {"CBTOP_RUNTIME_DIR": directory}
         command = [sys.executable, "-c", HOST, str(TURN_S)]
@@ -148,7 +148,7 @@ def unwatched() -> Iterator[subprocess.Popen[str]]:
 
 
 def ask(host: subprocess.Popen[str]) -> str:
-    """Let `host` take a turn."""
+    """Let `host` take a turn. Returns its p99."""
     assert host.stdin
     host.stdin.write("\n")
     host.stdin.flush()

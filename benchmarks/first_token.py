@@ -21,7 +21,7 @@ from benchmarks.base import Figure
 from cbtop.compute.demo_model import demo_model
 
 COLD_ROUNDS, WARM_ROUNDS = 3, 7
-PROMPTS = (1, 128, 511)  # tokens; of the demo's context of 512
+PROMPTS = (1, 128, 511)  # tokens per prompt; the demo's context has 512
 RESIDENT = """
 import json, re, sys, time
 from pathlib import Path
@@ -69,7 +69,7 @@ def run() -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="cbtop-bench-") as root:
         caches = (str(Path(root, f"cache {number}")) for number in range(COLD_ROUNDS + 1))
         last = next(caches)
-        _measured(COLD, path, last, root)  # it also compiles Python's own files
+        _measured(COLD, path, last, root)  # not used, because it also compiles Python's own files
         cold = [_measured(COLD, path, last := cache, root) for cache in caches]
         warm = [_measured(WARM, path, last, root) for _ in range(WARM_ROUNDS)]
     return [

@@ -25,9 +25,10 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.attributes import Work
 from cbtop.protocol.vocabulary import BrickId
 
-TURNS, ROUNDS = 2_000, 401  # a fifth of a millisecond: most rounds are uninterrupted, even on a busy machine
-TURNS_BESIDE_TORCH = 100  # its figure is 60 times the clock's
-NEW_BRICKS = 50  # a round
+# a round takes a fifth of a millisecond, so most rounds are uninterrupted even on a busy machine
+TURNS, ROUNDS = 2_000, 401
+TURNS_BESIDE_TORCH = 100  # fewer, because record_function takes 60 times as long as the clock
+NEW_BRICKS = 50  # bricks per round
 CLOCK = "two clock reads"
 TORCH = "torch.profiler.record_function"
 NOTHING = "nothing"
@@ -38,7 +39,8 @@ Loop = Callable[[int], None]
 def run() -> list[Figure]:
     profiler, disabled = BrickProfiler(), BrickProfiler(enabled=False)
     sampled_out = BrickProfiler(sample_every=1 << 40)
-    with sampled_out.step("decode", tokens=1):  # the first step is recorded, the second is not, and never ends
+    # the first step is recorded; the second step is not recorded and never ends
+    with sampled_out.step("decode", tokens=1):
         pass
     sampled_out.step("decode", tokens=1).__enter__()
     recorded = _forms("recorded", profiler)
@@ -110,7 +112,7 @@ def _span(profiler: BrickProfiler) -> Loop:
 
 
 def _record_function() -> Loop | None:
-    """The same with PyTorch's equivalent, while none of its own profilers is active."""
+    """Return the same loop with PyTorch's record_function, used while no profiler of PyTorch is active."""
     try:
         from torch.profiler import record_function
     except ImportError:

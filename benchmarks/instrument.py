@@ -27,21 +27,21 @@ from cbtop.profiler.instrument.governor import LOOK_NS, LOOK_STEPS, GovernedProf
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 
-NEAR_SECONDS = {512: 100, 64: 40}  # by hidden size: for variants near 1
+NEAR_SECONDS = {512: 100, 64: 40}  # by hidden size: seconds for the variants with ratios near 1
 SECONDS = {512: 50, 64: 20}
 RECORDED_SECONDS = {512: 40, 64: 15}
-SETTLE_STEPS = 6  # of each block, before the timed ones
+SETTLE_STEPS = 6  # untimed steps at the begin of each block
 TIMED_STEPS = 6
-SELDOM = 6  # a peer far above 1 runs once in this many cycles
-TOKENS = 64  # that a thread generates
-LEARN_STEPS = 400  # until the governor knows what it may record
+SELDOM = 6  # a peer with a ratio far above 1 only runs once in this many cycles
+TOKENS = 64  # tokens that each thread generates
+LEARN_STEPS = 400  # after this many steps, the governor knows how many steps it may record
 BARE = "bare model"
 
 
 def run() -> list[Figure]:
     try:
         import torch
-        import transformers  # noqa: F401 - whether it is there
+        import transformers  # noqa: F401 - checks whether it is installed
     except ImportError:
         print("  torch and transformers are not installed: pip install -e '.[torch]'", file=sys.stderr)
         return []
@@ -108,7 +108,7 @@ def _of_size(hidden: int) -> list[Figure]:
     ]
 
 
-class _decoder:  # noqa: N801 - a function that keeps its model
+class _decoder:  # noqa: N801 - used like a function that keeps its model
     def __init__(self, hidden: int) -> None:
         import torch
         from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
@@ -157,7 +157,7 @@ def _hooks(model: Any) -> Callable[[], None]:
 
 
 def _hooked(model: Any, before: Callable[..., None], after: Callable[..., None]) -> Callable[[], None]:
-    """Run these before and after each leaf, until the returned function is called."""
+    """Run `before` and `after` around each leaf module, until the returned function is called."""
     handles = [
         handle
         for module in model.modules()
@@ -196,7 +196,7 @@ def _kineto() -> Callable[[], None]:
 
 
 def _tokens(threads: int) -> Figure:
-    """Compare the displayed tokens a second of generating threads with the wall clock."""
+    """Compare the tokens/s that cbtop displays with tokens/s by the wall clock, while threads generate."""
     import torch
 
     model = _decoder(64).model
@@ -218,7 +218,7 @@ def _tokens(threads: int) -> Figure:
         for thread in running:
             thread.join()
         wall_ns = time.perf_counter_ns() - begun_ns
-        measured.append(threads * (8 + TOKENS - 1) / wall_ns * 1e9)  # a step's tokens are its input tokens
+        measured.append(threads * (8 + TOKENS - 1) / wall_ns * 1e9)  # the tokens of a step are its input tokens
         shown.append(profiler.tokens_per_sec or 0.0)
     end()
     what = f"tokens/s shown, {threads} threads that generate"

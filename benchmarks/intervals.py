@@ -20,12 +20,14 @@ from cbtop.comparison.noise import CONFIDENCE, change, figures
 from cbtop.comparison.step_blocks import MAX_BLOCKS, STEPS_A_BLOCK
 
 Floats = NDArray[np.float64]
-Interval = Callable[[Floats, Floats, np.random.Generator], NDArray[np.bool_]]  # whether each column's contains 1
+# for each column, whether its interval contains 1
+Interval = Callable[[Floats, Floats, np.random.Generator], NDArray[np.bool_]]
 
 NOMINAL = 0.95
-PLACES, BRICK, CALL = 24, 0.01, 0.03  # as in docs/gate.md: a brick wanders by 1 %, and each call varies by 3 %
+# as in docs/gate.md: the time of a brick wanders by 1 %, and each call varies by 3 %
+PLACES, BRICK, CALL = 24, 0.01, 0.03
 DRAWS = 1000
-MEMORIES = (0.0, 0.9, 0.97, 0.99)  # correlation of neighbouring steps: over 0, 10, 33 and 100 steps
+MEMORIES = (0.0, 0.9, 0.97, 0.99)  # correlation of neighbouring steps, which lasts for 0, 10, 33 and 100 steps
 STEPS = (60, 240, 480)
 
 
@@ -49,12 +51,12 @@ def main() -> int:
     return 0
 
 
-# Blocks drawn in a row, as a power of their number.
+# Number of blocks drawn in a row, as a power of the number of blocks.
 DRAWN = {"one by one": 0.0, "cube root": 1 / 3, "square root": 1 / 2}
 
 
 def blocks_of(steps: int, memory: float, rng: np.random.Generator) -> Floats:
-    """Return the mean time of a step at each place, in each block: (blocks, places)."""
+    """Return the mean time of a step at each place in each block, shape (blocks, places)."""
     chance = rng.standard_normal((steps, PLACES)) * np.sqrt(1 - memory**2)
     wander = np.empty((steps, PLACES))
     wander[0] = rng.standard_normal(PLACES)
@@ -69,15 +71,21 @@ def blocks_of(steps: int, memory: float, rng: np.random.Generator) -> Floats:
 
 
 def by_batch_means(then: Floats, now: Floats, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Use `cbtop diff`'s interval, for one figure at a time."""
+    """Return for each figure whether the interval of `cbtop diff` contains 1. The figures are not compared
+    together.
+    """
     sides = (figures(one, np.ones(len(one))) for one in (then, now))
-    share = (1 - CONFIDENCE) / (1 - NOMINAL)  # of a comparison: an interval has CONFIDENCE otherwise
+    # CONFIDENCE is for a whole comparison; this share gives each interval the confidence NOMINAL
+    share = (1 - CONFIDENCE) / (1 - NOMINAL)
     changes = (change(was, one, share) for was, one in zip(*sides, strict=True))  # type: ignore[arg-type]
     return np.array([abs(one.delta) <= one.half for one in changes])
 
 
 def by_bootstrap(power: float) -> Interval:
-    """Return the middle of ratios of means. Blocks are drawn with replacement, some in a row, wrapping at the end."""
+    """Return a function that uses the middle of ratios of bootstrapped means as interval.
+
+    It draws blocks with replacement, several in a row, and wraps at the end.
+    """
 
     def drawn(blocks: Floats, rng: np.random.Generator) -> Floats:
         count = len(blocks)

@@ -58,11 +58,12 @@ from cbtop.protocol.roofs import cpu_name
 
 COLUMNS, WEIGHTS_BYTES, ROUNDS = 4096, 600_000_000, 15
 NO_BIAS = np.zeros(0, np.float32)
-TOKENS, HIDDEN, HEAD_DIM = 1 << 14, 2048, 128  # of kernels for activations: 128 MB an array
-PROMPT, ROWS = 512, 4096  # of a product of tiles
+TOKENS, HIDDEN, HEAD_DIM = 1 << 14, 2048, 128  # for kernels of activations, which have 128 MB per array
+PROMPT, ROWS = 512, 4096  # for products of tiles
 EXPERTS, USED, LOGITS = 64, 8, 1 << 24
-TILES = "tiles_bfloat16"  # the roof of kernels that multiplication bounds, not reading
-Case = tuple[Kernel, Arguments, float]  # a call of it, and the bytes that it must read and write; FLOP of tiles
+TILES = "tiles_bfloat16"  # the roof of kernels that are bound by multiplication, not by reading
+# kernel, arguments of a call, and the bytes that it must read and write (for tiles, its FLOP)
+Case = tuple[Kernel, Arguments, float]
 
 
 def run() -> list[Figure]:
@@ -70,7 +71,7 @@ def run() -> list[Figure]:
 
 
 def _figures() -> Iterator[Figure]:
-    cpu_backend(1)  # waiting threads spin, which is processor time, too
+    cpu_backend(1)  # one thread, because waiting threads spin, which costs processor time, too
     for name in all_names():
         bound = contract(name).performance
         if (bound.roof == TILES and not HAS_TILES) or (name == "attention_bf16" and not BF16_PAYS):
@@ -85,18 +86,20 @@ def _figures() -> Iterator[Figure]:
 
 
 def _shares(kernel: Kernel, arguments: Arguments, amount: float, roof: str) -> list[float]:
-    """Return, round by round, the time of the roof for the same amount divided by the kernel's time."""
+    """Return the kernel's share of its roof in every round: the time of the same amount at the roof by the kernel's
+    time.
+    """
     largest = max((one for one in arguments if isinstance(one, np.ndarray)), key=lambda one: one.nbytes)
     at_roof, as_much = _tiles() if roof == TILES else (plain_reading(largest), largest.nbytes)
     shares = []
-    for _ in range(ROUNDS + 1):  # the first compiles, and touches every page
+    for _ in range(ROUNDS + 1):  # the first round compiles and touches every page
         taken_ns = _cpu_ns(lambda: kernel.implementation(*arguments))
         shares.append(_cpu_ns(at_roof) * amount / as_much / taken_ns)
     return shares[1:]
 
 
 def _tiles() -> tuple[Callable[[], object], float]:  # pragma: no cover - AMX
-    """Return a function that only multiplies tiles, and its FLOP."""
+    """Return a function that only multiplies tiles, and the number of its FLOP."""
     on = ceilings._Threads(1)
     run = on.runner(ceilings._multiply_four_tiles, np.ones((1, ceilings.LANES), np.float32), ceilings.TILE_REPEATS)
     return run, 2.0 * ceilings.TILE_REPEATS * ceilings.PRODUCTS_OF_TILES
@@ -109,8 +112,11 @@ def _cpu_ns(call: Callable[[], object]) -> float:
 
 
 def _weights(parts: int = 1) -> QuantizedMatrix:
-    """Return a matrix larger than any cache, of some rows repeated, or a matrix that is one of `parts` of these
-    bytes. Q6_K is the common format farthest from its roof."""
+    """Return a matrix larger than any cache, made of a few rows that repeat.
+
+    With `parts`, the matrix has one of `parts` equal parts of these bytes. Q6_K is the common format farthest from
+    its roof.
+    """
     some = QuantizedMatrix.of(Q6_K, np.random.default_rng(1).standard_normal((64, COLUMNS), dtype=np.float32)).data
     times = max(WEIGHTS_BYTES // parts // some.nbytes, 1)
     data = np.frombuffer(on_huge_pages(times * some.nbytes), np.uint8).reshape(times, *some.shape)
@@ -164,13 +170,13 @@ def _gated() -> Case:
 
 
 def _of_experts(parts: int) -> list[Any]:
-    """Return the weights of all experts, each of whole groups of rows."""
+    """Return the weights of all experts for `parts` matrices. Each expert has whole groups of rows."""
     rows = len(_interleaved(parts * EXPERTS)) // 16 * 16
     return [_interleaved(parts)[: rows * EXPERTS].reshape(EXPERTS, rows, -1) for _ in range(parts)]
 
 
 def _expert_linear() -> Case:
-    """Each expert once, for one token."""
+    """Use each expert once, with a single token."""
     (data,) = _of_experts(1)
     out, scratch = np.zeros((EXPERTS, data.shape[1]), np.float32), linear_int8.Int8Scratch.of(EXPERTS, COLUMNS, 1)
     call = Q6_K.code, data, np.arange(EXPERTS), _x(), out, scratch
@@ -186,7 +192,7 @@ def _expert_gated() -> Case:
 
 
 def _embedding() -> Case:
-    """TOKENS tokens, from everywhere in the matrix."""
+    """Embed TOKENS tokens from all over the matrix."""
     matrix = _weights()
     tokens = np.random.default_rng(1).integers(0, matrix.rows, TOKENS)
     out = np.zeros((TOKENS, COLUMNS), np.float32)
@@ -226,13 +232,13 @@ def _greedy() -> Case:
 
 
 def _drawn() -> Case:
-    """The likeliest tokens only, with common settings."""
+    """Draw from the likeliest tokens only, with common settings."""
     logits = np.random.default_rng(1).standard_normal((1, LOGITS), np.float32)
     return sampling.DRAWN, (logits, 0.8, 40, 0.95, 1, 1, 0, np.zeros(1, np.int64)), logits.nbytes
 
 
 def _rows() -> Any:
-    """Return activations larger than any cache, of some rows repeated."""
+    """Return activations larger than any cache, made of a few rows that repeat."""
     some = np.random.default_rng(1).standard_normal((64, HIDDEN), dtype=np.float32)
     return np.tile(some, (TOKENS // len(some), 1))
 
@@ -267,7 +273,7 @@ def _add_rms_norm_int8() -> Case:
 
 
 def _residual_add() -> Case:
-    x, delta = _rows(), _rows()  # unwritten pages of zeros would be one page, in cache
+    x, delta = _rows(), _rows()  # written pages: all unwritten pages of zeros would be a single page, in cache
     return residual_add.RESIDUAL_ADD, (x, delta), 2 * x.nbytes + delta.nbytes
 
 
@@ -298,7 +304,9 @@ def _quantize_rows() -> Case:
 
 
 def _attention() -> Case:
-    """One token that sees more positions than a cache holds, with 8 heads of keys and values for 32 of queries."""
+    """Attend with one token to more positions than a cache holds, with 8 heads of keys and values for 32 heads of
+    queries.
+    """
     heads, kv_heads = 32, 8
     caches = empty_caches(kv_heads, 4 * TOKENS, HEAD_DIM, np.uint16)
     for cache in caches:

@@ -1,7 +1,8 @@
-"""llama.cpp from PyPI's `xllamacpp`, driven by its exported C functions, because its Python offers no `cb_eval`.
+"""llama.cpp from PyPI's `xllamacpp`, called through its exported C functions, because its Python API has no
+`cb_eval`.
 
-The structures of llama.cpp's parameters differ by version. They are passed as blobs, larger than any version's, with
-the library's defaults. The defaults next to the callback show its place.
+The structures of llama.cpp's parameters differ between versions. They are passed as blobs that are larger than in any
+version and have the library's defaults. The default values around the callback show its position in the blob.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from cbtop.compute import demo_model
 from cbtop.compute.demo_model import ModelShape
 
 CONTEXT_LENGTH = 256
-_F16 = 1  # ggml's number of the default type of a cache's keys and values
-_NO_CALLBACK = struct.pack("<QQii", 0, 0, _F16, _F16)  # cb_eval, cb_eval_user_data, type_k, type_v
+_F16 = 1  # ggml's number of the type that keys and values in a cache have by default
+# values of the fields cb_eval, cb_eval_user_data, type_k and type_v
+_NO_CALLBACK = struct.pack("<QQii", 0, 0, _F16, _F16)
 
 
 class _Parameters(ctypes.Structure):
@@ -31,8 +33,7 @@ _Pointer = ctypes.c_void_p
 
 
 def write_model(path: Path, shape: ModelShape) -> None:
-    """Write a GGUF file of that shape with random weights, without words, and with the keys that only llama.cpp
-    needs."""
+    """Write a GGUF file with this shape, random weights, no words, and the keys that only llama.cpp needs."""
     metadata = demo_model._metadata
 
     def with_words(shape: ModelShape) -> dict[str, Any]:
@@ -48,7 +49,7 @@ def write_model(path: Path, shape: ModelShape) -> None:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Load the library. Raises ImportError if it is not installed."""
+    """Load the library of llama.cpp. Raises ImportError if xllamacpp is not installed."""
     import xllamacpp
 
     path = next(path for path in Path(xllamacpp.__file__).parent.iterdir() if path.suffix == ".so")
@@ -60,14 +61,14 @@ def library() -> ctypes.CDLL:
 
 
 def _call(name: str, result: Any, *arguments: tuple[Any, Any]) -> Any:
-    """Call the function; arguments as (type, value)."""
-    function = library()[name]  # by item: a new object each time
+    """Call the function `name` with pairs (type, value)."""
+    function = library()[name]  # access by item gives a new object each time
     function.restype, function.argtypes = result, [kind for kind, _ in arguments]
     return function(*(value for _, value in arguments))
 
 
 class Llama:
-    """A model with one context, with `callback` and `user_data` as its `cb_eval`."""
+    """A model with one context. `callback` and `user_data` become its `cb_eval`."""
 
     def __init__(
         self, path: Path, callback: int = 0, user_data: int = 0, *, threads: int = 1, context: int = CONTEXT_LENGTH
@@ -99,7 +100,7 @@ class Llama:
         self._decode.argtypes = [_Pointer, _Parameters]
 
     def decode(self, tokens: Sequence[int]) -> np.ndarray:
-        """Return the logits of the last of these tokens, which follow the earlier ones."""
+        """Add `tokens` to the sequence. Returns the logits of the last one."""
         array = (ctypes.c_int32 * len(tokens))(*tokens)
         batch = _call(
             "llama_batch_get_one", _Parameters, (_Pointer, ctypes.addressof(array)), (ctypes.c_int32, len(tokens))
@@ -112,7 +113,7 @@ class Llama:
         return np.ctypeslib.as_array(logits, (self._words,)).copy()
 
     def tokens_of(self, text: str) -> list[int]:
-        """Return the tokens of a prompt by its own tokenizer. Names of control tokens become these tokens."""
+        """Return the tokens of `text` by the model's tokenizer. Names of control tokens become control tokens."""
         data = text.encode()
         tokens = (ctypes.c_int32 * (2 * len(data) + 8))()
         count = _call(
@@ -129,7 +130,7 @@ class Llama:
         return list(tokens[:count])
 
     def piece_of(self, token: int) -> bytes:
-        """Return the bytes of a token; empty for a control token."""
+        """Return the bytes of a token, or b"" for a control token."""
         buffer = ctypes.create_string_buffer(256)
         count = _call(
             "llama_token_to_piece",
@@ -144,7 +145,7 @@ class Llama:
         return buffer.raw[:count]
 
     def is_end(self, token: int) -> bool:
-        """Return whether a text ends with this token."""
+        """Return whether this token ends a text."""
         is_end: bool = _call(
             "llama_vocab_is_eog", ctypes.c_bool, (_Pointer, self._vocabulary), (ctypes.c_int32, token)
         )
@@ -161,21 +162,26 @@ class Llama:
 
 
 class _Init(ctypes.Structure):
-    """ggml_init_params."""
+    """The structure ggml_init_params."""
 
     _fields_ = (("size", ctypes.c_size_t), ("buffer", _Pointer), ("no_alloc", ctypes.c_bool))
 
 
-_EXTRA = 320  # the offset of ggml_tensor's `extra`, which a buffer of repacked weights sets if it repacks these
+# offset of the field `extra` in ggml_tensor; a buffer for repacked weights sets it if it repacks the tensor
+_EXTRA = 320
 _REPACKED, _PLAIN = "_Z35ggml_backend_cpu_repack_buffer_typev", "ggml_backend_cpu_buffer_type"
-_ROOM = 1 << 20  # bytes of a context without data
+_ROOM = 1 << 20  # size in bytes of a context without data
 
 
 class Product:
-    """A matrix times some tokens by ggml, on one thread, with the weights repacked if llama.cpp repacks them."""
+    """The product of a matrix and some tokens by ggml on one thread. Weights are repacked if llama.cpp repacks
+    them.
+    """
 
     def __init__(self, code: int, weights: np.ndarray, columns: int, x: np.ndarray) -> None:
-        """`weights`: uint8 (rows, row_bytes) of ggml's format number `code`; x: float32 (tokens, columns)."""
+        """`weights`: uint8 (rows, row_bytes) in the format with ggml's number `code`. `x`: float32 (tokens,
+        columns).
+        """
         self._contexts: list[int] = []
         self._buffers: list[int] = []
         matrix = self._tensor(_REPACKED, code, columns, len(weights))

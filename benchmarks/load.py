@@ -25,38 +25,38 @@ from cbtop.protocol.ring_reader import RingReader
 from cbtop.protocol.subscriber import Subscriber
 from cbtop.protocol.vocabulary import BrickId, SourceStatus
 
-LAYERS, BRICKS = 28, list(BrickId)[:12]  # a decode step of a 7B model: 365 nodes, 365 records
+LAYERS, BRICKS = 28, list(BrickId)[:12]  # a decode step of a 7B model has 365 nodes and 365 records
 ROUNDS = 60
 HOSTS, RECORDS_PER_S, LOADED_S = 64, 50_000, 10.0
-HOST_RING_BYTES = 2 << 20  # 1.3 s of records
+HOST_RING_BYTES = 2 << 20  # enough for 1.3 s of records
 FILL_S = 0.02
-FINAL_S = 300  # however busy the machine
+FINAL_S = 300  # long enough for any busy machine
 IDLE_HOSTS, IDLE_S = 8, 10.0
-SETTLE_S = 12.0  # two keyframes
+SETTLE_S = 12.0  # two keyframes of the daemon
 JOINS = 1000
 DAEMON = [sys.executable, "-m", "cbtop", "daemon"]
 
 
 class Load:
-    """A real host's nodes and ring, filled by columns: the output of many processes, from one."""
+    """A real host with a ring that is filled by columns. One process can so write as much as many processes."""
 
     def __init__(self, directory: Path | None = None, ring_bytes: int = 8 << 20, spread_ns: int = 50_000) -> None:
         self._spread_ns = spread_ns
         self._recorder = RingRecorder(directory, ring_bytes)
         self._profiler = BrickProfiler(recorder=self._recorder)
         decode_once(self._profiler)
-        self._begin_ns = time.perf_counter_ns()  # what is written comes after that step
+        self._begin_ns = time.perf_counter_ns()  # later records begin after the first step
         ring = self._recorder._ring
         assert ring is not None
         self.ring: RingWriter = ring
         self.path = ring.path
         reader = RingReader(ring.path)
-        self._order = reader.read().node  # the nodes in the order a step records them
+        self._order = reader.read().node  # the nodes in the order of their records in a step
         self.written = reader.read_to
         reader.close()
 
     def write(self, count: int) -> None:
-        """Write `count` more records, each with a duration of its own, in the layout of `ring.py`."""
+        """Write `count` more records, each with a different duration, in the layout of `ring.py`."""
         words = np.frombuffer(self.ring.memory, dtype="<i8", offset=HEADER_BYTES).reshape(-1, 4)
         number = np.arange(self.written, self.written + count)
         slot = number % self.ring.capacity
@@ -73,7 +73,7 @@ class Load:
 
 
 def decode_once(profiler: BrickProfiler) -> None:
-    """Run one decode step, which creates every node."""
+    """Run one decode step. The first one creates every node."""
     with profiler.step("decode", tokens=1):
         for layer in range(LAYERS):
             with profiler.layer(layer):
@@ -87,7 +87,9 @@ def run() -> list[Figure]:
 
 
 def ingest(count: int) -> list[Figure]:
-    """Ring to statistics to message, `count` records at a time, against copying the same bytes once."""
+    """Measure reading `count` records at a time from the ring into statistics and messages, compared with copying the
+    bytes.
+    """
     used_s, copied_s = [], []
     with tempfile.TemporaryDirectory() as directory:
         load = Load(Path(directory))
@@ -113,7 +115,7 @@ def ingest(count: int) -> list[Figure]:
 
 
 def many_hosts() -> list[Figure]:
-    """Fill HOSTS rings at RECORDS_PER_S each for a real daemon, and measure what it read, used and lost."""
+    """Fill HOSTS rings at RECORDS_PER_S each for a real daemon. Measure what it reads, uses and loses."""
     with daemon() as process:
         used, begun_s = process.cpu_times(), time.monotonic()
         command = [sys.executable, "-c", "from benchmarks import load; load.fill_many()"]
@@ -142,7 +144,7 @@ def many_hosts() -> list[Figure]:
 
 
 def fill_many() -> None:
-    """Fill HOSTS rings for LOADED_S at the set rate, and print how much was written in how many seconds."""
+    """Fill HOSTS rings for LOADED_S at the set rate. Print the number of records and the seconds."""
     loads = [Load(ring_bytes=HOST_RING_BYTES) for _ in range(HOSTS)]
     begun_s = time.monotonic()
     while (elapsed_s := time.monotonic() - begun_s) < LOADED_S:
@@ -173,7 +175,7 @@ def final_states(count: int) -> list[SourceState]:
 
 
 def joins() -> list[Figure]:
-    """Measure how long a viewer waits for all data, with 8 hosts of 365 nodes each."""
+    """Measure how long a new viewer waits for all data, with 8 hosts of 365 nodes each."""
     times_ms = []
     with daemon(), idle_hosts():
         wait_for_hosts()
@@ -205,7 +207,7 @@ def at_rest() -> list[Figure]:
 
 @contextmanager
 def daemon() -> Iterator[psutil.Process]:
-    """Run a daemon of its own, over an empty runtime directory."""
+    """Run a separate daemon for an empty runtime directory."""
     for path in Path(os.environ["CBTOP_RUNTIME_DIR"]).iterdir():
         path.unlink()
     with subprocess.Popen(DAEMON, stderr=subprocess.PIPE) as process:
@@ -217,7 +219,7 @@ def daemon() -> Iterator[psutil.Process]:
 
 @contextmanager
 def idle_hosts() -> Iterator[None]:
-    """Hosts that made one step and wait."""
+    """Run hosts that each run one step and then wait."""
     script = "import sys; from benchmarks import load; from cbtop import BrickProfiler; "
     script += "load.decode_once(BrickProfiler()); sys.stdin.read()"
     hosts = [subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) for _ in range(IDLE_HOSTS)]
@@ -227,7 +229,7 @@ def idle_hosts() -> Iterator[None]:
 
 
 def wait_for_hosts() -> None:
-    """Wait until the daemon has them all."""
+    """Wait until the daemon has found all hosts."""
     subscriber = Subscriber(default_endpoint())
     found = 0
     while found < IDLE_HOSTS:

@@ -34,12 +34,12 @@ from cbtop.tui.views import VIEWS
 
 RECORDS_PER_S = 10_000
 RECORDS_A_STEP = 1 + LAYERS * (1 + len(BRICKS))
-COLUMNS, ROWS, INTERVAL_S = 120, 40, 0.5  # the default rate
+COLUMNS, ROWS, INTERVAL_S = 120, 40, 0.5  # the default size and refresh interval
 SETTLE_S, WATCHED_S, ROUNDS = 1.0, 3.0, 3
 ENDED, STARTS = 50, 3
-LEFT_STEPS = {"small": 100, "full": 720}  # 1.2 MB, and more than a ring of 8 MiB holds
+LEFT_STEPS = {"small": 100, "full": 720}  # 100 steps take 1.2 MB; 720 steps are more than a ring of 8 MiB holds
 PATIENCE_S = 120.0
-TRUE = b"RmsNorm"  # a brick, which is on the screen only once it has a measured time
+TRUE = b"RmsNorm"  # name of a brick; the screen shows it only once the brick has a measured time
 LOOP = "a loop of 100,000"
 FLOOR = "the floor"
 CBTOP = ["-m", "cbtop", "--interval", str(INTERVAL_S)]
@@ -63,8 +63,10 @@ def run() -> list[Figure]:
 
 
 def frames(where: str) -> list[Figure]:
-    """Measure each view in turn, round by round: CPU time a frame against the floor's, and the bytes for the
-    terminal."""
+    """Measure the CPU time of a frame in each view compared with the floor, and the bytes sent to the terminal.
+
+    The views take turns in rounds.
+    """
     used: dict[str, list[float]] = {view.title: [] for view in VIEWS}
     sent: dict[str, list[float]] = {view.title: [] for view in VIEWS}
     loops, floors = [], []
@@ -90,7 +92,7 @@ def frames(where: str) -> list[Figure]:
 
 
 def first_frame(beside: str) -> list[Figure]:
-    """Measure the CPU and wall time until the screen is true, and the memory then and later."""
+    """Measure the CPU and wall time until the screen shows measured data, and the memory then and later."""
     wall_s, cpu_s, first_mb, later_mb = [], [], [], []
     for _ in range(STARTS):
         with _Screen(CBTOP) as screen:
@@ -108,13 +110,13 @@ def first_frame(beside: str) -> list[Figure]:
 
 
 class _Screen(AbstractContextManager["_Screen"]):
-    """A Python program on a terminal of its own."""
+    """Runs a Python program in its own terminal."""
 
     def __init__(self, arguments: list[str]) -> None:
         self.terminal, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         environment = os.environ | {"TERM": "xterm-256color"}
-        for name in ("COLUMNS", "LINES"):  # programs would use them
+        for name in ("COLUMNS", "LINES"):  # programs would take the size from these variables
             environment.pop(name, None)
         self._begun_s = time.perf_counter()
         command = [sys.executable, *arguments]
@@ -128,7 +130,7 @@ class _Screen(AbstractContextManager["_Screen"]):
         os.close(self.terminal)
 
     def wait_for(self, word: bytes) -> float:
-        """Return the seconds from the start until the terminal got `word`."""
+        """Wait until the program has written `word`. Returns the seconds since its start."""
         seen = b""
         while word not in seen:
             if time.perf_counter() - self._begun_s > PATIENCE_S or self._process.poll() is not None:
@@ -137,7 +139,7 @@ class _Screen(AbstractContextManager["_Screen"]):
         return time.perf_counter() - self._begun_s
 
     def watch(self, seconds: float) -> tuple[float, int]:
-        """Read for `seconds`. Returns the milliseconds of CPU time that it used, and the bytes that came."""
+        """Read for `seconds`. Returns the program's CPU time meanwhile (ms), and the number of bytes it wrote."""
         used_ms, sent, until_s = self.cpu_ms, 0, time.perf_counter() + seconds
         while time.perf_counter() < until_s:
             sent += len(self._read())
@@ -145,27 +147,27 @@ class _Screen(AbstractContextManager["_Screen"]):
 
     @property
     def cpu_ms(self) -> float:
-        """The CPU time of all its threads until now; psutil's has a resolution of hundredths of a second."""
+        """CPU time (ms) of all threads of the program until now. psutil's figure only has a resolution of 10 ms."""
         threads = Path(f"/proc/{self._process.pid}/task").glob("*/schedstat")
         return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e6
 
     @property
     def most_resident_mb(self) -> float:
-        """The most memory that it has used."""
+        """The program's largest use of memory until now, in MB."""
         status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="utf-8")
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
 
     def _read(self) -> bytes:
-        """Return what the terminal got, after waiting a moment for it."""
+        """Return the bytes that the program wrote, after waiting for a moment."""
         ready, _, _ = select.select([self.terminal], [], [], 0.05)
         try:
             return os.read(self.terminal, 65536) if ready else b""
-        except OSError:  # the other end is closed
+        except OSError:  # the program has closed its end
             return b""
 
 
 class _Number(Static):
-    """A growing number."""
+    """A widget with a growing number."""
 
     def on_mount(self) -> None:
         numbers = count()
@@ -180,7 +182,7 @@ class _ShowsNumber(App[None]):
 
 
 def show_number() -> None:
-    """Show it until killed."""
+    """Show the number until killed."""
     _ShowsNumber().run()
 
 
@@ -194,7 +196,7 @@ def write() -> None:
 
 
 def leave(steps: int) -> None:
-    """Leave the rings of ENDED ended processes."""
+    """Leave the rings of ENDED processes that have ended."""
     for _ in range(ENDED):
         profiler = BrickProfiler()
         for _ in range(steps):

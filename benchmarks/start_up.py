@@ -45,13 +45,13 @@ def run() -> list[Figure]:
 
 
 def _follows_torch(python: str) -> Figure:
-    """Measure only the hook's work after an import of torch, which seconds of torch's own hide above."""
+    """Measure only the work that the hook does after an import of torch. Above, torch's own seconds hide it."""
     found = [int(subprocess.check_output([python, "-c", FOLLOWS])) / 1e6 for _ in range(ROUNDS_WITH_TORCH)]
     return Figure("import torch, of that the hook once it is there", statistics.median(found), "ms")
 
 
 def _environment(directory: Path) -> str:
-    """Make an environment and return its Python, which also finds the packages installed in ours."""
+    """Make a virtual environment and return its Python, which also finds the packages installed in ours."""
     venv.create(directory, symlinks=True)
     (packages,) = directory.glob("lib/python*/site-packages")
     (packages / "cbtop").symlink_to(Path(cbtop.__file__).parent)
@@ -61,7 +61,7 @@ def _environment(directory: Path) -> str:
 
 def _measured(interpreter: str, what: str, program: str, rounds: int) -> list[Figure]:
     python = [interpreter, "-c", program]
-    nothing_yet = Path(os.environ["CBTOP_RUNTIME_DIR"]) / "run-1-1"  # of a process that reports nothing at its end
+    nothing_yet = Path(os.environ["CBTOP_RUNTIME_DIR"]) / "run-1-1"  # file of a run that reports nothing at its end
     hook = {"CBTOP_RUN": "1", "CBTOP_RUN_ID": f"1,1:{nothing_yet}", "PYTHONPATH": HOOK}
     ways: dict[str, tuple[list[str], dict[str, str]]] = {
         BARE: (python, {}),
@@ -87,7 +87,7 @@ def _measured(interpreter: str, what: str, program: str, rounds: int) -> list[Fi
 
 
 def _cpu_ms(command: list[str], variables: dict[str, str]) -> float:
-    """Return the CPU time of one run, without its stderr."""
+    """Return the CPU time (ms) of one run of `command`. Its stderr is discarded."""
     with open(os.devnull, "wb") as nowhere:
         actions = [(os.POSIX_SPAWN_DUP2, nowhere.fileno(), 2)]
         pid = os.posix_spawn(command[0], command, os.environ | variables, file_actions=actions)

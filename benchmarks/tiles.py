@@ -42,11 +42,12 @@ from cbtop.compute.quantization.q4_k import Q4_K
 from cbtop.compute.settings import STATIC_CROSSOVERS
 
 U = np.uint64
-STEPS = 32  # times 32 columns
+STEPS = 32  # steps of 32 columns each
 TOKENS = ROWS = 32
 REPEATS, ROUNDS, PAIRS = 200, 15, 10_000
-HALF = 512  # bytes of a tile of 16 x 32 numbers, or 32 x 16
-# As ldtilecfg reads it: sums of 16 x 16; two tiles of 16 tokens x 32 columns; two of 32 columns x 16 rows, by fours.
+HALF = 512  # bytes of a tile of 16 x 32 or 32 x 16 numbers
+# In the order of ldtilecfg: four tiles of 16 x 16 sums, two of 16 tokens x 32 columns, and two of 32 columns x 16
+# rows, with columns grouped by four.
 _ROW_BYTES, _ROWS = (64, 64, 64, 64, 32, 32, 64, 64), (16, 16, 16, 16, 16, 16, 8, 8)
 _CONFIGURATION = bytes(
     [1, *[0] * 15, *[byte for one in _ROW_BYTES for byte in (one, 0)], *[0] * 16, *_ROWS, *[0] * 8]
@@ -59,7 +60,7 @@ def run() -> list[Figure]:
 
 @constant_intrinsic
 def multiply_bytes(typing: Any, total: Any, a: Any, b: Any) -> tuple[Any, Any]:
-    """total[m, n] += sum over k < 32 of a[m, k] * b[k // 4, 4 n + k % 4]: int8 to int32."""
+    """total[m, n] += sum over k < 32 of a[m, k] * b[k // 4, 4 n + k % 4]. Inputs are int8, sums int32."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         tiles._called(builder, "llvm.x86.tdpbssd", tiles._VOID, [tiles._number(one) for one in (total, a, b)])
@@ -70,7 +71,7 @@ def multiply_bytes(typing: Any, total: Any, a: Any, b: Any) -> tuple[Any, Any]:
 
 @constant_intrinsic
 def load_half(typing: Any, tile: Any, array: Any, row: Any, column: Any) -> tuple[Any, Any]:
-    """tile = the 512 bytes from array[row, column] on, 32 a row."""
+    """Load 512 bytes from array[row, column] on into `tile`, 32 bytes a row."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         pointer = tiles._address(context, builder, array, *values[1:])
@@ -82,7 +83,7 @@ def load_half(typing: Any, tile: Any, array: Any, row: Any, column: Any) -> tupl
 
 @tiles._intrinsic
 def configure_half_tiles(typing: Any) -> tuple[Any, Any]:
-    """As `configure_tiles`, for products of 32 columns."""
+    """Configure tiles as `configure_tiles` does. These are for products of 32 columns."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         data = tiles.cgutils.make_bytearray(bytearray(_CONFIGURATION))
@@ -96,8 +97,11 @@ def configure_half_tiles(typing: Any) -> tuple[Any, Any]:
 
 @jit
 def of_int8(x: Any, w: Any, of_tokens: Any, of_rows: Any, ints: Any, sums: Any, repeats: Any) -> None:
-    """x, w: uint8 (1, steps * 1024), two tiles a step; of_tokens, of_rows: float32 (steps, 32), scales; ints: uint8
-    (1, 4096); sums: float32 (32, 32)."""
+    """Multiply by tiles of int8, and add the scaled sums of each step to `sums`.
+
+    `x` and `w`: uint8 (1, steps * 1024), two tiles a step. `of_tokens` and `of_rows`: float32 (steps, 32), scales.
+    `ints`: uint8 (1, 4096), scratch. `sums`: float32 (32, 32).
+    """
     configure_half_tiles()
     for _ in range(repeats):
         for step in range(U(of_tokens.shape[0])):
@@ -132,7 +136,10 @@ def of_int8(x: Any, w: Any, of_tokens: Any, of_rows: Any, ints: Any, sums: Any, 
 
 @jit
 def of_bfloat16(x: Any, w: Any, sums: Any, repeats: Any) -> None:
-    """x, w: uint32 (1, steps * 512), two tiles a step; sums: float32 (4, 256), tiles."""
+    """Multiply by tiles of bfloat16.
+
+    `x` and `w`: uint32 (1, steps * 512), two tiles a step. `sums`: float32 (4, 256), one tile per row.
+    """
     configure_tiles()
     for _ in range(repeats):
         zero_tile(0)
@@ -165,9 +172,10 @@ def configure(repeats: Any) -> None:
 
 def _figures() -> Iterator[Figure]:  # pragma: no cover - AMX
     rng = np.random.default_rng(1)
-    x, w = (rng.integers(-100, 100, (STEPS, 32, 32), np.int8) for _ in range(2))  # tokens or rows, columns
+    # shape: (steps, tokens or rows, columns)
+    x, w = (rng.integers(-100, 100, (STEPS, 32, 32), np.int8) for _ in range(2))
     of_tokens, of_rows = (rng.random((STEPS, 32), np.float32) for _ in range(2))
-    # Columns by fours: b[k // 4, 4 n + k % 4] = w[n, k].
+    # Group columns by four: b[k // 4, 4 n + k % 4] = w[n, k].
     by_fours = w.reshape(STEPS, 2, 16, 8, 4).transpose(0, 1, 3, 2, 4)
     given = x.view(np.uint8).reshape(1, -1), np.ascontiguousarray(by_fours).view(np.uint8).reshape(1, -1)
     ints, sums = np.zeros((1, 4096), np.uint8), np.zeros((TOKENS, ROWS), np.float32)
@@ -175,7 +183,7 @@ def _figures() -> Iterator[Figure]:  # pragma: no cover - AMX
     exact = np.einsum("stk,srk,st,sr->tr", *(one.astype(np.float64) for one in (x, w, of_tokens, of_rows)))
     np.testing.assert_allclose(sums, exact, rtol=0, atol=1e-5 * np.abs(exact).max())
 
-    ones = np.full((1, STEPS * 512), 0x3F803F80, np.uint32)  # two bfloat16 of 1 each
+    ones = np.full((1, STEPS * 512), 0x3F803F80, np.uint32)  # each word has two bfloat16 of value 1
     totals = np.zeros((4, 256), np.float32)
     of_bfloat16(ones, ones, totals, 1)
     assert (totals == 32 * STEPS).all()

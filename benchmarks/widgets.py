@@ -27,7 +27,9 @@ Row = tuple[str, ...]
 
 
 class Panes(App[None]):
-    """Two panes with keys of their own, to switch between, and the measured widget."""
+    """An app with the measured widget and two panes. Each pane has its own keys, and the focus switches between
+    them.
+    """
 
     COMPONENT_CLASSES: ClassVar[set[str]] = set(ROLES)
     CSS = "\n".join(f".{role} {{ color: white; }}" for role in sorted(ROLES)) + "KeyFooter { height: 1; }"
@@ -44,13 +46,13 @@ class Panes(App[None]):
 
 
 class Pane(Static, can_focus=True):
-    """Three keys."""
+    """A pane with three keys."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding(key, "app.bell", f"here {key}") for key in "abc"]
 
 
 class OtherPane(Static, can_focus=True):
-    """Four keys."""
+    """A pane with four keys."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding(key, "app.bell", f"there {key}") for key in "defg"]
 
@@ -113,7 +115,7 @@ def _cell(at: int) -> Callable[[Row, int], Line]:
 
 
 def _fill(table: DataTable[str], rows: list[Row]) -> None:
-    """Fill it as its documentation advises: rows once, then cell by cell."""
+    """Fill the table in the way its documentation advises: add rows once, then update single cells."""
     if not table.columns:
         table.add_columns(*map(str, range(COLUMNS)))
         for row in rows:

@@ -1,1 +1,1 @@
-"""The cost of cbtop on a CUDA device: run by hand, if there is one."""
+"""Benchmarks of the cost of cbtop on a CUDA device. They are started by hand."""

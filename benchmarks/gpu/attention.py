@@ -1,11 +1,11 @@
-"""Attention on a CUDA device compared with reading the same bytes: 28 heads of 128, 4 of keys and values in f16, as
-in 7B.
+"""Compare attention on a CUDA device with reading the same bytes. Sizes are a 7B's: 28 heads of 128, with 4 f16 heads
+of keys and values.
 
-One token that sees 1 K, 8 K and 32 K positions, and 512 that see themselves and 7,680 before them. A round first
-replays a graph of calls, captured as in a decoder, over the caches of enough layers to exceed the second-level cache.
-Then it replays one of a kernel that reads as many bytes in as many launches. Ratios are of rounds. Prompts are also
-compared with torch's attention in float16, if torch is installed: it multiplies float16 once, ours multiplies float32
-in two halves.
+Two cases are measured: one token that sees 1 K, 8 K and 32 K positions, and 512 tokens that see themselves and 7,680
+positions before them. Each round first replays a graph of attention calls, captured as in a decoder. The calls use
+the caches of several layers, which together exceed the second-level cache. Then the round replays a graph of a kernel
+that reads as many bytes in as many launches. Ratios are computed round by round. If torch is installed, prompts are
+also compared with its attention in float16. That multiplies float16 once. Ours multiplies float32 in two halves.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ KERNEL read(const uint4* from, int64_t size, uint32_t* out STAMP)
 
 
 class Layers:
-    """Caches of `context` positions, filled with noise, of enough layers to exceed the device's cache."""
+    """Caches of `context` positions filled with noise. They have enough layers to exceed the device's cache."""
 
     def __init__(self, gpu: Gpu, context: int) -> None:
         self.context = context
@@ -57,11 +57,11 @@ class Layers:
         self.numbers = random.standard_normal(shape, dtype=np.float32).astype(np.float16).view(np.uint16)
 
 
-kept: list[object] = []  # keeps the arrays of captured launches alive as long as the process
+kept: list[object] = []  # keeps the arrays of captured launches alive until the process ends
 
 
 def graph_of(gpu: Gpu, enqueue: Callable[[], None]) -> Callable[[], float]:
-    """Return a function that gives the microseconds of a replay of `enqueue`'s launches."""
+    """Return a function that replays the launches of `enqueue` and returns the microseconds of a replay."""
     cupy = gpu.cupy
     stream = cupy.cuda.Stream()
     with stream:
@@ -84,7 +84,9 @@ def graph_of(gpu: Gpu, enqueue: Callable[[], None]) -> Callable[[], float]:
 
 
 def attend(gpu: Gpu, layers: Layers, tokens: int) -> Callable[[], None]:
-    """Return the calls of all layers, for tokens at the end of the context."""
+    """Return a function that enqueues the attention calls of all layers, for `tokens` tokens at the end of the
+    context.
+    """
     q = gpu.array(np.random.default_rng(1).standard_normal((tokens, HEADS * HEAD_DIM), dtype=np.float32))
     out, start = gpu.zeros(q.shape, np.float32), gpu.array(np.array([layers.context - tokens], np.int32))
     scratch = gpu.zeros(attention.scratch_shape(gpu.multiprocessors), np.float32)
@@ -110,7 +112,9 @@ def read(gpu: Gpu, layers: Layers) -> Callable[[], None]:
 
 
 def by_torch(layers: Layers, tokens: int) -> Callable[[], float] | None:
-    """Return a function that gives the microseconds of torch's attention over all layers, or None without torch."""
+    """Return a function that measures torch's attention over all layers in microseconds. Return None without
+    torch.
+    """
     try:
         import torch
     except ImportError:

@@ -1,15 +1,15 @@
 """The cost of brick times inside a captured graph: `python -m benchmarks.gpu.captured [transformers] [batch ...]`.
 
-A decode step of a 7B-shaped model in bf16 as one captured graph, replayed and waited for, as in an engine that reads
-its tokens. Rounds that take turns:
-- the replay of torch without us (twice: their ratio is the noise)
-- the same graph under `--overhead 1%`, and with only its layers' stamps in every step
-- another graph of the same model without us, and with every step recorded
-- one with a CUDA event recorded before and after every leaf module
+A decode step of a 7B-shaped model in bf16 is one captured graph. It is replayed and waited for, as in an engine that
+reads its tokens. These variants take turns in rounds:
+- the graph replayed by torch without cbtop (twice; the ratio of both is the noise)
+- the same graph under `--overhead 1%`, and with stamps only between its layers in every step
+- another graph of the same model, without cbtop and with every step recorded
+- a graph with a CUDA event recorded before and after every leaf module
 
-torch.profiler, for the device alone (Kineto) and for both, comes last, because CUPTI keeps costing time once it is
-loaded. It is compared with the earlier rounds without us. Ratios are medians over the rounds; also of means over all
-of them, because the cost of the default comes in single steps.
+torch.profiler comes last, first with the device alone (Kineto), then with CPU and device. It is last because CUPTI
+keeps costing time once it is loaded. It is compared with the earlier rounds without cbtop. Ratios are medians over
+the rounds. Ratios of means are shown, too, because the cost of the default is in single steps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cbtop.profiler.instrument.stamp_plans import StampPlan
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 
-ROUNDS, STEPS, WARM_UP = 20, 30, 20  # rounds, steps of each, rounds to warm up in
+ROUNDS, STEPS, WARM_UP = 20, 30, 20  # number of rounds, steps per round, and warm-up rounds
 PEER_ROUNDS = 5
 PERCENT = 1.0
 
@@ -47,8 +47,10 @@ def timed_ns(engine: Engine, step: Callable[[], None], steps: int) -> float:
 
 
 def build_bytes(engine: Engine) -> tuple[int, float]:
-    """Return the bytes on the device and the seconds that the stamped clones of an engine's graph took at its first
-    replays."""
+    """Return the memory on the device (bytes) and the time (s) of making the stamped clones of an engine's graph.
+
+    The time is the longest of the first replays.
+    """
     free = torch.cuda.mem_get_info()[0]
     slowest = 0.0
     for _ in range(8):
@@ -57,7 +59,7 @@ def build_bytes(engine: Engine) -> tuple[int, float]:
 
 
 def with_events(model: Any, batch: int) -> Engine:
-    """Return an engine with an event recorded before and after every leaf module in its graph."""
+    """Return an engine. Its graph records an event before and after every leaf module."""
     events: list[Any] = []
 
     def record(*_: Any) -> None:
@@ -77,13 +79,15 @@ def with_events(model: Any, batch: int) -> Engine:
 
 
 def with_layer_stamps(engine: Engine) -> Callable[[], None]:
-    """Return a step of a clone of the engine's graph that only has stamps between its layers."""
+    """Return a function that runs a step of a clone of the engine's graph. The clone only has stamps between
+    layers.
+    """
     captured = captured_graphs._graphs[engine.graph]
     device = captured.on.device
     plan = StampPlan(StampSites.of(device.driver, captured.clone), captured._spans)
     ends = {0, len(plan.places) - 1}
     for interval in plan.intervals:
-        if isinstance(interval.keys[-1], tuple):  # a layer
+        if isinstance(interval.keys[-1], tuple):  # the interval of a layer
             ends |= {interval.begin, interval.end}
     stream = torch.cuda.current_stream().cuda_stream
     stamped = StampedGraph(device, captured.clone, [plan.places[end] for end in sorted(ends)], stream)
@@ -150,7 +154,7 @@ def of_batch(batch: int, make: Callable[[int], Any]) -> None:
 
 
 def peers(engine: Engine, step: Callable[[], None], bare_ns: float) -> None:
-    """torch.profiler on the same replays."""
+    """Measure torch.profiler on the same replays."""
     both = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     for name, activities in (("Kineto", both[1:]), ("torch.profiler", both)):
         times = []

@@ -1,9 +1,10 @@
-"""A token of a 7B in Q4_K_M on a GPU: `python -m benchmarks.gpu.decode [eager]`.
+"""Time a token of a 7B in Q4_K_M on a GPU: `python -m benchmarks.gpu.decode [eager]`.
 
-The first result is the ratio of a step to the least time for reading its weights, by a kernel that only reads, in the
-same run. The second is the cost of stamps of every kernel: in every step, and as often as `--overhead 1%` allows.
-Rounds of one decoder take turns (the addresses of a second one's arrays alone were worth 1 %). The decoder without a
-profiler is among them twice, and the ratio of both is the noise.
+The first result is the ratio of a step to the least time for reading its weights. That time is from a kernel that
+only reads, in the same run. The second result is the cost of stamping every kernel, in every step and as often as
+`--overhead 1%` allows. All variants take turns in rounds and use one decoder, because the different addresses of a
+second decoder's arrays alone changed times by 1 %. The variant without a profiler runs twice, and the ratio of both
+is the noise.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 
 ROUNDS, STEPS, CONTEXT, PROMPT = 15, 30, 4096, 32
-READ_BYTES = 300 * 8192 * 128  # 315 MB: no cache holds them
+READ_BYTES = 300 * 8192 * 128  # 315 MB, more than any cache holds
 
 
 def read_gb_per_s(gpu: Gpu) -> float:
-    """Return the rate of a kernel that only reads."""
+    """Return the rate (GB/s) of a kernel that only reads."""
     cupy = gpu.cupy
     kernel, out = cupy.RawKernel(SOURCE, "memory_read"), cupy.zeros(64, "u1")
     buffers = [cupy.zeros(READ_BYTES, "u1") for _ in range(2)]

@@ -1,9 +1,11 @@
-"""One token times a matrix of every format: its bytes a second, compared with reading as many.
+"""Multiply one token by a matrix of every format, and compare its bytes a second with reading as many bytes.
 
-`python -m benchmarks.gpu.gemv [FORMAT ...]`. Shapes of a 7B's projections. Activations are int8 if weights are in
-blocks, and unrounded float32; making them int8 is not in the time. Launches are in a captured graph and go from one
-copy of the matrix to the next, over more bytes than the second-level cache has; so does the kernel by which `cbtop
-calibrate` measures reading. Rounds of the three take turns; ratios are medians of the rounds'.
+    python -m benchmarks.gpu.gemv [FORMAT ...]
+
+Shapes are from the projections of a 7B. For weights in blocks, activations are int8 and also unrounded float32. The
+time does not include making them int8. Launches are in a captured graph. They go from one copy of the matrix to the
+next, over more bytes than the second-level cache holds. `cbtop calibrate`'s kernel for measuring reading does the
+same. The three take turns in rounds. Ratios are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from cbtop.compute.kernels.linear_int8 import Int8Scratch
 from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat
 
-SHAPES = ((3584, 18944), (18944, 3584), (3584, 3584), (152064, 3584))  # rows, columns
+SHAPES = ((3584, 18944), (18944, 3584), (3584, 3584), (152064, 3584))  # rows and columns
 COPIES_BYTES = 400_000_000
 ROUND_BYTES = 1_500_000_000
 ROUNDS = 11
@@ -36,12 +38,14 @@ Launch = CudaLaunch | LibraryCall
 
 
 def captured(gpu: Gpu, launches: Sequence[Launch], count: int) -> Callable[[], float]:
-    """Return a function that gives the seconds a launch of a graph of `count` of the launches, in turn, by the GPU's
-    clock."""
+    """Return a function that replays a graph and returns the seconds per launch, by the GPU's clock.
+
+    The graph has `count` launches, which take turns among `launches`.
+    """
     cuda = gpu.cupy.cuda
     stream = cuda.Stream(non_blocking=True)
     with stream:
-        prepared = [gpu.prepared(one, is_early=True) for one in launches]  # as in a decoder
+        prepared = [gpu.prepared(one, is_early=True) for one in launches]  # prepared as in a decoder
         for launch in prepared:
             launch()
         stream.synchronize()
@@ -62,8 +66,10 @@ def captured(gpu: Gpu, launches: Sequence[Launch], count: int) -> Callable[[], f
 
 
 def products(gpu: Gpu, block_format: BlockFormat, rows: int, columns: int) -> dict[str, list[Launch]]:
-    """Return the launches of each way to multiply one token by copies of a matrix, and those that read as many
-    bytes."""
+    """Return the launches of each way to multiply one token by copies of a matrix.
+
+    The launches named `read` only read as many bytes.
+    """
     layout = block_format.planes
     assert layout is not None
     size_bytes = layout.size_bytes(rows * columns // block_format.block_elements, block_format.block_elements)
@@ -85,7 +91,7 @@ def products(gpu: Gpu, block_format: BlockFormat, rows: int, columns: int) -> di
 
 
 def figures(gpu: Gpu, block_format: BlockFormat, rows: int, columns: int) -> Iterator[str]:
-    """Yield a line for each way to multiply."""
+    """Yield a line of results for each way to multiply."""
     ways = products(gpu, block_format, rows, columns)
     size_bytes = rows * columns // block_format.block_elements * block_format.block_bytes
     count = max(ROUND_BYTES // size_bytes, len(ways["read"]))
@@ -94,7 +100,7 @@ def figures(gpu: Gpu, block_format: BlockFormat, rows: int, columns: int) -> Ite
     for turn in range(ROUNDS + 2):
         for name, seconds in timed.items():
             took = seconds()
-            if turn > 1:  # by then the clocks have settled
+            if turn > 1:  # after two turns the clocks have settled
                 taken[name].append(took)
     for name in list(timed)[1:]:
         ratio = Ratio.of(taken["read"], taken[name])

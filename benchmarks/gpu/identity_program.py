@@ -1,8 +1,7 @@
-"""A llama that decodes and an encoder that trains, on a GPU, by deterministic algorithms, for runs with and without
-cbtop.
+"""Run a llama that decodes and an encoder that trains on a GPU, with deterministic algorithms.
 
-Run it bare, under `cbtop run`, and under `cbtop run --record FILE`, with CUBLAS_WORKSPACE_CONFIG=:4096:8, and compare
-stdout.
+Run this program bare, under `cbtop run`, and under `cbtop run --record FILE`, with CUBLAS_WORKSPACE_CONFIG=:4096:8.
+Then compare the standard outputs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model written like a serving engine's: static buffers, fused products, one graph a batch size. 7B-shaped."""
+"""A 7B-shaped model written like a serving engine's: static buffers, fused products, and one graph per batch size."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ class Layer(nn.Module):
 
 
 class Lean(nn.Module):
-    """One new token of each sequence: `model(words, at)`; words (batch, 1), `at` the position of all, (1,)."""
+    """A decoder for one new token of each sequence: `model(words, at)`.
+
+    `words`: (batch, 1). `at`: (1,), the position of all sequences.
+    """
 
     def __init__(
         self,
@@ -98,7 +101,7 @@ class Engine:
         self.words = torch.ones((batch, 1), dtype=torch.long, device=device)
         self.at = torch.zeros(1, dtype=torch.long, device=device)
         self.graph = torch.cuda.CUDAGraph()
-        self.events: list[torch.cuda.Event] = []  # that the graph records
+        self.events: list[torch.cuda.Event] = []  # events that the graph records
 
     @torch.no_grad()
     def capture(self) -> Engine:
@@ -113,7 +116,7 @@ class Engine:
         return self
 
     def restart(self) -> None:
-        """Begin with an empty cache, if the model counts its contents."""
+        """Begin with an empty cache, if the model has one that counts its contents."""
         cache = getattr(self.model, "cache", None)
         if cache is not None:
             cache.reset()
@@ -132,7 +135,7 @@ def lean(batch: int = 1, *, seed: int = 0, **sizes: int) -> Any:
 
 
 class _Called(torch.nn.Module):
-    """A model of transformers with its static cache, called as `Engine` calls one."""
+    """A model of transformers with its static cache, callable in the way that `Engine` calls a model."""
 
     def __init__(self, model: Any, cache: Any) -> None:
         super().__init__()

@@ -1,9 +1,10 @@
-"""A token of a 7B in Q4_K_M on two GPUs of a host, compared with one: `python -m benchmarks.gpu.ranks`.
+"""Time a token of a 7B in Q4_K_M on two GPUs of a host, compared with one: `python -m benchmarks.gpu.ranks`.
 
-Two processes, a GPU each, exchange their results through NCCL. Each has half of the layers, and they work one after
-the other; or it has half of every layer (`cbtop demo --split`). One decoder on the first GPU alone is among them
-twice, and the ratio of both is the noise. Rounds of all take turns, and begin together. Weights are random and differ
-between the ways, because the results do not matter here (tests/compute/test_ranks_on_gpus.py).
+Two processes with one GPU each exchange their results through NCCL. In one variant, each has half of the layers, and
+they work one after the other. In the other variant, each has half of every layer (`cbtop demo --split`). One decoder
+on the first GPU alone runs twice, and the ratio of both is the noise. All variants take turns in rounds and begin
+together. Weights are random and differ between the variants, because the results do not matter here (see
+tests/compute/test_ranks_on_gpus.py).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ALONE_AGAIN = "one GPU again"
 
 
 def rounds(decoder: GpuDecoder) -> float:
-    """Return the nanoseconds of a token."""
+    """Decode STEPS tokens. Returns the nanoseconds per token."""
     decoder.restart()
     token = decoder.decode(decoder.prefill([*range(PROMPT)]))
     begun_ns = time.perf_counter_ns()
@@ -39,7 +40,7 @@ def rounds(decoder: GpuDecoder) -> float:
 
 
 def of_rank(number: int, ids: Connection, together: Any) -> None:
-    """Run in a process of its own; the first one prints."""
+    """Run all variants in the process of rank `number`. The first rank prints the results."""
     gpu = Gpu(number)
     if number == 0:
         ids.send(new_id(gpu))

@@ -1,4 +1,4 @@
-"""A model with the sizes of a 7B in Q4_K_M. Its weights are random blocks that are made on the device."""
+"""A model with the sizes of a 7B in Q4_K_M. Its weights are random blocks made on the device."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.q4_k import Q4_K
 from cbtop.compute.quantization.q6_k import Q6_K
 
-HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD, LAYERS, VOCABULARY = 3584, 28, 4, 128, 18944, 28, 152064  # qwen2 7B
-SCALE = 2.0**-14  # of blocks' scales: products stay near 1
-SCALES_AT = {Q4_K.code: (0, 2), Q6_K.code: (208,)}  # offsets of the binary16 scales of a block
+# the sizes of qwen2 7B
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD, LAYERS, VOCABULARY = 3584, 28, 4, 128, 18944, 28, 152064
+SCALE = 2.0**-14  # the scale of all blocks, small enough that products stay near 1
+SCALES_AT = {Q4_K.code: (0, 2), Q6_K.code: (208,)}  # offsets in a block of its binary16 scales, by format
 
 
 def matrix(gpu: Gpu, rows: int, columns: int, block_format: BlockFormat, *, takes_int8: bool = True) -> DeviceMatrix:
-    """Return random codes, scales and minima, all with one small scale."""
+    """Return a matrix of random codes, scales and minima. Its binary16 scales are all SCALE."""
     cupy, layout = gpu.cupy, block_format.planes
     assert layout is not None
     blocks = cupy.random.randint(
@@ -34,8 +35,11 @@ def matrix(gpu: Gpu, rows: int, columns: int, block_format: BlockFormat, *, take
 
 
 def model_7b(gpu: Gpu, layers: int = LAYERS, *, takes_int8: bool = True, ranks: int = 1) -> Model:
-    """Return a model with the sizes of Qwen2.5-7B. As in llama.cpp's Q4_K_M, half of the value and down projections
-    are Q6_K. With several `ranks` that share every layer, it is one rank's part."""
+    """Return a model with the sizes of Qwen2.5-7B.
+
+    As in llama.cpp's Q4_K_M, half of the value and down projections are Q6_K. If `ranks` is above 1, every layer is
+    shared, and the model is the part of one rank.
+    """
     own_heads, own_kv_heads, inner = HEADS // ranks, KV_HEADS // ranks, FEED_FORWARD // ranks
     no_bias = gpu.array(np.zeros(0, np.float32))
     ones = Norm(gpu.array(np.ones(HIDDEN, np.float32)))
@@ -79,8 +83,10 @@ def model_7b(gpu: Gpu, layers: int = LAYERS, *, takes_int8: bool = True, ranks: 
 
 
 def read_bytes(model: Model) -> int:
-    """Return the bytes of weights that a token reads: all matrices except the embedding, which it reads one row
-    from."""
+    """Return the bytes of weights that a token reads.
+
+    This includes all matrices except the embedding, because a token reads only one row of it.
+    """
     products = [
         one.weight.size_bytes
         for layer in model.layers

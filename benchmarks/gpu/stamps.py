@@ -1,15 +1,14 @@
 """Check the times that kernels stamp themselves: `python -m benchmarks.gpu.stamps`.
 
-A token's pass of a 7B in Q4_K_M, launched one by one, while CUPTI records it: both durations of each launch. CUPTI's
-are from the start of a kernel to its end in the hardware. Then whether a recorded step adds up: its bricks and the
-gaps between them, compared with the step.
+A pass of one token through a 7B in Q4_K_M is launched kernel by kernel while CUPTI records it. Both durations of each
+launch are compared. CUPTI's go from the start of a kernel to its end in the hardware.
 """
 
 from __future__ import annotations
 
 import statistics
 
-import torch  # its libcupti
+import torch  # needed for its libcupti
 
 from benchmarks.gpu.shapes import LAYERS, model_7b
 from cbtop.compute.decoder.on_gpu import GpuDecoder
@@ -25,7 +24,7 @@ CLOSE_SHARE, CLOSE_NS = 0.05, 300
 
 
 def stamped_and_told(decoder: GpuDecoder, gpu: Gpu, cupti: TorchsCupti) -> list[tuple[str, int, int]]:
-    """Return the name of each launch of a pass, its stamped duration and CUPTI's, in ns."""
+    """Return for each launch of a pass: its name, its stamped duration (ns), and CUPTI's duration (ns)."""
     stamps = decoder._stamps
     cupti.begin(OF_KERNELS)
     try:

@@ -1,6 +1,6 @@
-"""A decoder with matrices spread over the ranks of a process group, like those of tensor-parallel engines.
+"""A decoder with matrices spread over the ranks of a process group, as in tensor-parallel engines.
 
-Each rank has its part of every matrix and of the heads, and two all-reduces a layer add up the parts.
+Each rank has a part of every matrix and some of the heads. Two all-reduces per layer add up the parts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ TOY = Sizes(layers=2, hidden=256, heads=4, intermediate=512, context=32, words=1
 
 
 class RowParallel(nn.Linear):
-    """A product of this rank's columns, summed over all ranks; `extra` more products make a rank slow on purpose."""
+    """The product with this rank's columns, summed over all ranks. `extra` more products slow a rank down on
+    purpose.
+    """
 
     def __init__(self, columns: int, rows: int) -> None:
         super().__init__(columns, rows, bias=False)
@@ -47,7 +49,7 @@ class RowParallel(nn.Linear):
 
 
 class Attention(nn.Module):
-    """This rank's heads, over a full cache."""
+    """Attention of this rank's heads over a full cache."""
 
     def __init__(self, sizes: Sizes, ranks: int) -> None:
         super().__init__()
@@ -113,7 +115,7 @@ class Decoder(nn.Module):
 
 
 class Rank:
-    """One rank's decoder in bf16 on the GPU of its number, with its decode step."""
+    """The decoder of one rank in bf16, on the GPU with the rank's number, and its decode step."""
 
     def __init__(self, sizes: Sizes) -> None:
         self.rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -137,7 +139,7 @@ class Rank:
             layer.mlp.down_proj.extra = extra
 
     def captured(self) -> tuple[Any, torch.Tensor]:
-        """Return the step as a CUDA graph with its collectives, and its output."""
+        """Return the step as a CUDA graph that includes its collectives, and the output of the graph."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -148,6 +150,6 @@ class Rank:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(
             graph, capture_error_mode="thread_local"
-        ):  # NCCL's own thread asks for events meanwhile
+        ):  # during the capture, a thread of NCCL queries events
             logits = self.step()
         return graph, logits

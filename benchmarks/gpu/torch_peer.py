@@ -1,7 +1,8 @@
-"""A token by torch on a GPU, for its time per byte: `python -m benchmarks.gpu.torch_peer`.
+"""Measure the rate at which torch reads the weights of a 7B on a GPU: `python -m benchmarks.gpu.torch_peer`.
 
-A 7B in bfloat16, as in a serving engine: one captured graph, replayed and waited for. It gives the weights that it
-reads divided by the time of a step, to compare with `python -m benchmarks.gpu.decode` on the same machine.
+The model is in bfloat16 and runs as in a serving engine: one captured graph, replayed and waited for. The result is
+the size of the weights divided by the time of a step. Compare it with `python -m benchmarks.gpu.decode` on the same
+machine.
 """
 
 from __future__ import annotations

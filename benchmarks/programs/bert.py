@@ -1,4 +1,4 @@
-"""A BERT embeds sentences of several lengths, padded to the longest."""
+"""Run a BERT that embeds sentences of several lengths, padded to the longest."""
 
 import torch
 from steady import DEVICE, DTYPE, run

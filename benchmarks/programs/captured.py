@@ -1,4 +1,4 @@
-"""A GPT replays one captured CUDA graph."""
+"""Run a GPT that replays one captured CUDA graph."""
 
 import torch
 from blocks import GPT

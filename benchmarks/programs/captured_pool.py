@@ -1,4 +1,4 @@
-"""A GPT replays captured CUDA graphs of several batch sizes, which share a pool of memory, in turn."""
+"""Run a GPT that replays captured CUDA graphs of several batch sizes in turn. The graphs share a pool of memory."""
 
 from itertools import cycle
 

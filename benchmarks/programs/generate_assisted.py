@@ -1,4 +1,4 @@
-"""A llama generates text with the help of a small one, which proposes tokens."""
+"""Generate text with a llama and a small assistant model, which proposes tokens."""
 
 import torch
 from llama import VOCABULARY, llama

@@ -1,4 +1,4 @@
-"""A llama generates text, eager, with the dynamic cache."""
+"""Generate text with an eager llama and the dynamic cache."""
 
 import torch
 from llama import VOCABULARY, llama

@@ -1,4 +1,4 @@
-"""A llama generates text with a static cache, its decode step compiled."""
+"""Generate text with a llama that has a static cache and a compiled decode step."""
 
 import torch
 from llama import VOCABULARY, llama
@@ -9,7 +9,7 @@ TOKENS = 32
 model = llama()
 words = torch.randint(0, VOCABULARY, (1, 32), device=DEVICE)
 compiled = CompileConfig()
-compiled._compile_all_devices = True  # on a CPU, too
+compiled._compile_all_devices = True  # compile on a CPU, too
 
 
 def generate():

@@ -1,4 +1,4 @@
-"""A GPT that is written by hand scores a text."""
+"""Score a text with a GPT that is written by hand."""
 
 import torch
 from blocks import GPT

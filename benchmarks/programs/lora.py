@@ -1,4 +1,4 @@
-"""LoRA adapters of a llama are trained by peft."""
+"""Train LoRA adapters of a llama with peft."""
 
 import torch
 from llama import VOCABULARY, llama

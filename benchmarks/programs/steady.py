@@ -1,8 +1,8 @@
-"""Run a step for some seconds and print how many ran: the loop that the programs of this folder share.
+"""Run a step for some seconds and print how often it ran. All programs in this folder use this loop.
 
     python PROGRAM.py [SECONDS]
 
-A quarter of the time, and at least three calls, is warm-up that is not counted.
+Warm-up is not counted. It takes a quarter of the time, and at least three calls.
 """
 
 import sys
@@ -16,13 +16,13 @@ DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 WARM_UP_CALLS = 3
 
 torch.manual_seed(0)
-torch.set_num_threads(1)  # on a shared machine two threads wait for each other
+torch.set_num_threads(1)  # one thread, because on a shared machine two threads would wait for each other
 
 
 def run(call, steps_a_call=1):
-    """Call `call` for `SECONDS` and print `steps N seconds S` of the calls after the warm-up.
+    """Call `call` for SECONDS after a warm-up, and print `steps N seconds S`.
 
-    The line before it has their processor time, which a busy machine lengthens less.
+    The line before it has the processor time of these calls, which a busy machine affects less.
     """
     repeat(call, SECONDS / 4, WARM_UP_CALLS)
     begun = time.process_time()

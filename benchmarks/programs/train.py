@@ -1,4 +1,4 @@
-"""A GPT is trained by AdamW."""
+"""Train a GPT with AdamW."""
 
 import torch
 from blocks import GPT

@@ -1,4 +1,4 @@
-"""Two GPTs run at the same time: in two threads, on a GPU each on a stream of its own."""
+"""Run two GPTs at the same time in two threads. On a GPU, each has its own stream."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -12,7 +12,7 @@ models = [GPT(WIDTH, LAYERS).eval().to(DEVICE, DTYPE), GPT(WIDTH // 2, LAYERS).e
 words = torch.randint(0, 2000, (BATCH, LENGTH), device=DEVICE)
 streams = [torch.cuda.Stream() for _ in models] if DEVICE == "cuda" else [None, None]
 if DEVICE == "cuda":
-    torch.cuda.synchronize()  # the streams do not wait for what made the models
+    torch.cuda.synchronize()  # wait for the models to be made, because the new streams would not wait for that
 threads = ThreadPoolExecutor(len(models))
 
 

@@ -1,4 +1,4 @@
-"""A ViT classifies images."""
+"""Classify images with a ViT."""
 
 import torch
 from steady import DEVICE, DTYPE, run

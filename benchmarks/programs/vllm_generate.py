@@ -1,4 +1,4 @@
-"""vLLM serves a llama with random weights: `python vllm_generate.py [SECONDS] [eager]`."""
+"""Serve a llama with random weights by vLLM: `python vllm_generate.py [SECONDS] [eager]`."""
 
 import json
 import sys
@@ -41,5 +41,5 @@ def main():
     run(lambda: engine.generate(prompts, sampling, use_tqdm=False), TOKENS)
 
 
-if __name__ == "__main__":  # its engine starts processes that import this file
+if __name__ == "__main__":  # required because the engine starts processes that import this file
     main()

@@ -1,4 +1,4 @@
-"""A Whisper transcribes speech: its encoder runs once, its decoder once a token."""
+"""Transcribe speech with a Whisper. Its encoder runs once, and its decoder once per token."""
 
 import torch
 from steady import DEVICE, DTYPE, run

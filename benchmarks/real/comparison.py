@@ -1,4 +1,7 @@
-"""Compare shares of bricks and verdicts with those expected, and write the table. Plain data, no processes."""
+"""Compare measured shares of bricks and verdicts with the expected ones, and write the table.
+
+This module works on plain data and starts no processes.
+"""
 
 from __future__ import annotations
 
@@ -11,51 +14,51 @@ from typing import Any
 from benchmarks.base import Ratio
 from benchmarks.real.names import ATTENTION_REST, BETWEEN_MODULES, FEED_FORWARD_REST, INSIDE
 
-MAX_RATIO = 1.03  # the default of `cbtop run --overhead`
+MAX_RATIO = 1.03  # the limit that `cbtop run --overhead` has by default
 MAX_POINTS = 3.0
-LEAST_SHARE = 3.0  # percent: smaller bricks are not compared
-OTHER_KERNELS = ("Other kernels", "Other")  # of a GPU: those that no brick launched
-Times = dict[tuple[str, str], float]  # brick and category: microseconds
+LEAST_SHARE = 3.0  # percent of the time; smaller bricks are not compared
+OTHER_KERNELS = ("Other kernels", "Other")  # on a GPU: kernels that no brick launched
+Times = dict[tuple[str, str], float]  # microseconds by brick and category
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Percent of the time in bricks, by cbtop and by the two runs of the oracle around it."""
+    """A brick's or category's share of the time in bricks, in percent, by cbtop and by the oracle."""
 
     name: str
     ours: float
-    oracle: float  # mean of both runs
-    spread: float  # percentage points between both runs
+    oracle: float  # mean of the oracle's runs
+    spread: float  # difference between both runs in percentage points
 
     @property
     def difference(self) -> float:
-        """Percentage points."""
+        """cbtop minus oracle, in percentage points"""
         return self.ours - self.oracle
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Shares of categories, and of bricks of 3 % and more, the largest first."""
+    """Shares of categories, and of bricks with 3 % or more, the largest first."""
 
-    phase: str  # of cbtop
-    kind: str  # of calls, of the oracle
+    phase: str  # the phase in cbtop
+    kind: str  # the kind of root call in the oracle
     categories: Sequence[Share]
     bricks: Sequence[Share]
 
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """Milliseconds of a bare step, and the ratios of a step with cbtop to it."""
+    """The time of a bare step (ms), and the ratios of the time with cbtop to the bare time."""
 
     bare_ms: float
     ratio: Ratio
-    control: Ratio  # of a bare run to the one before
-    processor: Ratio  # of processor time
+    control: Ratio  # ratio of a bare run to the bare run before it
+    processor: Ratio  # ratio of processor times
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The figures of a program; a sentence replaces a part that could not be measured."""
+    """The figures of a program. A part that could not be measured is replaced by a sentence with the reason."""
 
     name: str
     overhead: Overhead | str
@@ -65,7 +68,7 @@ class Row:
 
 
 def comparison(snapshot: Mapping[str, Any], kinds: Sequence[Mapping[str, Any]]) -> Comparison:
-    """Compare a source of cbtop's JSON with a kind of root call in each run of the oracle."""
+    """Compare a source in cbtop's JSON with the same kind of root call in each run of the oracle."""
     ours: Times = defaultdict(float)
     for row in snapshot["bricks"]:
         if row["name"] not in BETWEEN_MODULES:
@@ -113,7 +116,7 @@ HEADER = (
 
 
 def line(row: Row) -> str:
-    """Return the line of the table; `!` marks what is beyond a limit."""
+    """Return a program's line of the table. `!` marks figures beyond a limit."""
     if isinstance(row.overhead, str):
         cost = f"{'n/a':>8}  {'n/a':24}{'n/a':24}{'n/a':24}"
     else:
@@ -146,7 +149,7 @@ def _verdicts(row: Row) -> str:
 
 
 def details(row: Row) -> list[str]:
-    """Return each share by cbtop and by the oracle, and why a part is missing, as lines."""
+    """Return lines with each share by cbtop and by the oracle, and the reason for each missing part."""
     missing = [part for part in (row.overhead, row.compared, row.verdicts) if isinstance(part, str)]
     lines = [f"  {part}" for part in dict.fromkeys(missing)]
     if not isinstance(row.compared, str):

@@ -1,4 +1,4 @@
-"""Name the brick of a module by its path and class. The rules are of this file alone and use none of cbtop's code."""
+"""Name the brick of a module by its path and class. The rules are only in this file and use no code of cbtop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ ATTENTION, FFN, NORM, OTHER = "Attention", "FFN", "Norm", "Other"
 FUSED_ATTENTION = "Attention (fused)"
 ATTENTION_REST, FEED_FORWARD_REST = "AttentionBlock", "FeedForwardBlock"
 
-# The last name of a path, the brick, its category. A module inside a projection (a LoRA adapter) belongs to it.
+# Each row: a pattern for a name in a module's path, the brick, and its category. A module inside a projection (a LoRA
+# adapter) belongs to the projection.
 PROJECTIONS = (
     (r"(q|k|v|qkv)_proj|query|key|value|qkv", "QkvProjection", ATTENTION),
     (r"o_proj|out_proj|proj", "OutputProjection", ATTENTION),
@@ -24,9 +25,9 @@ CLASSES = (
     (r"Rotary", "RotaryTables", ATTENTION),
     (r"GELU|SiLU|Activation|SiluAndMul", "Activation", FFN),
     (r"Embedding$", "Embedding", OTHER),
-    (r"^Attention$", FUSED_ATTENTION, ATTENTION),  # vLLM's, which is one kernel
+    (r"^Attention$", FUSED_ATTENTION, ATTENTION),  # vLLM's class, which runs one kernel
 )
-# These bricks of cbtop are functions. The oracle finds their time in this module.
+# These bricks of cbtop are functions, not modules. The oracle measures their time as part of this module.
 INSIDE = {
     "RopeEmbedding": ATTENTION_REST,
     "KvWrite": ATTENTION_REST,
@@ -35,12 +36,12 @@ INSIDE = {
     "MergeHeads": ATTENTION_REST,
     "Attention (eager)": FUSED_ATTENTION,
 }
-# These bricks of cbtop are in no module that has a name here, so they are not compared.
+# These bricks of cbtop are in no module that is named here, so they are not compared.
 BETWEEN_MODULES = frozenset({"AttentionMask", "GenerateInputs", "ResidualAdd", "Sampling"})
 
 
 def brick_of(path: str, class_name: str, is_leaf: bool) -> tuple[str, str] | None:
-    """Return brick and category of a module, or None if its own time belongs to none."""
+    """Return brick and category of a module, or None if its own time belongs to no brick."""
     parts = path.split(".")
     if is_leaf:
         for pattern, brick, category in CLASSES:

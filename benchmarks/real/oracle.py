@@ -2,12 +2,12 @@
 
     python -m benchmarks.real.oracle RESULT.json PROGRAM.py [ARGUMENT ...]
 
-On a CPU the own time of a module is the time of its calls, without the modules inside it. On a GPU it is the
-time of the kernels that torch.profiler saw the module launch. The kernels of a replayed CUDA graph belong to the
+On a CPU, the own time of a module is the time of its calls minus the time of the modules inside it. On a GPU, it is
+the time of the kernels that torch.profiler saw the module launch. The kernels of a replayed CUDA graph belong to the
 modules of an earlier eager call that launched the same kernels in the same order.
 
-The result has each kind of call of a root module, such as `LlamaForCausalLM 1, 1 position`: how many there were, the
-microseconds of each brick, and those in all other modules.
+The result has an entry for each kind of call of a root module, such as `LlamaForCausalLM 1, 1 position`. It has the
+number of calls, the microseconds of each brick, and the microseconds in all other modules.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ GRAPH_LAUNCH = "cudaGraphLaunch"
 ROOT, BRICK = "root:", "brick:"
 POSITIONS = ("input_ids", "decoder_input_ids")
 Brick = tuple[str, str] | None
-Kinds = dict[str, dict[Brick, float]]  # kind of root call, brick: microseconds
-Enter = Callable[[str | None, Brick], Callable[[], None]]  # begins a module's time, and gives what ends it
+Kinds = dict[str, dict[Brick, float]]  # microseconds by kind of root call and brick
+# begins the time of a module, and returns a function that ends it
+Enter = Callable[[str | None, Brick], Callable[[], None]]
 
 
 def main() -> None:
@@ -60,7 +61,7 @@ def as_json(kinds: Kinds, calls: Counter[str]) -> dict[str, Any]:
 
 
 def by_hooks(program: str) -> tuple[Kinds, Counter[str]]:
-    """Run `program` and return the time of each brick by the calls of its modules."""
+    """Run `program`. Returns the time of each brick, measured by hooks around its modules' calls."""
     kinds: Kinds = defaultdict(lambda: defaultdict(float))
     calls: Counter[str] = Counter()
     here = threading.local()
@@ -86,7 +87,9 @@ def by_hooks(program: str) -> tuple[Kinds, Counter[str]]:
 
 
 def hook_modules(enter: Enter) -> None:
-    """Have `enter` called at each module and each fused attention, and what it returns at its end."""
+    """Call `enter` at the begin of each module and fused attention. Call the function that it returns at their
+    end.
+    """
     here = threading.local()
     known: dict[int, tuple[Any, Brick]] = {}
     roots: dict[int, int] = {}
@@ -117,7 +120,8 @@ def hook_modules(enter: Enter) -> None:
 
     original = torch.nn.Module.__call__
 
-    def call(module: Any, *args: Any, **keywords: Any) -> Any:  # torch has no global hook that sees keywords
+    # replaced, because torch has no global hook that receives keyword arguments
+    def call(module: Any, *args: Any, **keywords: Any) -> Any:
         before(module, args, keywords)
         try:
             return original(module, *args, **keywords)
@@ -128,14 +132,14 @@ def hook_modules(enter: Enter) -> None:
     functional = torch.nn.functional
     functional.scaled_dot_product_attention = timed(functional.scaled_dot_product_attention)
     if importlib.util.find_spec("transformers"):
-        # Its function prepares keys and values, too; cbtop has both in one brick.
+        # The function in transformers also prepares keys and values, which belong to the same brick in cbtop.
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         ALL_ATTENTION_FUNCTIONS["sdpa"] = timed(ALL_ATTENTION_FUNCTIONS["sdpa"])
 
 
 def positions(args: Any, keywords: Any) -> str:
-    """Return the number of positions of a call, which tells decode from prefill, or `input` if it has no words."""
+    """Return the number of positions of a call, or `input` if it has no words. It tells decode from prefill."""
     words = next((keywords[name] for name in POSITIONS if keywords.get(name) is not None), None)
     if words is None:
         words = next((one for one in [*args, *keywords.values()] if isinstance(one, torch.Tensor)), None)
@@ -145,7 +149,7 @@ def positions(args: Any, keywords: Any) -> str:
 
 
 def by_profiler(program: str) -> tuple[Kinds, Counter[str]]:
-    """Run `program` under torch.profiler and return the time of each brick's kernels."""
+    """Run `program` under torch.profiler. Returns the time of each brick's kernels."""
 
     def enter(root: str | None, brick: Brick) -> Callable[[], None]:
         ranges = [] if root is None else [torch.profiler.record_function(ROOT + root)]
@@ -169,7 +173,7 @@ def by_profiler(program: str) -> tuple[Kinds, Counter[str]]:
 
 
 def of_trace(events: Iterable[dict[str, Any]]) -> tuple[Kinds, Counter[str]]:
-    """Return the time of each brick in a trace of torch.profiler: a kernel belongs to the range that launched it."""
+    """Return the time of each brick in a trace of torch.profiler. A kernel belongs to the range that launched it."""
     ranges: dict[int, list[tuple[float, float, str]]] = defaultdict(list)  # by thread: begin, end, name
     launches: dict[int, tuple[int, float, str]] = {}  # by correlation: thread, begin, name
     kernels: dict[int, list[tuple[float, float, str]]] = defaultdict(list)  # by correlation: begin, duration, name
@@ -214,7 +218,7 @@ def of_trace(events: Iterable[dict[str, Any]]) -> tuple[Kinds, Counter[str]]:
 def owners_of(
     ranges: dict[int, list[tuple[float, float, str]]], launches: Iterable[tuple[int, float, int]]
 ) -> dict[int, tuple[tuple[int, float], str, Brick]]:
-    """Return the root call, its kind and the innermost brick of each launch, by its correlation."""
+    """Return the root call, its kind, and the innermost brick for each launch. Keys are correlation ids."""
     owners: dict[int, tuple[tuple[int, float], str, Brick]] = {}
     by_thread: dict[int, list[tuple[float, int]]] = defaultdict(list)
     for tid, begun, correlation in launches:

@@ -1,4 +1,4 @@
-"""The programs of `benchmarks/programs`, what each needs, and the warnings that are true of it."""
+"""The programs in `benchmarks/programs`, their requirements, and the warnings that cbtop must report."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "programs"
-BETWEEN_STEPS = frozenset({"idle-between-steps"})  # the backward pass and the optimizer
-LAUNCHES = frozenset({"launch-bound"})  # a token at a time, eager: a GPU waits for Python
+BETWEEN_STEPS = frozenset({"idle-between-steps"})  # time between steps: the backward pass and the optimizer
+LAUNCHES = frozenset({"launch-bound"})  # eager decoding of a token at a time, so a GPU waits for Python
 NONE: frozenset[str] = frozenset()
 VLLM_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -19,14 +19,14 @@ VLLM_ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program, and the ids of the warnings and errors that cbtop must report of it, on a CPU and on a GPU."""
+    """A program, and the ids of the warnings and errors that cbtop must report for it, on a CPU and on a GPU."""
 
     name: str
     on_cpu: frozenset[str] = NONE
     on_cuda: frozenset[str] = NONE
-    needs: tuple[str, ...] = ()  # modules
+    needs: tuple[str, ...] = ()  # required Python modules
     needs_cuda: bool = False
-    has_modules: bool = True  # compiled code calls none: there is nothing to compare
+    has_modules: bool = True  # False for compiled code, because it calls no modules whose times could be compared
     file: str = ""
     arguments: tuple[str, ...] = ()
 

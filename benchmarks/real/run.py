@@ -24,13 +24,13 @@ ROOT = Path(__file__).parents[2]
 CBTOP = [sys.executable, "-m", "cbtop"]
 STEPS = re.compile(r"^steps (\d+) seconds ([\d.]+)$", re.MULTILINE)
 PROCESSOR = re.compile(r"^processor seconds ([\d.]+)$", re.MULTILINE)
-ORACLE_RUNS = 2  # their difference is the noise
-TRACED_SECONDS = 1.0  # on a GPU, at most: a second of eager steps is half a million events of a trace
-MORE_SECONDS = 420  # that a program may take to start, compile and warm up
+ORACLE_RUNS = 2  # the difference between these runs is the noise
+TRACED_SECONDS = 1.0  # maximum on a GPU, because a second of eager steps gives half a million events in a trace
+MORE_SECONDS = 420  # additional time that a program may take to start, compile and warm up
 
 
 class ProgramError(Exception):
-    """A program did not run to its end; the text is the last line that it wrote."""
+    """A program failed. The text is the last line that it wrote, or the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def options_of(arguments: Sequence[str]) -> Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print each program's figures as they come, then the table. Returns 1 if a program failed."""
+    """Print each program's figures as soon as they are measured, then the table. Returns 1 if a program failed."""
     options = options_of(arguments)
     rows: list[Row] = []
     print(f"{options.rounds} rounds of {options.seconds:g} s; load of the machine {os.getloadavg()[0]:.1f}")
@@ -81,14 +81,14 @@ def _has_cuda() -> bool:
 
 
 def skipped(program: Program, has_cuda: bool) -> str:
-    """Return why a program cannot run here, or nothing."""
+    """Return the reason why a program cannot run here, or ""."""
     if missing := [name for name in ("torch", *program.needs) if importlib.util.find_spec(name) is None]:
         return f"{missing[0]} is not installed"
     return "it needs a CUDA device" if program.needs_cuda and not has_cuda else ""
 
 
 def measured(program: Program, options: Options, folder: Path) -> Row:
-    """Measure a program; if a part fails, the result is the reason."""
+    """Measure a program. If a part fails, its result is the reason."""
     overhead: Overhead | str
     verdicts: Sequence[str] | str
     compared: Comparison | str
@@ -112,7 +112,7 @@ def measured(program: Program, options: Options, folder: Path) -> Row:
 
 
 def overhead_of(program: Program, options: Options) -> Overhead:
-    """Run the program bare and with cbtop in turns, each run with it between two bare ones."""
+    """Run the program bare and with cbtop in turns. Each run with cbtop is between two bare runs."""
     if not options.rounds:
         raise ProgramError("--rounds 0")
     bare = [step_ms(program, options, [])]
@@ -129,14 +129,14 @@ def overhead_of(program: Program, options: Options) -> Overhead:
 
 @dataclass(frozen=True, slots=True)
 class StepMs:
-    """Milliseconds of a step, by the wall's clock and by the processor time of the process."""
+    """Milliseconds per step, by the wall clock and by the processor time of the process."""
 
     wall: float
     processor: float
 
 
 def step_ms(program: Program, options: Options, before: Sequence[str]) -> StepMs:
-    """Run the program after the command `before`, and return the time of a step that it prints."""
+    """Run the program, prefixed by the command `before`. Returns the time of a step from the lines that it prints."""
     printed = output([*before, *_command(program, options)], options)
     steps, processor = STEPS.search(printed), PROCESSOR.search(printed)
     if steps is None or processor is None:
@@ -145,7 +145,7 @@ def step_ms(program: Program, options: Options, before: Sequence[str]) -> StepMs
 
 
 def recorded(program: Program, options: Options, folder: Path) -> dict[str, Any]:
-    """Record every step of the program, and return what cbtop says of the phase that took most time, as JSON."""
+    """Record every step of the program. Returns cbtop's JSON for the phase that took most time."""
     file = folder / "run.cbtop"
     output([*CBTOP, "run", "--record", str(file), "--", *_command(program, options)], options)
     replay = [*CBTOP, "replay", str(file), "--headless", "--window", "all", "--format", "json"]
@@ -164,7 +164,7 @@ def _largest(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def timed(program: Program, options: Options, folder: Path) -> dict[str, Any]:
-    """Return what the oracle says of the kind of call that took most time."""
+    """Run the oracle. Returns its figures for the kind of call that took most time."""
     if not program.has_modules:
         raise ProgramError("no shares: compiled code calls no module that an oracle could time")
     file = folder / "oracle.json"
@@ -186,7 +186,7 @@ def _command(program: Program, options: Options) -> list[str]:
 
 
 def output(command: Sequence[str], options: Options, more: dict[str, str] | None = None) -> str:
-    """Run a command in the root of the repository and return what it prints."""
+    """Run a command in the root of the repository. Returns its standard output."""
     environment = os.environ | VLLM_ENVIRONMENT | (more or {})
     limit_s = MORE_SECONDS + 2 * options.seconds
     try:

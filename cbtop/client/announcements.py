@@ -37,7 +37,7 @@ def apply_announcement(record: SourceRecord, message: CatalogMessage) -> None:
                 record.busy = BusySlices()
         case Node():
             if message.id <= len(record.nodes):
-                return  # repeated: a delta and a keyframe crossed
+                return  # a repeated node, sent in a delta and in a keyframe
             try:
                 record.nodes.add(message)
             except ValueError as error:

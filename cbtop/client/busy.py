@@ -1,4 +1,4 @@
-"""Time per brick of one rank over its last seconds, in slices, to compare ranks with each other.
+"""The time of each brick in one rank during its last seconds, in slices. It serves to compare ranks.
 
 A daemon that updates 4 times a second fills 20 slices in 5 s.
 """
@@ -18,7 +18,8 @@ from cbtop.profiler.analysis.histograms import Column
 from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
-SLICE_S = 0.1  # one update: slices are aligned to the daemon's clock, so all viewers see the same ones
+# an update begins at most one slice; slices are aligned to the daemon's clock, so all viewers see the same ones
+SLICE_S = 0.1
 _SLICE_NS = round(SLICE_S * 1e9)
 SLICES = 20
 MAX_SILENT_SLICES = 20  # after this many slices without a step, the rank counts as stopped
@@ -36,7 +37,7 @@ class Slice:
 
 
 class BusySlices:
-    """The totals of one source, taken at moments when a step had ended."""
+    """Totals of one source, each taken when an update reported ended steps. Two consecutive totals make a slice."""
 
     def __init__(self) -> None:
         self._taken: deque[_Taken] = deque(maxlen=SLICES + 1)
@@ -45,7 +46,8 @@ class BusySlices:
     def tick(self, monotonic_ns: int, nodes: NodeTable, stats: NodeStats) -> None:
         """Set the daemon's clock to `monotonic_ns` and begin a slice if one is due."""
         self._now_ns = monotonic_ns
-        count = stats.of_recorded("count")  # steps that were only counted do not say what was busy
+        # only recorded steps, because a step that was only counted does not show which brick was busy
+        count = stats.of_recorded("count")
         steps = [n.id for n in nodes.children[None] if n.kind is NodeKind.STEP and n.id < len(count)]
         if self._taken:
             before = self._taken[-1]
@@ -57,12 +59,12 @@ class BusySlices:
 
     @property
     def count(self) -> int:
-        """Number of slices, of any phase."""
+        """Number of slices, including those without steps of a given phase."""
         return max(0, len(self._taken) - 1)
 
     @property
     def has_stopped(self) -> bool:
-        """Whether no step has ended for much longer than steps took before."""
+        """Whether no step has ended for much longer than the longest slice took."""
         if not self._taken:
             return True
         longest_ns = max((b.monotonic_ns - a.monotonic_ns for a, b in pairwise(self._taken)), default=0)
@@ -89,7 +91,7 @@ class BusySlices:
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """Totals per node at one moment: recorded steps, their time, and the time that ended inside them."""
+    """The totals of each node at one moment: recorded steps, their time, and the time that ended inside steps."""
 
     monotonic_ns: int
     count: Column
@@ -107,12 +109,12 @@ def _own(took_ns: list[int], plus: list[int], minus: list[int]) -> int:
 
 
 def _owners(nodes: NodeTable, step: int) -> dict[Brick, tuple[list[int], list[int]]]:
-    """Return, per brick (name, category), its own nodes and the nodes inside them that belong to other bricks."""
+    """Return for each brick (name, category) its own nodes, and the nodes inside them that belong to other bricks."""
     found: dict[Brick, tuple[list[int], list[int]]] = {}
-    holder: dict[int, Brick | None] = {step: None}  # the brick that contains each node
+    holder: dict[int, Brick | None] = {step: None}  # the brick that contains each node, or None
     for node in nodes.descendants(step):
         if node.kind is NodeKind.ADOPTED or (node.parent is not None and node.parent not in holder):
-            continue  # adopted: it ran elsewhere, in parallel with the step
+            continue  # an adopted node ran elsewhere, in parallel with the step
         inside = holder[node.parent] if node.parent is not None else None
         holder[node.id] = inside
         if node.kind is NodeKind.STEP and inside is not None:

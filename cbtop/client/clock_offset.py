@@ -1,9 +1,9 @@
 """Offset between the clocks of a daemon's host and ours.
 
-We ask the daemon for its clocks, and it answers with a reading (Cristian, Distributed Computing 3, 1989). It read
-them some time between our question and its answer. We assume the middle of that time, so the error is at most half of
-it: that is the uncertainty. We use the answer with the smallest uncertainty. The uncertainty of an answer grows with
-its age, because two clocks drift apart.
+We ask the daemon for its clocks, and it answers with a reading (Cristian, Distributed Computing 3, 1989). The daemon
+read them some time between our question and its answer. We assume the middle, so the error is at most half of that
+time. This is the uncertainty of the answer. It grows with age, because two clocks drift apart. We use the answer with
+the smallest uncertainty.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from cbtop.protocol.messages import ClockReading
 
 EXCHANGES = 8  # number of answers kept
-FIRST_EXCHANGES = 4  # asked without a pause at first; afterwards one every REFRESH_S
-REFRESH_S = 5.0  # also the time after which an unanswered question is given up
-DRIFT = 100e-6  # s/s: a quartz may be off by 50e-6, and two of them in opposite directions
+FIRST_EXCHANGES = 4  # this many questions follow each other without a pause; later questions follow every REFRESH_S
+REFRESH_S = 5.0  # also the time after which we stop waiting for an answer
+DRIFT = 100e-6  # s/s: a quartz clock may be off by 50e-6, and two clocks may be off in opposite directions
 _DRIFT_NS_PER_S = DRIFT * 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """The daemon host's clocks minus ours. Both differences are accurate to `uncertainty_ns`."""
+    """The clocks of the daemon's host minus ours. Both differences are accurate to `uncertainty_ns`."""
 
     monotonic_ns: int
     realtime_ns: int
@@ -34,7 +34,7 @@ SAME_CLOCK = ClockOffset(0, 0, 0)  # two processes of one boot read the same clo
 
 @dataclass(frozen=True, slots=True)
 class _Exchange:
-    at_ns: int  # on our monotonic clock
+    at_ns: int  # when the answer arrived, on our monotonic clock
     offset: ClockOffset
 
 
@@ -45,7 +45,7 @@ class ClockExchange:
         self._found: deque[_Exchange] = deque(maxlen=EXCHANGES)
         self._count = 0
         self._number = 0
-        self._asked_ns: int | None = None  # when the open question was sent, or None
+        self._asked_ns: int | None = None  # when the unanswered question was sent, or None
         self._due_ns = 0
 
     @property
@@ -58,16 +58,16 @@ class ClockExchange:
         return now_ns >= self._due_ns
 
     def ask(self, now_ns: int) -> int:
-        """Note that a question is sent now. Returns its number, which the answer will carry."""
+        """Record that a question is sent now. Returns its number, which the answer will repeat."""
         self._number += 1
         self._asked_ns = now_ns
         self._due_ns = now_ns + round(REFRESH_S * 1e9)
         return self._number
 
     def answer(self, reading: ClockReading, now_ns: int, realtime_ns: int) -> None:
-        """Take an answer that arrived when our clocks showed `now_ns` and `realtime_ns`."""
+        """Store an answer that arrived when our clocks showed `now_ns` and `realtime_ns`."""
         if reading.asked != self._number or self._asked_ns is None:
-            return  # answers a question that was given up
+            return  # the answer to an earlier question, which came too late
         half_ns = (now_ns - self._asked_ns) // 2 + 1
         offset = ClockOffset(
             monotonic_ns=reading.monotonic_ns - (now_ns - half_ns),

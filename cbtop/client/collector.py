@@ -16,15 +16,17 @@ from cbtop.protocol.process import boot_id
 from cbtop.protocol.publisher import RECORDS
 from cbtop.protocol.subscriber import Subscriber
 
-SILENT_AFTER_S = 3.0  # three heartbeats
-CLOCK_WAIT_S = 0.2  # wait this long for a clock answer: one that is waited for gets an accurate arrival time
-ASK_AGAIN_S = 2.0  # repeat the request for an ended source, because its answer may be lost
-MAX_DRAINED = 200  # messages per poll, so that a flood cannot block the screen
-MAX_DRAIN_S = 0.25  # start no further message after this time: the catalog of 100,000 nodes takes a second
+SILENT_AFTER_S = 3.0  # three missed heartbeats
+# Wait this long for the answer with the daemon's clock. The arrival time is only accurate while we wait.
+CLOCK_WAIT_S = 0.2
+ASK_AGAIN_S = 2.0  # repeat the request for an ended source after this time, because the answer may be lost
+MAX_DRAINED = 200  # messages per poll, so that a flood of messages cannot block the screen
+# Apply no further message in a poll after this time. Applying the catalog of 100,000 nodes takes a second.
+MAX_DRAIN_S = 0.25
 
 
 class Collector:
-    """Applies what arrives at `endpoint` to `store`. It never blocks unless a timeout is passed."""
+    """Applies the messages of the daemon at `endpoint` to `store`. It never blocks unless a timeout is passed."""
 
     def __init__(
         self,
@@ -51,17 +53,17 @@ class Collector:
 
     @property
     def refused(self) -> str:
-        """Why the daemon rejects us or we its messages; empty if all is well or may become so."""
+        """Why the daemon and this viewer reject each other. Empty if they do not, or if that may still change."""
         return self._other_version or (self.trouble if self._subscriber.is_refused else "")
 
     @property
     def trouble(self) -> str:
-        """Why there is no link; empty if there is one or nothing is known."""
+        """Why there is no connection. Empty if there is a connection, or if the reason is unknown."""
         return self._subscriber.trouble
 
     @property
     def is_behind(self) -> bool:
-        """Whether received messages remain for the next poll, for example after a large snapshot."""
+        """Whether received messages wait for the next poll, for example after a large snapshot."""
         return bool(self._waiting)
 
     @property
@@ -87,7 +89,7 @@ class Collector:
         return self._exchange.estimate(time.perf_counter_ns())
 
     def poll(self, timeout_ms: int = 0) -> None:
-        """Apply what has arrived. Wait up to `timeout_ms` for the first message."""
+        """Apply the messages that have arrived. Wait up to `timeout_ms` for the first message."""
         self._drain(timeout_ms)
         daemon = self.store.daemon
         if daemon is None or self._same_boot or self.is_silent:
@@ -96,9 +98,9 @@ class Collector:
             self._ask_clock()
 
     def want(self, source: str) -> None:
-        """Request the data of an ended source if it was not read.
+        """Request the data of an ended source, unless it was read already.
 
-        One request at a time; a later poll gets the answer.
+        Only one request is sent at a time. A later poll receives the answer.
         """
         is_waiting = self._is_unread(self._asked_for) and self._clock_s() - self._asked_s < ASK_AGAIN_S
         if self._is_unread(source) and not is_waiting:
@@ -134,7 +136,7 @@ class Collector:
                 try:
                     _topic, frames = self._subscriber.receive_frames(timeout_ms)
                 except DecodeError:
-                    frames = [b""]  # not a message, but the daemon is alive
+                    frames = [b""]  # the frame is no message, but the daemon is alive
                 self._waiting.extend(frames)
                 timeout_ms = 0
             if not self._waiting:
@@ -142,7 +144,8 @@ class Collector:
             self._has_left = False
             while self._waiting:
                 self._take(self._waiting.popleft())
-                self._heard_s = self._clock_s()  # applying one message may take long; more may be waiting already
+                # applying one message may take long, and more messages may have arrived meanwhile
+                self._heard_s = self._clock_s()
                 if time.monotonic() > until_s:
                     return
 
@@ -157,7 +160,7 @@ class Collector:
             if isinstance(message, DaemonHello):
                 self._other_version = ""
                 if self.store.daemon and self.store.daemon.boot_id != message.boot_id:
-                    self._exchange = ClockExchange()  # a different host
+                    self._exchange = ClockExchange()  # the daemon's host has changed
             if isinstance(message, ClockReading):
                 self._exchange.answer(message, time.perf_counter_ns(), time.time_ns())
             if not self._other_version:

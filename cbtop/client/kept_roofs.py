@@ -1,4 +1,4 @@
-"""Roofs measured on this machine after a process announced its own, or announced that none were known."""
+"""Roofs that were measured on this machine after a process had announced its roofs, or that it knew no roofs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ WEIGHTS = "weights_read"  # measured over a working set as large as the model's 
 
 
 def lacks_roofs(record: SourceRecord) -> bool:
-    """Return whether a torch model on the processor announced that no roofs are known for it."""
+    """Return whether a torch model on the CPU announced that no roofs are known for it."""
     manifest = record.manifest
     return manifest is not None and not record.ceilings and manifest.roofs == way_out_on_cpu(manifest.threads)
 
 
 class StoredRoofs:
-    """Reads the file of measured roofs, and again when it changes."""
+    """Reads the file of measured roofs, and reads it again whenever it changes."""
 
     def __init__(self) -> None:
         self._boot_id = boot_id()
@@ -37,7 +37,7 @@ class StoredRoofs:
         self._known: tuple[DeviceRoofs, ...] = ()
 
     def over(self, record: SourceRecord) -> Iterable[Ceiling]:
-        """Return the roofs of a source: each as announced, or as measured here later on the same device."""
+        """Return the roofs of a source. A roof measured later on the same device replaces the announced one."""
         announced = record.ceilings.values()
         hello, manifest = record.hello, record.manifest
         if hello is None or manifest is None or not self._boot_id or hello.boot_id != self._boot_id:
@@ -68,5 +68,5 @@ class StoredRoofs:
             stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
             if stamp != self._stamp:
                 self._stamp, self._known = stamp, known_roofs()
-        except (OSError, RoofsError):  # none stored or not readable: `cbtop calibrate` reports why
+        except (OSError, RoofsError):  # no file, or it is not readable; `cbtop calibrate` reports the reason
             self._known = ()

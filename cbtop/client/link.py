@@ -1,4 +1,4 @@
-"""A viewer's link to one daemon: the data received over it, and how long it has been silent."""
+"""A viewer's link to one daemon: the received data, and the seconds since the last message."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from cbtop.protocol.keys import ViewerKeys
 
 
 class Link:
-    """Connects to `endpoint`. If None, connects to this user's daemon or starts one inside.
+    """Connects to `endpoint`. If it is None, connects to this user's daemon, or starts a daemon in this process.
 
-    A daemon inside remembers the last `history_s` seconds. Raises EndpointError for an invalid address, KeysError for
-    an address on another host without `keys`.
+    A daemon in this process remembers the last `history_s` seconds. Raises EndpointError for an invalid address, and
+    KeysError for an address on another host without `keys`.
     """
 
     def __init__(
@@ -32,12 +32,12 @@ class Link:
         self._collector = Collector(self._daemon.endpoint, self.store, keys=keys)
 
     def poll(self, timeout_ms: int = 0) -> None:
-        """Apply what has arrived. Wait at most `timeout_ms` for the first message."""
+        """Apply the messages that have arrived. Wait at most `timeout_ms` for the first message."""
         self._collector.poll(timeout_ms)
         self._daemon.check(is_silent=self._collector.is_silent)
 
     def want(self, source: str) -> None:
-        """Request the data of an ended source if it was not read."""
+        """Request the data of an ended source, unless it was read already."""
         self._collector.want(source)
 
     def follow_records(self, on: bool) -> None:
@@ -46,7 +46,7 @@ class Link:
 
     @property
     def is_daemon_inside(self) -> bool:
-        """Whether the daemon runs in this process because no other was running."""
+        """Whether the daemon runs in this process, because no other was running."""
         return self._daemon.inside is not None
 
     @property
@@ -56,34 +56,34 @@ class Link:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the daemon has answered with all it knows."""
+        """Whether the daemon has sent everything that it knows."""
         return self.store.daemon is not None
 
     @property
     def is_behind(self) -> bool:
-        """Whether received messages are not applied yet."""
+        """Whether some received messages are not applied yet."""
         return self._collector.is_behind
 
     @property
     def refused(self) -> str:
-        """Why the daemon rejects us or we its messages; empty if all is well or may become so."""
+        """Why the daemon and this viewer reject each other. Empty if they do not, or if that may still change."""
         return self._collector.refused
 
     @property
     def trouble(self) -> str:
-        """Why nothing comes from the daemon; empty if something does or nothing is known."""
+        """Why nothing arrives from the daemon. Empty if something does, or if the reason is unknown."""
         if self.is_complete and self.stale_s is None:
             return self._collector.trouble
         return self._collector.trouble or stopped_holder(self.endpoint)
 
     @property
     def no_daemon(self) -> str:
-        """Why no daemon could be started inside; empty if one was or an address was given."""
+        """Why no daemon could be started in this process. Empty if one was started, or if an address was given."""
         return self._daemon.trouble
 
     @property
     def stale_s(self) -> float | None:
-        """Seconds of silence, or None if the daemon is not silent."""
+        """Seconds since the last message, or None if the daemon is not silent."""
         return self._collector.silent_s if self._collector.is_silent else None
 
     @property
@@ -93,12 +93,12 @@ class Link:
 
     @property
     def name(self) -> str:
-        """The name of the daemon for the user."""
+        """The daemon's name, as shown to the user."""
         return "own daemon" if self._daemon.inside else self._collector.endpoint
 
     @property
     def complaint(self) -> str:
-        """What is wrong, in one line; empty if nothing is."""
+        """The problem with this link in one line, or ""."""
         inside = self._daemon.inside
         if self.refused or self.trouble:
             return f"{self.endpoint}: {'refused' if self.refused else self.trouble}"
@@ -111,6 +111,6 @@ class Link:
         return " · ".join((self.name, *wrong)) if wrong else ""
 
     def close(self) -> None:
-        """Close the link and the daemon inside."""
+        """Close the link, and stop the daemon in this process."""
         self._collector.close()
         self._daemon.close()

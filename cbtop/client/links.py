@@ -1,4 +1,4 @@
-"""A viewer's links to one daemon or several, and what they know together."""
+"""A viewer's links to one or several daemons, and the state of all links together."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from cbtop.protocol.keys import ViewerKeys
 
 
 class Links:
-    """Connects to each of `endpoints`. If there are none, connects to this user's daemon or starts one inside.
+    """Connects to each of `endpoints`. If there are none, connects to this user's daemon or starts one in this
+    process.
 
-    A daemon that fails does not affect the data of the others. A daemon inside remembers the last `history_s`
-    seconds. Raises EndpointError for an invalid address, KeysError for an address on another host without `keys`.
+    A daemon that fails does not affect the data of the others. A daemon in this process remembers the last
+    `history_s` seconds. Raises EndpointError for an invalid address, and KeysError for an address on another host
+    without `keys`.
     """
 
     def __init__(self, endpoints: Sequence[str], window_s: float, keys: ViewerKeys | None, history_s: float) -> None:
@@ -33,7 +35,7 @@ class Links:
         return iter(self._links)
 
     def poll(self, timeout_ms: int = 0) -> None:
-        """Apply what has arrived. Wait at most `timeout_ms` for the first message."""
+        """Apply the messages that have arrived. Wait at most `timeout_ms` for the first message."""
         for link in self._links:
             link.poll(timeout_ms // len(self._links))
 
@@ -45,17 +47,19 @@ class Links:
                 link.follow_records(on)
 
     def want(self, key: str) -> None:
-        """Request the unread data of an ended source. One request per daemon at a time; a later poll gets it."""
+        """Request the unread data of an ended source, one source per daemon at a time. A later poll reads the
+        answer.
+        """
         for link in self._links:
             link.want(key)
 
     def key_of(self, pid: int) -> str | None:
-        """Return the source of process `pid`, or None if it has not appeared yet."""
+        """Return the key of the source with this `pid`, or None if it has not appeared yet."""
         records = (record for link in self._links for record in link.store.sources.values())
         return next((record.key for record in records if record.hello and record.hello.pid == pid), None)
 
     def clock_offset_of(self, link: Link) -> ClockOffset | None:
-        """Return the most accurate clock offset of the links to the same boot, whose daemons share clocks."""
+        """Return the most accurate clock offset known for the host of `link`. Daemons of one boot share clocks."""
         boot_id = link.store.daemon.boot_id if link.store.daemon else ""
         same = [other for other in self._links if other.store.daemon and other.store.daemon.boot_id == boot_id]
         offsets = [offset for other in (same if boot_id else [link]) if (offset := other.clock_offset)]
@@ -63,12 +67,12 @@ class Links:
 
     @property
     def heard_ns(self) -> int | None:
-        """The daemon's clock in its latest message, or None if there are several, whose clocks differ."""
+        """The daemon's clock in its latest message. None for several daemons, because their clocks differ."""
         return self._links[0].store.heard_ns if len(self._links) == 1 else None
 
     @property
     def is_daemon_inside(self) -> bool:
-        """Whether the daemon runs in this process because no other was running."""
+        """Whether a daemon runs in this process, because no other was running."""
         return any(link.is_daemon_inside for link in self._links)
 
     @property
@@ -78,7 +82,7 @@ class Links:
 
     @property
     def unanswered(self) -> tuple[str, ...]:
-        """The addresses that no daemon has answered from yet, each with the reason or, if unknown, what to do."""
+        """The addresses without an answer from a daemon until now, each with the reason or, if unknown, a hint."""
         silent = [link for link in self._links if not link.is_complete]
         return tuple(f"{link.endpoint}: {link.trouble or link.no_daemon or NO_ANSWER}" for link in silent)
 
@@ -89,32 +93,32 @@ class Links:
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """The addresses of daemons that have sent messages not applied yet."""
+        """The addresses of the daemons with received messages that are not applied yet."""
         return tuple(link.endpoint for link in self._links if link.is_behind)
 
     @property
     def is_complete(self) -> bool:
-        """Whether some daemon has answered and all it sent is applied."""
+        """Whether at least one daemon has answered, and all received messages are applied."""
         return any(link.is_complete for link in self._links) and not self.unread
 
     @property
     def left_out(self) -> str:
-        """The number, names and reasons of sources dropped for lack of room; empty if none."""
+        """The number, names and reasons of the sources dropped for lack of memory, or ""."""
         return "; ".join(filter(None, (link.store.complaint() for link in self._links)))
 
     @property
     def refused(self) -> str:
-        """Why every daemon rejects us or we their messages; empty if one does not, or may accept us later."""
+        """Why all daemons and this viewer reject each other. Empty if one link works, or may still work."""
         refused = [link.refused for link in self._links]
         return "; ".join(refused) if all(refused) else ""
 
     def status(self) -> str:
-        """Return one line about the links."""
+        """Return one line about the state of the links."""
         complaints = [link.complaint for link in self._links if link.complaint]
         if len(self._links) == 1:
             return complaints[0] if complaints else self._links[0].name
         return " · ".join((f"{len(self._links)} daemons", *complaints))
 
     def close(self) -> None:
-        """Close the links and the daemon inside."""
+        """Close the links, and stop the daemon in this process."""
         self._close()

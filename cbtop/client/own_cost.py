@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from cbtop.client import DEFAULT_WINDOW_S
 
-SPACING_S = 1.0  # between readings: a figure that changes with every redraw cannot be read
+SPACING_S = 1.0  # time between readings; a figure that changed with every redraw could not be read
 
 
 def resident_bytes() -> int | None:
@@ -22,7 +22,7 @@ def resident_bytes() -> int | None:
 
 
 class OwnCost:
-    """Reads the CPU time of all threads once a second while `tick` is called. Keeps the last seconds."""
+    """Reads the CPU time of all threads once a second while `tick` is called. Keeps the last readings."""
 
     def __init__(
         self,
@@ -48,11 +48,11 @@ class OwnCost:
 
     @property
     def over_s(self) -> float:
-        """Seconds covered by the readings; 0 in the first second."""
+        """Seconds covered by the readings. 0 during the first second."""
         return self._read[-1][0] - self._read[0][0]
 
     @property
     def cpu_percent(self) -> float | None:
-        """CPU time over `over_s` in percent, 100 is one processor. None in the first second."""
+        """CPU time over `over_s` in percent of one processor. None during the first second."""
         worked_s = self._read[-1][1] - self._read[0][1]
         return 100 * worked_s / self.over_s if self.over_s else None

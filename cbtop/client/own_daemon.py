@@ -10,34 +10,34 @@ from cbtop.protocol.endpoint import default_endpoint
 from cbtop.protocol.errors import EndpointError
 
 RETRY_INSIDE_S = 1.0
-NO_ANSWER = "check the address, or start `cbtop daemon` there"  # if no reason is known
+NO_ANSWER = "check the address, or start `cbtop daemon` there"  # the hint if no reason is known
 
 
 class DaemonIfNone:
-    """The daemon a viewer listens to: the one at `endpoint`, or this user's if None.
+    """The daemon that a viewer listens to: the one at `endpoint`, or this user's daemon if `endpoint` is None.
 
-    If None, one is started inside when none runs, or later when the running one falls silent. It remembers the last
-    `history_s` seconds. Raises EndpointError if there are too few file descriptors for it.
+    For None, a daemon is started in this process if none runs, or later if the running one falls silent. It remembers
+    the last `history_s` seconds. Raises EndpointError if there are too few file descriptors for it.
     """
 
     def __init__(self, endpoint: str | None, history_s: float = MAX_HISTORY_S) -> None:
         self.endpoint = default_endpoint() if endpoint is None else endpoint
         self.inside: DaemonInside | None = None
-        self.trouble = ""  # why none could be started inside
+        self.trouble = ""  # why no daemon could be started in this process
         self._own, self._history_s = endpoint is None, history_s
         self._tried_s = time.monotonic()
         if self._own:
             self._start()
 
     def check(self, *, is_silent: bool) -> None:
-        """Start a daemon inside if the other is silent. No data is lost, because the rings still exist."""
+        """Start a daemon in this process if the other one is silent. No data is lost, because the rings remain."""
         alone = self._own and self.inside is None and is_silent
         if alone and time.monotonic() - self._tried_s > RETRY_INSIDE_S:
             self._tried_s = time.monotonic()
             self._start()
 
     def close(self) -> None:
-        """Stop the daemon inside."""
+        """Stop the daemon in this process."""
         if self.inside:
             self.inside.close()
 
@@ -46,5 +46,5 @@ class DaemonIfNone:
         try:
             self.inside = DaemonInside(self.endpoint, history_s=self._history_s)
         except EndpointError as error:
-            self.inside = None  # another one runs or is starting: listen to that one
+            self.inside = None  # another daemon runs or is starting: listen to that one
             self.trouble = str(error)

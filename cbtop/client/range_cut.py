@@ -1,4 +1,4 @@
-"""A range of a recording, written to a new recording: the same frames, from the keyframe before the range on."""
+"""Writes a range of a recording to a new recording: all frames from the last keyframe before the range to its end."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from cbtop.client.stream_recorder import SavedHistory, new_path
 from cbtop.protocol.errors import RecordingError
 from cbtop.protocol.recording import FrameKind, RecordingReader, RecordingWriter, encode_frame, frame_bytes
 
-LEAD_NS = 1_000_000_000  # read records this long before a range, so that it is known which records are missing
-MAX_RANGE_BYTES = 1 << 30  # the limit of any recording
+# Copy records from this long before a range. Then the reader can count the records missing within the range.
+LEAD_NS = 1_000_000_000
+MAX_RANGE_BYTES = 1 << 30  # the size limit of every recording
 
 
 class RangeCut:
-    """The range from `begin_ns` to `end_ns` of `reader`. Closing it closes the reader."""
+    """The range from `begin_ns` to `end_ns` of `reader`. Closing the range closes the reader."""
 
     def __init__(self, reader: RecordingReader, begin_ns: int, end_ns: int) -> None:
         self._reader = reader

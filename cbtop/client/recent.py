@@ -1,4 +1,4 @@
-"""The newest records of a source, in order of arrival. A timeline is made of them."""
+"""The newest records of a source, in order of arrival. The timeline is drawn from them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cbtop.protocol.messages import RecordBatch
 from cbtop.protocol.record_batch import RecordTally, joined, unpack
 from cbtop.protocol.ring_reader import Batch
 
-MAX_RECENT = 1 << 15  # records per source
-RECENT_BYTES = 40  # per record
+MAX_RECENT = 1 << 15  # records kept per source
+RECENT_BYTES = 40  # approximate memory per record
 MAX_HOLES = 64
 
 
@@ -24,9 +24,9 @@ class Hole(NamedTuple):
 
 
 class RecentRecords:
-    """At most MAX_RECENT records, in the order in which they ended, and the ranges where some are missing.
+    """At most MAX_RECENT records in the order in which they ended, and the time ranges with missing records.
 
-    No record that ended before `horizon_ns` is here. `missing` counts the records lost since then: overwritten,
+    All records that ended before `horizon_ns` are dropped. `missing` counts the records lost since then: overwritten,
     rejected, or lost on the way.
     """
 
@@ -49,7 +49,7 @@ class RecentRecords:
         return RECENT_BYTES * self._count
 
     def take(self, message: RecordBatch) -> None:
-        """Keep the new records of `message`. Raises DecodeError if it is not a batch."""
+        """Keep the new records of `message`. Raises DecodeError if the message is malformed."""
         batch = unpack(message)
         self.version += 1
         is_first, before = self._tally.before is None, self._tally.missed + self._tally.dropped

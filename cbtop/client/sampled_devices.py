@@ -1,4 +1,4 @@
-"""The samples of a daemon's devices and processes, with their last two minutes."""
+"""The samples of a daemon's devices and processes from the last two minutes."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from cbtop.client.source_record import HISTORY_S
 from cbtop.protocol.device_messages import DeviceProcess, DeviceSample
 from cbtop.protocol.vocabulary import DeviceKind
 
-MAX_FOLLOWED = 64  # processes per sampler with a history of the last two minutes
+MAX_FOLLOWED = 64  # processes per sampler with a history
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
 
 
 class DeviceMoment(NamedTuple):
-    """The figures of a device in one sample; None is n/a."""
+    """The figures of a device in one sample. None means not available."""
 
     busy_percent: float | None
     memory_bytes: float | None
-    watts: float | None  # as DeviceRow.watts
+    watts: float | None  # the mean power as in DeviceRow.watts, or the momentary reading without a mean
     clock_mhz: float | None
     celsius: float | None
 
 
 class ProcessMoment(NamedTuple):
-    """What a process used of its host in one sample; None is n/a."""
+    """The use of the host's CPU and memory by a process in one sample. None means not available."""
 
     cpu_percent: float | None
     resident_bytes: float | None
-    waiting_percent: float | None = None  # waiting for a processor
+    waiting_percent: float | None = None  # share of time that its busiest thread spent waiting for a processor
 
 
 @dataclass(slots=True)
 class SampledDevices:
-    """The newest sample of one daemon sampler, and its history of the last two minutes, oldest first."""
+    """The newest sample of one of the daemon's samplers, and the samples of the last two minutes, oldest first."""
 
     newest: DeviceSample
     history: dict[str, deque[DeviceMoment]] = field(default_factory=dict)  # by uuid
     of_processes: dict[tuple[int, int], deque[ProcessMoment]] = field(default_factory=dict)  # by pid and start time
 
     def take(self, sample: DeviceSample) -> None:
-        """Store `sample` as the newest. A repeated sample (from a keyframe) adds nothing to the history."""
+        """Store `sample` as the newest. A sample that a keyframe repeats is not added to the history."""
         is_new = not self.history or sample.monotonic_ns > self.newest.monotonic_ns
         self.newest = sample
         processes = [one for device in sample.devices if device.kind is DeviceKind.CPU for one in device.processes]

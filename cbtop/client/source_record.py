@@ -33,10 +33,11 @@ from cbtop.protocol.messages import (
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 
 HISTORY_S = 120
-MAX_PHASES = 64  # per source: phases with known rates
-# Approximate sizes: a node without its names, and an announcement with the longest texts.
+MAX_PHASES = 64  # phases with known rates, per source
+# Approximate bytes of a source, a node without its names, a dependency, an announcement with the longest texts, and a
+# phase.
 SOURCE_BYTES, NODE_BYTES, DEPENDENCY_BYTES, SAID_BYTES, PHASE_BYTES = 16 << 10, 600, 300, 3 << 10, 48 << 10
-BUSY_BYTES = 16 * (SLICES + 1)  # per node
+BUSY_BYTES = 16 * (SLICES + 1)  # bytes per node of a rank's slices
 _HAVE_ENDED = (SourceStatus.ENDED, SourceStatus.GONE, SourceStatus.FAULTY)
 
 
@@ -46,17 +47,17 @@ class StepSample:
 
     monotonic_ns: int
     tokens: int
-    count: int = 0  # steps
+    count: int = 0  # number of steps
     time_ns: int = 0  # sum over the steps
-    sequences: int = 0  # sum over the steps that reported it
-    sequences_given: int = 0  # number of steps that reported it
-    cached: int = 0  # positions in caches before the steps, summed the same way
+    sequences: int = 0  # sum over the steps that reported sequences
+    sequences_given: int = 0  # number of steps that reported sequences
+    cached: int = 0  # cached positions before a step, summed over the steps that reported them
     cached_given: int = 0
 
 
 @dataclass(slots=True)
 class SourceRecord:
-    """What this viewer knows of one profiled process."""
+    """Everything that this viewer knows about one profiled process."""
 
     key: str
     window: Window
@@ -66,52 +67,54 @@ class SourceRecord:
     manifest: Manifest | None = None
     ceilings: dict[str, Ceiling] = field(default_factory=dict)
     checks: dict[tuple[str, str], CheckResult] = field(default_factory=dict)
-    traces: dict[str, TraceSummary] = field(default_factory=dict)  # by id: MLT-01 …
+    traces: dict[str, TraceSummary] = field(default_factory=dict)  # by id, such as MLT-01
     activity: Activity = Activity("")  # noqa: RUF009 - frozen
-    sampling: Sampling | None = None  # None: as in the hello, and its cost is unknown
-    compilations: dict[int, Compilation] = field(default_factory=dict)  # the newest, by the remainder of their number
-    burst: KernelBurst | None = None  # the latest one
-    host_times: HostTimes | None = None  # the latest ones
+    # None: one step in `hello.sample_every` is recorded, and the cost of recording is unknown
+    sampling: Sampling | None = None
+    # the newest compilations, by their number modulo MAX_COMPILATIONS
+    compilations: dict[int, Compilation] = field(default_factory=dict)
+    burst: KernelBurst | None = None
+    host_times: HostTimes | None = None
     goodbye: Goodbye | None = None
     state: SourceState | None = None
     stats: NodeStats = field(default_factory=NodeStats)
     history: dict[str, deque[StepSample]] = field(default_factory=dict)  # phase -> one sample a second
     trend: BrickTrend = field(default_factory=BrickTrend)
-    busy: BusySlices | None = None  # only for a rank
-    recent: RecentRecords = field(default_factory=RecentRecords)  # empty if the store keeps none
+    busy: BusySlices | None = None  # None unless the process is a rank
+    recent: RecentRecords = field(default_factory=RecentRecords)  # empty unless the store keeps records
     names_bytes: int = 0  # total length of node names
     trains: bool = False
 
     @property
     def has_ended(self) -> bool:
-        """Whether no more data can come from it."""
+        """Whether the process can send no more data."""
         return self.state is not None and self.state.state in _HAVE_ENDED
 
     @property
     def is_unread(self) -> bool:
-        """Whether it has ended and its data was not read yet. The daemon reads it on request."""
+        """Whether the process has ended and its data was not read yet. The daemon reads the data on request."""
         state = self.state
         return self.has_ended and state is not None and not self.stats.received and state.received + state.unread > 0
 
     @property
     def steps_ended(self) -> int:
-        """Number of its counted steps."""
+        """Number of counted steps of this process."""
         return sum(int(self.stats.column("count")[step.id]) for step in _steps_of(self))
 
     @property
     def sample_every(self) -> int:
-        """It records one step in this many."""
+        """The process records one step in this many."""
         if self.sampling is not None:
             return self.sampling.every
         return self.hello.sample_every if self.hello else 1
 
     @property
     def leaves_steps_out(self) -> bool:
-        """Whether some steps are not recorded. A process that measures its own cost leaves some out for that."""
+        """Whether some steps are not recorded. A process that measures its recording cost skips steps to limit it."""
         return self.sampling is not None or self.sample_every > 1
 
     def kept(self) -> int:
-        """Number of places in its tables plus announcements."""
+        """Number of nodes, announcements, and entries in announcements."""
         places = max(len(self.nodes), len(self.stats))
         traced = sum(len(trace.numbers) + len(trace.anomalies) for trace in self.traces.values())
         traced += len(self.burst.kernels) if self.burst else 0
@@ -134,11 +137,12 @@ class SourceRecord:
     def begin_range(self, now_ns: int, length_s: float) -> None:
         """Restart windows, curves and records for a range of `length_s` seconds that begins now.
 
-        `now_ns` is the daemon's clock, used if nothing was received of this source yet.
+        `now_ns` is the daemon's clock. It is used if nothing was received from this source yet.
         """
         self.window = self.window.from_now_on(length_s)
         if not self.window.has_begun and not self.has_ended:
-            self.window.tick(now_ns, losses=Losses())  # so that all it reports first counts as ended within the range
+            # begin the window now, so that the first report counts as ended within the range
+            self.window.tick(now_ns, losses=Losses())
         self.recent, self.trend = RecentRecords(), BrickTrend()
         at_ns = self.window.now_ns
         if len(self.stats):
@@ -153,9 +157,9 @@ class SourceRecord:
         }
 
     def forget_catalog(self) -> None:
-        """Forget announcements that may be withdrawn, before a snapshot.
+        """Forget the announcements that a process may withdraw, before a snapshot repeats the current ones.
 
-        Nodes and statistics only grow, so they stay.
+        Nodes and statistics stay, because they only grow.
         """
         self.dependencies.clear()
         self.ceilings.clear()
@@ -167,9 +171,10 @@ class SourceRecord:
 def remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = None) -> None:
     """Set the clock of a source to `monotonic_ns` after its statistics grew.
 
-    Its window ends when the source ended.
+    The window of an ended source ends when the source ended.
     """
-    # A heartbeat carries the time when the first source was read. Ignore it for sources read later or ended.
+    # A heartbeat carries the time when the daemon read its first source. Ignore that time for a source that was read
+    # later or has ended.
     monotonic_ns = (
         record.window.now_ns or monotonic_ns if record.has_ended else max(monotonic_ns, record.window.now_ns)
     )
@@ -180,7 +185,7 @@ def remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = No
         )
     record.window.tick(monotonic_ns, growth, losses)
     if record.history and growth is not None and growth.is_empty:
-        return  # repeated in a keyframe, which not every viewer hears
+        return  # repeated by a keyframe; curves must not depend on keyframes, which not every viewer receives
     record.trend.tick(monotonic_ns, record.nodes, record.stats)
     if record.busy:
         record.busy.tick(monotonic_ns, record.nodes, record.stats)
@@ -194,7 +199,7 @@ def remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = No
 
 
 def _steps_of(record: SourceRecord) -> Iterator[Node]:
-    """Yield the steps that have totals."""
+    """Yield the step nodes that have totals."""
     for node in record.nodes.children[None]:
         if node.kind is NodeKind.STEP and node.id < len(record.stats):
             yield node

@@ -14,10 +14,11 @@ from cbtop.protocol.columns import unpack_columns
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.messages import StatsUpdate
 
-MAX_RARE = 1e30  # the maximum of rare values such as FLOP and bytes
+MAX_RARE = 1e30  # upper limit of values in sparse columns, such as FLOP and bytes
 CELLS_END = (MAX_NODES + 1) * BUCKETS
-SANE = 1 << 62  # above it, adding two totals would overflow
-_MIN_ROW = COLUMNS.index("min_ns")  # a node without records has an out-of-range value here
+SANE = 1 << 62  # upper limit of totals, so that the sum of two cannot overflow
+# a node without records has the largest int64 here, so only the lower bound is checked
+_MIN_ROW = COLUMNS.index("min_ns")
 _UNION, _FIRST = SPARSE_COLUMNS.index("union_ns"), SPARSE_COLUMNS.index("first_ns")
 
 
@@ -58,7 +59,7 @@ def _column(data: bytes) -> Column:
 
 
 def _are_amounts(values: NDArray[np.float64]) -> bool:
-    # NaN is not within any bounds.
+    # NaN compares as false, so it is rejected, too.
     return not len(values) or bool(values.min() >= 0 and values.max() < MAX_RARE)
 
 

@@ -50,26 +50,26 @@ from cbtop.protocol.messages import (
 from cbtop.protocol.vocabulary import SourceStatus
 
 MAX_SOURCES = 1024
-# Limit for all daemons together: 64 processes of 365 places take a quarter of it.
+# Memory limit for all daemons together. 64 processes with 365 places each take a quarter of it.
 MAX_BYTES = 256 << 20
-MAX_WINDOW_BYTES = 64 << 20  # part of MAX_BYTES for the recent windows
-MAX_RECENT_BYTES = 32 << 20  # part of MAX_BYTES for the newest records, while a timeline is shown
-# Samplers' data comes on top of MAX_BYTES: at most 24 MiB, if every text has the maximum length.
+MAX_WINDOW_BYTES = 64 << 20  # the part of MAX_BYTES that recent windows may use
+MAX_RECENT_BYTES = 32 << 20  # the part of MAX_BYTES that the newest records may use while a timeline is shown
+# The data of samplers comes on top of MAX_BYTES. It takes at most 24 MiB, if every text has the maximum length.
 MAX_SAMPLERS, MAX_DEVICES, MAX_TOLD = 4, 256, 8_192
-NAMED = 3  # dropped sources that are named in the complaint
+NAMED = 3  # number of dropped sources that the complaint lists by name
 
 
 class Budget:
-    """Memory limit for all stores of a viewer. Over it, windows are shortened first, then sources are dropped.
+    """The memory limit for all stores of a viewer. Above it, windows are shortened first, then sources are dropped.
 
-    The largest source of the largest daemon is dropped, so that one daemon cannot cost the others their data.
+    The largest source of the largest daemon is dropped, so that one daemon cannot push out the data of the others.
     """
 
     def __init__(self) -> None:
         self.stores: list[Store] = []
 
     def hold(self) -> None:
-        """Drop what is over the limits."""
+        """Drop data until all limits are kept."""
         while sum(store.recent_bytes for store in self.stores) > MAX_RECENT_BYTES:
             max(self.stores, key=lambda store: store.recent_bytes).shorten_records()
         while sum(store.window_bytes for store in self.stores) > MAX_WINDOW_BYTES:
@@ -84,24 +84,25 @@ class Store:
     def __init__(self, window_s: float = DEFAULT_WINDOW_S, budget: Budget | None = None) -> None:
         self.window_s = window_s
         self.sources: dict[str, SourceRecord] = {}
-        self.left_out: dict[str, str] = {}  # dropped sources, and why
+        self.left_out: dict[str, str] = {}  # dropped sources, each with the reason
         self.daemon: DaemonHello | None = None
-        self.devices: dict[str, SampledDevices] = {}  # by sampler, in order of arrival
+        self.devices: dict[str, SampledDevices] = {}  # by name of the sampler, in order of arrival
         self.heard_ns = 0  # the daemon's clock in its latest message
         self._total = AnnouncedTotal()
         self.size_bytes = 0
         self.window_bytes = 0
-        self._sizes: dict[str, tuple[int, int]] = {}  # per source: total size, and size of its window
+        # per source: its total size in bytes, and the size of its window
+        self._sizes: dict[str, tuple[int, int]] = {}
         self._keeps_records = False
-        self._range_from_ns: int | None = None  # the daemon's clock at the begin of a range
+        self._range_from_ns: int | None = None  # the daemon's clock when the range began, or None without a range
         self._budget = budget or Budget()
         self._budget.stores.append(self)
 
     def apply(self, message: Message) -> None:
         """Apply one message.
 
-        Raises VersionError if the daemon has a different major version, DecodeError if the message contradicts
-        itself, LimitError if there is no room for its source, which is then dropped.
+        Raises VersionError if the daemon has a different major version, and DecodeError if the message contradicts
+        itself. Raises LimitError if there is no room for its source. That source is then dropped.
         """
         match message:
             case SourceCatalog() | StatsUpdate() if message.source in self.left_out:
@@ -144,7 +145,7 @@ class Store:
                 self._weigh(key)
 
     def forget_records(self) -> None:
-        """Drop all kept records. The next records start anew."""
+        """Drop all kept records. Count missing records from zero again."""
         for key, record in self.sources.items():
             record.recent.forget()
             self._weigh(key)
@@ -159,7 +160,7 @@ class Store:
             self._weigh(key)
 
     def shorten_records(self) -> None:
-        """Drop half of the records of the source that has the most."""
+        """Drop half of the records of the source with the most records."""
         key, record = max(self.sources.items(), key=lambda item: len(item[1].recent))
         record.recent.shorten(len(record.recent) // 2)
         self._weigh(key)
@@ -169,7 +170,7 @@ class Store:
         self._leave_out(max(self._sizes, key=lambda key: self._sizes[key][0]), f"more than {MAX_BYTES >> 20} MiB")
 
     def complaint(self) -> str:
-        """Return the number, names and reasons of dropped sources, or "" if there are none."""
+        """Return the number, names and reasons of the dropped sources, or ""."""
         if not self.left_out:
             return ""
         names = [*list(self.left_out)[:NAMED], *(["…"] if len(self.left_out) > NAMED else [])]
@@ -202,7 +203,7 @@ class Store:
             case SourceCatalog():
                 try:
                     self._catalog(message)
-                finally:  # the part before the contradiction is kept
+                finally:  # the part of the message before the contradiction is kept
                     self._count(message.source)
             case SourceState():
                 if message.source in self.sources:
@@ -216,13 +217,13 @@ class Store:
             case DeviceSample():
                 self._sampled(message)
             case ClockReading():
-                pass  # handled by the collector
+                pass  # the collector handles this message
             case RecordBatch():
                 self.sources[message.source].recent.take(message)
             case HistoryPiece():
-                pass  # handled by recorders
+                pass  # recorders handle this message
             case DaemonGoodbye():
-                pass  # known data stays; the collector updates the link
+                pass  # known data stays; the collector updates the state of the link
             case SourceGone():
                 self._forget(message.source)
                 self.left_out.pop(message.source, None)
@@ -254,7 +255,7 @@ class Store:
                 assert_never(message)
 
     def _begin(self, hello: DaemonHello) -> None:
-        """Forget all data: snapshots of everything that the daemon knows follow its hello."""
+        """Forget all data. The daemon sends snapshots of everything that it knows after its hello."""
         if hello.protocol_major != PROTOCOL_MAJOR:
             raise VersionError(
                 f"the daemon (cbtop {hello.version}) speaks protocol {hello.protocol_major}."
@@ -268,7 +269,7 @@ class Store:
         self._total = AnnouncedTotal()
 
     def _beat(self, heartbeat: Heartbeat) -> None:
-        """Take the states of sources. No change is also a sample of a running one."""
+        """Store the states of sources. A heartbeat without changes is still a sample for a running source."""
         self.heard_ns = heartbeat.monotonic_ns
         for state in heartbeat.sources:
             if isinstance(state, SourceState) and state.source in self.sources:
@@ -307,10 +308,10 @@ class Store:
             record.forget_catalog()
         for said in message.messages:
             if not message.complete and isinstance(said, Node) and said.id > len(record.nodes) + 1:
-                continue  # the nodes before it were lost; the next keyframe repeats all
+                continue  # nodes before this one were lost; the next keyframe repeats all nodes
             apply_announcement(record, said)
             if self._range_from_ns is None or not isinstance(said, HostHello):
                 continue
             if not record.window.has_begun and said.monotonic_ns >= self._range_from_ns:
-                # The process began later, so all its work belongs to the range.
+                # The process began after the range did, so all of its work belongs to the range.
                 record.window.tick(said.monotonic_ns, losses=Losses())

@@ -1,4 +1,4 @@
-"""Writes a daemon's messages to a recording: live, or its history of the last minutes."""
+"""Writes a daemon's messages to a recording: either live, or the daemon's history of the last minutes."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ KINDS = {LIVE: FrameKind.LIVE, RECORDS: FrameKind.RECORDS}
 class StreamRecorder:
     """Records the messages of the daemon at `endpoint`, except messages of rings in `left_out`.
 
-    If `endpoint` is None, it is this user's daemon, started inside if none runs. Raises RecordingError if the file
-    cannot be made, EndpointError for an invalid address, KeysError for an address on another host without `keys`.
+    If `endpoint` is None, it records this user's daemon, or starts a daemon in this process if none runs. Raises
+    RecordingError if the file cannot be made, EndpointError for an invalid address, and KeysError for an address on
+    another host without `keys`.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class StreamRecorder:
             opened.callback(self._daemon.close)
             self._subscriber = Subscriber(self._daemon.endpoint, keys, topics=(RECORDS, LIVE))
             opened.callback(self._subscriber.close)
-            # Created last, so that an existing file is only overwritten if recording can start.
+            # Open the file last, so that an existing file is only overwritten if recording can start.
             self._writer = RecordingWriter(path, _origin(), max_bytes, overwrite=overwrite)
             opened.pop_all()
         self._heard_s = self._asked_s = time.monotonic()
@@ -66,7 +67,7 @@ class StreamRecorder:
 
     @property
     def unanswered(self) -> str:
-        """The address, and why no daemon answers there, or what to do if that is unknown."""
+        """The address, and the reason why no daemon answers there. If the reason is unknown, a hint."""
         return f"{self._daemon.endpoint}: {self._daemon.trouble or self.trouble or NO_ANSWER}"
 
     @property
@@ -76,7 +77,7 @@ class StreamRecorder:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the first keyframe has arrived, because a recording begins with it."""
+        """Whether the first keyframe has arrived. A recording begins with a keyframe."""
         return self._began
 
     @property
@@ -86,18 +87,18 @@ class StreamRecorder:
 
     @property
     def trouble(self) -> str:
-        """Why nothing comes from the daemon; empty if not known."""
+        """Why nothing arrives from the daemon, or "" if the reason is unknown."""
         return self._subscriber.trouble or stopped_holder(self._daemon.endpoint)
 
     @property
     def refused(self) -> str:
-        """Why the daemon rejects us; empty if all is well or may become so."""
+        """Why the daemon rejects us. Empty if it does not, or if that may still change."""
         return self._subscriber.trouble if self._subscriber.is_refused else ""
 
     def poll(self, timeout_ms: int) -> None:
         """Record one message, if one arrives in time.
 
-        Raises VersionError if the daemon has a different major version, RecordingError if the disk is full.
+        Raises VersionError if the daemon has a different major version, and RecordingError if the disk is full.
         """
         now_s = time.monotonic()
         if now_s - self._asked_s > KEYFRAME_S:
@@ -111,7 +112,7 @@ class StreamRecorder:
         kind = KINDS.get(topic, FrameKind.KEYFRAME)
         self._began |= kind is FrameKind.KEYFRAME
         if not self._began:
-            return  # messages before the first keyframe are contained in it
+            return  # the first keyframe contains the messages before it
         known = set(self.store.sources)
         try:
             heard = list(self._kept(frames))
@@ -126,12 +127,12 @@ class StreamRecorder:
             self.damaged += 1
             return
         if kind is FrameKind.LIVE and any(_heals(message, known) for message in messages):
-            return  # the keyframes we request do that
+            return  # skip it: the keyframes that we request repeat it, too
         kept = [frame for frame, _ in heard]
         self.is_full = bool(kept) and not self._writer.append(encode_frame(kind, time.perf_counter_ns(), kept))
 
     def _kept(self, frames: Sequence[bytes]) -> Iterator[tuple[bytes, Message | None]]:
-        """Yield each frame that is not of an excluded process, with its message (None if of a newer version)."""
+        """Yield each frame of processes that are not excluded, with its message or None if its type is unknown."""
         for frame in frames:
             message = codec.decode(frame)
             if isinstance(message, Heartbeat):
@@ -144,7 +145,7 @@ class StreamRecorder:
             yield frame, message
 
     def _is_left_out(self, source: str) -> bool:
-        """Whether the ring of this source is excluded."""
+        """Whether messages of this source are excluded from the recording."""
         return bool(self._left_out) and ring_of(source) in self._left_out
 
     def close(self) -> None:
@@ -173,7 +174,7 @@ def new_path(directory: Path, what: str = "") -> Path:
 
 
 def save_history(endpoint: str, keys: ViewerKeys | None, directory: Path) -> SavedHistory:
-    """Write the history of the daemon at `endpoint` to a new file in `directory`. Waits for every piece.
+    """Write the history of the daemon at `endpoint` to a new file in `directory`. Blocks until all of it has arrived.
 
     Raises CbtopError or ProtocolError with the reason.
     """
@@ -186,7 +187,7 @@ def save_history(endpoint: str, keys: ViewerKeys | None, directory: Path) -> Sav
         origin = RecordingOrigin(head.host, head.monotonic_ns, head.realtime_ns)
         writer = RecordingWriter(path, origin, 2 * MAX_HISTORY_BYTES)
         try:
-            end = head.end  # what comes after our request is left for the next one
+            end = head.end  # stop here; messages that arrive after our first request are not part of this file
             while frames and all(writer.append(frame) for frame in frames):
                 number = head.first + len(frames)
                 if number >= end:
@@ -200,7 +201,7 @@ def save_history(endpoint: str, keys: ViewerKeys | None, directory: Path) -> Sav
 
 
 def _ask_history(subscriber: Subscriber, number: int) -> tuple[HistoryPiece, list[bytes]]:
-    """Request one piece and return it. One at a time, so that none is lost in a full queue."""
+    """Request one piece of the history and return it. With several requests, pieces could be lost in a full queue."""
     topic = subscriber.ask(HISTORY_PREFIX, b"/%d" % number)
     deadline_s = time.monotonic() + ANSWER_WITHIN_S
     while (left_s := deadline_s - time.monotonic()) > 0:

@@ -1,4 +1,4 @@
-"""The time per token and the work of each brick, in each of the last sixty seconds."""
+"""The time per token and the work of each brick in each of the last sixty seconds."""
 
 from __future__ import annotations
 
@@ -19,42 +19,44 @@ from cbtop.protocol.vocabulary import NodeKind
 
 SECONDS = 60
 _SECOND_NS = 1_000_000_000  # seconds are aligned to the daemon's clock, so all viewers see the same ones
-MAX_BRICKS = 256  # per source: the bricks that were defined first
-_SECOND_BYTES = 400  # approximate, without its arrays
+MAX_BRICKS = 256  # bricks kept per source; the ones defined first are kept
+_SECOND_BYTES = 400  # approximate, without the arrays of a second
 
 
 @dataclass(frozen=True, slots=True)
 class _Totals:
-    """Totals per brick: inside steps, its ended time and their tokens; outside steps, its time and calls."""
+    """Totals per brick. Inside steps: its time and the tokens of its step. Outside steps: its time and calls."""
 
-    brick: Column  # the first node of each (NodeTable.first_of), ascending
+    brick: Column  # the first node of each brick (NodeTable.first_of), ascending
     time_ns: Column
     units: Column
-    step: Column  # the step that contains it, -1 if none
-    tokens: dict[int, int]  # per step
-    work: NDArray[np.float64]  # per brick, see _work
+    step: Column  # the step that contains the brick, or -1
+    tokens: dict[int, int]  # by step
+    work: NDArray[np.float64]  # a column per brick, with the rows of `_work`
 
 
 @dataclass(frozen=True, slots=True)
 class _Second:
-    """Time per unit of each brick between two moments; NaN if none of it ended."""
+    """Time per unit (µs) of each brick between two moments. NaN if no call of the brick ended."""
 
     end_ns: int
     brick: Column
     us: NDArray[np.float64]
-    work: NDArray[np.float32]  # FLOP, bytes and ns of each brick's calls; no column if no work is declared
+    # FLOP, bytes and ns of each brick's calls, shape (3, bricks); shape (3, 0) if no work is declared
+    work: NDArray[np.float32]
 
 
 class BrickTrend:
-    """One time and the work of each second, per brick of one source."""
+    """The time per unit and the work of each brick of one source, second by second."""
 
     def __init__(self) -> None:
         self._seconds: deque[_Second] = deque(maxlen=SECONDS)
-        self._begin_ns: int | None = None  # of the current second
-        self._totals = _Totals(_NONE, _NONE, _NONE, _NONE, {}, np.zeros((5, 0)))  # at `_begin_ns`
-        self._work_bytes = 0  # of the stored seconds
-        self._us_made: dict[int, tuple[float | None, ...]] = {}  # results of `us` since the last second ended
-        self._us_tables: list[tuple[Column, NDArray[np.float64]]] | None = None  # tables behind those results
+        self._begin_ns: int | None = None  # begin of the current second
+        self._totals = _Totals(_NONE, _NONE, _NONE, _NONE, {}, np.zeros((5, 0)))  # totals at `_begin_ns`
+        self._work_bytes = 0  # size of the work arrays of all stored seconds
+        self._us_made: dict[int, tuple[float | None, ...]] = {}  # results of `us`, cached until the next second ends
+        # the tables that `us` makes its results from
+        self._us_tables: list[tuple[Column, NDArray[np.float64]]] | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -63,16 +65,16 @@ class BrickTrend:
         return (3 + len(self._seconds)) * (_SECOND_BYTES + self._totals.brick.nbytes) + work_bytes
 
     def tick(self, monotonic_ns: int, nodes: NodeTable, stats: NodeStats) -> None:
-        """Set the daemon's clock to `monotonic_ns` and end a second if it is over."""
+        """Set the daemon's clock to `monotonic_ns`. End the current second if it is over."""
         if self._begin_ns is not None and monotonic_ns // _SECOND_NS <= self._begin_ns // _SECOND_NS:
             return
         before, now = self._totals, _totals(nodes, stats)
         if np.array_equal(before.brick, now.brick):
-            now = replace(now, brick=before.brick)  # seconds share the array
+            now = replace(now, brick=before.brick)  # equal seconds share one array
         if self._begin_ns is not None:
-            known = np.isin(before.brick, now.brick)  # one may have been cut off by MAX_BRICKS
+            known = np.isin(before.brick, now.brick)  # MAX_BRICKS may have cut off a brick since the last second
             at = np.searchsorted(now.brick, before.brick[known])
-            # Do not count the tokens from before a new brick first ran.
+            # For a new brick, do not count tokens from before it first ran.
             units = now.units - np.array([before.tokens.get(step, 0) for step in now.step.tolist()], np.int64)
             units[at] = now.units[at] - before.units[known]
             took_ns = now.time_ns.copy()
@@ -91,9 +93,9 @@ class BrickTrend:
         self._us_tables = None
 
     def us(self, brick: int) -> tuple[float | None, ...]:
-        """Return the time in µs per token (per call outside steps) of a brick in each of the last 60 s, oldest first.
+        """Return the time of a brick in each of the last 60 s, oldest first: µs per token, or per call outside steps.
 
-        `brick` is its first node. None for a second in which none ended.
+        `brick` is its first node. A second is None if no call of the brick ended in it.
         """
         found = self._us_made.get(brick)
         if found is None:
@@ -102,9 +104,9 @@ class BrickTrend:
         return found
 
     def _tables(self) -> list[tuple[Column, NDArray[np.float64]]]:
-        """Return the seconds, oldest first, in tables of one row a second.
+        """Return the seconds, oldest first, as tables with one row a second.
 
-        Consecutive seconds with equal bricks share one.
+        Consecutive seconds with equal bricks share a table.
         """
         if self._us_tables is None:
             begin_ns = (self._begin_ns or 0) - SECONDS * _SECOND_NS
@@ -114,13 +116,14 @@ class BrickTrend:
         return self._us_tables
 
     def by_second(self, brick: int) -> dict[int, float]:
-        """Return the same values by second of the daemon's clock."""
+        """Return the time of a brick by second of the daemon's clock: µs per token, or per call outside steps."""
         return {second.end_ns // _SECOND_NS: us for second, us in self._us(brick) if us == us}
 
     def trail(self, brick: int) -> tuple[tuple[float, float] | None, ...]:
-        """Return FLOP/byte and GFLOP/s of a brick's calls in each of these seconds; `brick` is its first node.
+        """Return FLOP/byte and GFLOP/s of a brick's calls in each of the last 60 s. `brick` is its first node.
 
-        None if no call ended or one did not declare its FLOP or bytes. Empty if that is so in all seconds.
+        A second is None if no call ended in it, or if a call did not declare its FLOP or bytes. Empty if all are
+        None.
         """
         points = tuple(_point(second, at) for second, at in self._of(brick))
         return points if any(points) else ()
@@ -129,7 +132,7 @@ class BrickTrend:
         return ((second, np.nan if at is None else float(second.us[at])) for second, at in self._of(brick))
 
     def _of(self, brick: int) -> Iterator[tuple[_Second, int | None]]:
-        """Yield the seconds, oldest first, with the column of `brick` in each."""
+        """Yield the seconds, oldest first, each with the column of `brick` in it, or None if it lacks the brick."""
         begin_ns = (self._begin_ns or 0) - SECONDS * _SECOND_NS
         bricks, at = _NONE, 0
         for second in self._seconds:
@@ -144,7 +147,7 @@ _NONE = np.zeros(0, np.int64)
 
 
 def _column_of(bricks: Column, rows: NDArray[np.float64], brick: int) -> list[float]:
-    """Return the values of `brick` in `rows` (columns: `bricks`); NaN if it is not among them."""
+    """Return the values of `brick` in `rows`, with a column for each of `bricks`. NaN without such a column."""
     at = int(np.searchsorted(bricks, brick))
     found: list[float] = rows[:, at].tolist() if at < len(bricks) and bricks[at] == brick else [np.nan] * len(rows)
     return found
@@ -158,7 +161,7 @@ def _totals(nodes: NodeTable, stats: NodeStats) -> _Totals:
     ran = np.flatnonzero((kind_of == NodeKind.BRICK) & (count > 0))
     bricks = distinct(first_of[ran])[:MAX_BRICKS]
     work = _work(ran, np.searchsorted(bricks, first_of[ran]), len(bricks), nodes, stats)
-    # Nested bricks of the same name count once, as in BrickStats.closed.once_ns.
+    # Count nested bricks of the same name once, as in BrickStats.closed.once_ns.
     ran = ran[outermost(ran, nodes)[ran]]
     at = np.searchsorted(bricks, first_of[ran])
     ran, at = ran[at < len(bricks)], at[at < len(bricks)]
@@ -175,10 +178,11 @@ def _totals(nodes: NodeTable, stats: NodeStats) -> _Totals:
 
 
 def _work(ran: Column, at: Column, bricks: int, nodes: NodeTable, stats: NodeStats) -> NDArray[np.float64]:
-    """Return per brick, shape (5, bricks): FLOP, bytes and time (ns) of its calls, and calls without FLOP and bytes.
+    """Return the work of each brick, shape (5, bricks).
 
-    They add up as in `brick_stats`; zeros if no work is declared. `at` is the brick index of each node in `ran`, or
-    `bricks` if it is left out.
+    The rows are FLOP, bytes and time (ns) of its calls, and the number of calls without FLOP and without bytes. All
+    are zero if no work is declared. They add up as in `brick_stats`. `at` is the brick index of each node in `ran`,
+    or `bricks` for a node that is left out.
     """
     found = np.zeros((5, bricks))
     per_call, per_element = nodes.made_of("lines", None, ran, lambda: _lines(ran, nodes))
@@ -186,7 +190,7 @@ def _work(ran: Column, at: Column, bricks: int, nodes: NodeTable, stats: NodeSta
     if np.isnan(per_call).all() and not given.any():
         return found
     count, elements, time_ns = (stats.column(name)[ran] for name in ("count", "elements", "total_ns"))
-    work = per_call * count + per_element * elements  # of each unit and node
+    work = per_call * count + per_element * elements  # shape (2, nodes): FLOP and bytes of each node
     unknown = np.where(np.isnan(work), count, 0)
     work[np.isnan(work)] = 0
     for place in np.flatnonzero(given | uncounted).tolist():
@@ -204,7 +208,7 @@ def _work(ran: Column, at: Column, bricks: int, nodes: NodeTable, stats: NodeSta
 
 
 def _lines(ran: Column, nodes: NodeTable) -> NDArray[np.float64]:
-    """Return FLOP and bytes per call and per element of each node, shape (2, 2, nodes); NaN if not declared."""
+    """Return FLOP and bytes of each node, per call and per element, shape (2, 2, nodes). NaN if not declared."""
     likes, which = np.unique(nodes.column("like_of")[ran], return_inverse=True)
     works = [nodes[like].work for like in likes.tolist()]
     units = zip(FLOPS, BYTES, strict=True)
@@ -213,10 +217,10 @@ def _lines(ran: Column, nodes: NodeTable) -> NDArray[np.float64]:
 
 
 def _known(work: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return FLOP, bytes and time of a second. FLOP and bytes are NaN if a call did not declare them."""
+    """Return FLOP, bytes and time per brick for a second. FLOP and bytes are NaN if a call did not declare them."""
     if not work.any():
         return np.zeros((3, 0), np.float32)
-    with np.errstate(over="ignore"):  # infinite: not plotted
+    with np.errstate(over="ignore"):  # values too large for float32 are not plotted
         known = work[:3].astype(np.float32)
     known[:2][work[3:] != 0] = np.nan
     return known

@@ -1,7 +1,7 @@
 """The recent window of a source, in addition to its totals.
 
-Statistics are sums since the source began. Their growth is kept in slices of about a second. The window is the sum of
-the slices of the last seconds.
+Statistics are sums since the source began. Their growth is stored in slices of about a second. The window is the sum
+of the slices of the last seconds.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from cbtop.profiler.analysis.sparse_columns import SPARSE_BYTES
 from cbtop.profiler.analysis.stats import NodeStats
 
 # A slice begins every SPACING_S, or every tenth of a window longer than ten seconds. Slices are aligned to the
-# daemon's clock, so that every viewer shows the same whenever it connected. The window begins with a slice, so it may
-# be longer than requested by one slice.
+# daemon's clock. So every viewer shows the same figures, whenever it connected. A window begins with a slice, so it
+# may be one slice longer than requested.
 SPACING_S = 1.0
 SLICES = 10
-SUM_KEPT_S = 5.0  # after the last request
+SUM_KEPT_S = 5.0  # keep the sum this long after it was last requested
 _UNION = SPARSE_COLUMNS.index("union_ns")
 
 
@@ -32,8 +32,8 @@ _UNION = SPARSE_COLUMNS.index("union_ns")
 class TimeRange:
     """A time range on the clock of the source's host.
 
-    Statistics count a step where it ended. `before_ns` is, per step node, the part of the counted step time that was
-    before the range: of a step that began earlier. None if the daemon does not report when steps ran.
+    Statistics count a step when it ends. `before_ns` has, per step node, the part of the counted step time before the
+    range. It comes from steps that began before the range. None if the daemon does not report when steps ran.
     """
 
     begin_ns: int
@@ -47,7 +47,7 @@ class TimeRange:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """The number of `seen` records, and how many of them were `lost`, since the daemon attached."""
+    """The number of records `seen` since the daemon attached, and how many of them were `lost`."""
 
     lost: int = 0
     seen: int = 0
@@ -55,7 +55,7 @@ class Losses:
 
 @dataclass(frozen=True, slots=True)
 class SliceGrowth:
-    """The growth in one finished slice, between two moments on the clock of the source's host."""
+    """The growth of statistics in one finished slice. Both times are on the clock of the source's host."""
 
     begin_ns: int
     end_ns: int
@@ -65,9 +65,10 @@ class SliceGrowth:
 @dataclass(slots=True)
 class _Slice:
     begin_ns: int
-    losses: Losses | None  # until the slice began, if known
+    losses: Losses | None  # all losses before the slice began, or None if unknown
     parts: list[Growth] = field(default_factory=list)
-    before_ns: dict[int, int] = field(default_factory=dict)  # like `before_ns` of a range that begins with this slice
+    # `TimeRange.before_ns` of a range that begins with this slice
+    before_ns: dict[int, int] = field(default_factory=dict)
 
     @property
     def size_bytes(self) -> int:
@@ -75,7 +76,7 @@ class _Slice:
 
 
 def reaches_back_s(length_s: float) -> float:
-    """Return how far back data matters for a window at any moment."""
+    """Return how many seconds of the past a window of `length_s` seconds may need."""
     return length_s + 3 * _spacing_s(length_s)
 
 
@@ -84,7 +85,7 @@ def _spacing_s(length_s: float) -> float:
 
 
 class Window:
-    """The last `length_s` seconds of one source, or all of a chosen range, however short."""
+    """The statistics of a source over the last `length_s` seconds, or over all of a chosen range."""
 
     def __init__(self, length_s: float, *, is_range: bool = False) -> None:
         self.length_s = length_s
@@ -95,19 +96,19 @@ class Window:
         self.now_ns = 0  # the daemon's clock in its latest message
         self._is_told = False  # whether the daemon reports when steps ran
         self._losses: Losses | None = None
-        # The sum of the window while it is viewed: new parts are added, old ones subtracted.
+        # The sum of the window, kept while the window is viewed. New parts are added to it, and old ones subtracted.
         self._sum: NodeStats | None = None
-        self._before = 0  # number of oldest slices not in the sum
+        self._before = 0  # number of oldest slices that are not in the sum
         self._asked_ns = 0  # when the sum was last requested
 
     @property
     def sum_bytes(self) -> int:
-        """Memory of the window's sum, which `size_bytes` does not include."""
+        """Memory used by the window's sum. `size_bytes` does not include it."""
         return self._sum.size_bytes if self._sum is not None else 0
 
     @property
     def has_begun(self) -> bool:
-        """Whether any statistics arrived. The first ones belong to no slice."""
+        """Whether any statistics have arrived. The first ones belong to no slice."""
         return self.now_ns > 0
 
     def from_now_on(self, length_s: float) -> Window:
@@ -119,16 +120,16 @@ class Window:
         return found
 
     def tick(self, monotonic_ns: int, growth: Growth | None = None, losses: Losses | None = None) -> None:
-        """Set the daemon's clock to `monotonic_ns`, add the growth, and begin a slice if one is due.
+        """Set the daemon's clock to `monotonic_ns`, add the growth, and begin a slice if it is time for one.
 
-        A repeated message (from a keyframe) does not begin a slice, because not every viewer receives it.
+        Statistics repeated by a keyframe do not begin a slice, because not every viewer receives keyframes.
         """
         self.now_ns = monotonic_ns
-        if self._losses is None:  # losses before the first report belong to no slice
+        if self._losses is None:  # do not count the losses from before the first report
             for one in self._slices:
                 one.losses = losses
         self._losses = losses = losses or self._losses
-        if growth is not None and self._slices:  # growth before the first slice is in no slice
+        if growth is not None and self._slices:  # the growth before the first slice belongs to no slice
             self._slices[-1].parts.append(growth)
             self.size_bytes += growth.size_bytes
             if self._sum is not None:
@@ -144,7 +145,7 @@ class Window:
             self.size_bytes += sum(part.size_bytes for part in together) - sum(part.size_bytes for part in parts)
             self._slices[-1].parts = together
         self._slices.append(_Slice(monotonic_ns, losses))
-        # Keep one slice more than the window's length, because the window begins with it.
+        # Keep one slice more than the length requires, because a window begins with a whole slice.
         while len(self._slices) > 1 and monotonic_ns - self._slices[1].begin_ns >= self.length_s * 1e9:
             self.shorten()
 
@@ -152,9 +153,9 @@ class Window:
         return monotonic_ns // self._spacing_ns > self._slices[-1].begin_ns // self._spacing_ns
 
     def clip(self, node: Column, begin_ns: Column, length_ns: Column) -> None:
-        """For each slice, note the step time before its begin.
+        """Store the part of the step time that lies before the begin of each slice.
 
-        The intervals are the newest ones (see StatsUpdate).
+        The arguments are the newest intervals of steps (see StatsUpdate).
         """
         self._is_told |= len(node) > 0
         grown: Counter[int] = Counter()
@@ -162,7 +163,7 @@ class Window:
         for one in reversed(self._slices):
             began = begin_ns <= one.begin_ns
             if not began.any():
-                return  # then none began before an earlier slice either
+                return  # no interval began before an earlier slice either
             for part in one.parts:
                 grown.update({step: part.rare.get((_UNION, step), 0) for step in steps})
             before = len(one.before_ns)
@@ -170,7 +171,8 @@ class Window:
             for step in distinct(node[began]).tolist():
                 before_ns = grown[step] - int(inside_ns[node == step].sum())
                 if before_ns > 0:
-                    one.before_ns[step] = min(before_ns, grown[step])  # a false length would make sums overflow
+                    # limited, because a false length would make sums overflow
+                    one.before_ns[step] = min(before_ns, grown[step])
                 else:
                     one.before_ns.pop(step, None)
             self.size_bytes += SPARSE_BYTES * (len(one.before_ns) - before)
@@ -183,9 +185,9 @@ class Window:
         self.size_bytes -= self._slices.popleft().size_bytes
 
     def statistics(self, stats: NodeStats) -> tuple[NodeStats, TimeRange]:
-        """Return the statistics of the window and its time range; `stats` are the current totals.
+        """Return the statistics of the window and its time range. `stats` are the current totals.
 
-        Read them before anything more is counted.
+        The result is only valid until more statistics are counted.
         """
         if not self._slices:
             return NodeStats(), TimeRange(self.now_ns, self.now_ns)
@@ -199,7 +201,7 @@ class Window:
         return stats.recent_part(self._sum), TimeRange(begins.begin_ns, self.now_ns, before_ns)
 
     def _begin_sum_at(self, total: NodeStats, first: int) -> None:
-        """Move the begin of the sum to slice `first`: subtract the slices before it, or add missing ones."""
+        """Let the sum begin at slice `first`. Subtract the slices before `first`, or add slices that are missing."""
         for at in range(min(first, self._before), max(first, self._before)):
             for part in self._slices[at].parts:
                 total.count(part, -1 if first > self._before else 1)
@@ -212,7 +214,7 @@ class Window:
 
     @property
     def losses(self) -> Losses:
-        """The losses in the window."""
+        """The number of records seen and lost during the window."""
         before, now = self._slices[self._first()].losses if self._slices else None, self._losses
         return Losses(now.lost - before.lost, now.seen - before.seen) if before and now else Losses()
 
@@ -223,7 +225,9 @@ class Window:
 
     @property
     def has_watched(self) -> bool:
-        """Whether the window covers a slice. Less is no data yet, or the source was found already ended."""
+        """Whether the window covers at least one slice. If not, data is still missing, or the source had already
+        ended.
+        """
         if self.is_range:
             return True
         return bool(self._slices) and self.now_ns - self._slices[0].begin_ns >= SPACING_S * 1e9

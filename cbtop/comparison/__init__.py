@@ -1,1 +1,1 @@
-"""Compares: one model of a change, between two periods of a process or between runs. Reads no viewmodel."""
+"""Compares two periods of a process, or several runs, with one model of a change. Does not import view models."""

@@ -1,9 +1,9 @@
 """A baseline: the time of each phase, brick and layer of a process over one period, with its surroundings.
 
-Derived.
+All figures are derived.
 """
 
-# Times are exclusive, of the recorded steps, in µs per token; per step if tokens are not known.
+# Times are exclusive and in µs per token, or per step if tokens are not known. They cover recorded steps only.
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cbtop.comparison.noise import Figure
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Program, machine and settings of a measurement. None or empty if not reported."""
+    """Program, machine and settings of a measurement. A field is None or empty if it was not reported."""
 
     program: str
     pid: int
@@ -28,7 +28,7 @@ class Surroundings:
     backend: str | None
     threads: int | None
     host: str
-    devices: tuple[str, ...]  # GPUs
+    devices: tuple[str, ...]  # names of the GPUs
     sample_every: int
 
 
@@ -38,7 +38,7 @@ class BrickWork:
 
     flops: float
     intensity: float  # FLOP per byte
-    gflops: float  # as the roofline shows it
+    gflops: float  # the GFLOP/s that the roofline shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,38 +46,38 @@ class PhaseTimes:
     """The times of a phase."""
 
     unit: str  # "token" or "step": the µs of bricks and layers are per this unit
-    step_us: Figure  # of all steps, recorded inside or not
-    tokens_per_sec: Figure | None  # over wall-clock time
+    step_us: Figure  # time of a step, over all steps, recorded inside or not
+    tokens_per_sec: Figure | None  # per second of wall-clock time
     places: Mapping[Place, PlaceTimes]  # bricks over all layers and outside, bricks in one layer, and whole layers
-    work: Mapping[Brick, BrickWork] = field(default_factory=dict)  # only bricks that declare it
+    work: Mapping[Brick, BrickWork] = field(default_factory=dict)  # only bricks that declare their work
 
     @property
     def bricks(self) -> dict[Brick, Figure]:
-        """Each brick, over all layers and outside. The time between bricks counts as one of them."""
+        """The time of each brick, over all layers and outside. The time between bricks counts as a brick, too."""
         return {brick: one.time for (brick, layer), one in self.places.items() if brick and layer is None}
 
     @property
     def cells(self) -> dict[tuple[Brick, str], Figure]:
-        """Each brick in one layer."""
+        """The time of each brick in each layer."""
         return {(brick, layer): one.time for (brick, layer), one in self.places.items() if brick and layer}
 
     @property
     def layers(self) -> dict[str, Figure]:
-        """Each whole layer."""
+        """The time of each whole layer."""
         return {layer: one.time for (brick, layer), one in self.places.items() if brick is None and layer}
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseFigures:
-    """The steps of one phase, with times if they cover at least MIN_BLOCKS blocks."""
+    """The steps of one phase. Their times are known if they cover at least MIN_BLOCKS blocks."""
 
     phase: str
     steps: int
-    share: float  # of the steps of all phases
+    share: float  # share of this phase in the steps of all phases
     tokens: float | None  # mean per step
     sequences: float | None  # mean per step
     cached: float | None  # mean positions in the cache of each sequence before a step
-    blocks: int  # with recorded steps
+    blocks: int  # number of blocks with recorded steps
     times: PhaseTimes | None
 
 
@@ -88,10 +88,10 @@ class Snapshot:
     key: str
     surroundings: Surroundings
     phases: tuple[PhaseFigures, ...]
-    begin_ns: int  # on the clock of its host
+    begin_ns: int  # on the monotonic clock of the process's host
     end_ns: int
-    ended_s: float | None  # `end_ns` as Unix time of its host
-    lost_percent: float  # of the records seen in its window
+    ended_s: float | None  # `end_ns` as Unix time on that host
+    lost_percent: float  # share of the records in this period that were lost
 
     @property
     def covers_s(self) -> float:

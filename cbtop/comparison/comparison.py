@@ -1,10 +1,8 @@
-"""The changes between two snapshots by brick and layer, or why the two are not comparable."""
+"""The changes between two snapshots by brick and layer, or the reason why the snapshots are not comparable."""
 
 # Rules
-# - Times of different work do not compare speed. If the model, batch or mix of phases differs, give the reason
-#   instead.
-# - A different machine, backend or cache length is noted next to the changes, because it may be what the user
-#   compares.
+# - Times of different work do not compare speed. If the model, batch or mix of phases differs, report that instead.
+# - A different machine, backend or cache length is noted next to the changes, because it may be what is compared.
 
 from __future__ import annotations
 
@@ -18,11 +16,11 @@ from cbtop.profiler.analysis.layers import MIN_PEERS
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 from cbtop.units import count, number, percent
 
-ALIKE = 0.02  # relative difference of tokens or sequences per step: smaller than a reported change
-ALIKE_SHARE = 0.05  # of the steps of all phases
-ALIKE_CACHE = 0.10  # of the cached positions
-MAX_LOST_PERCENT = 0.1  # share of records, the same as for the verdict data-incomplete
-# These bricks of attention do not read the cache, so its length does not affect them.
+ALIKE = 0.02  # relative difference of tokens or sequences per step that is ignored; smaller than any reported change
+ALIKE_SHARE = 0.05  # ignored difference of a phase's share in the steps of all phases
+ALIKE_CACHE = 0.10  # ignored relative difference of cached positions
+MAX_LOST_PERCENT = 0.1  # percent of the records; the same limit as for the verdict data-incomplete
+# These bricks of attention do not read the cache. Its length does not affect them.
 _READ_NO_CACHE = (BrickId.QKV_PROJECTION, BrickId.OUTPUT_PROJECTION, BrickId.ROPE_EMBEDDING)
 _NO_CACHE = {brick.display_name for brick in _READ_NO_CACHE}
 
@@ -47,7 +45,8 @@ class WorkChange:
 
     intensity: float  # FLOP per byte
     gflops: float
-    change: Change | None  # change of GFLOP/s at its typical time; None if its calls differ or it does not run now
+    # change of GFLOP/s at the typical time; None if its calls differ or the brick does not run now
+    change: Change | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +58,25 @@ class Comparison:
     phase: str
     why_not: str = ""
     notes: tuple[str, ...] = ()  # differences that may be the purpose of the comparison
-    unit: str = "token"  # or "step": the µs are per this unit
+    unit: str = "token"  # "token" or "step": times are in µs per this unit
     step_us: Change | None = None
     tokens_per_sec: Change | None = None
-    changes: tuple[PlaceChange, ...] = ()  # bricks, bricks in layers, and layers, by relative size
-    is_same_cache: bool = True  # whether the caches had about the same length; False if unknown
+    changes: tuple[PlaceChange, ...] = ()  # bricks, bricks in layers, and layers, the largest change first
+    is_same_cache: bool = True  # whether both caches had about the same length; False if a length is unknown
 
     @property
     def bricks(self) -> Mapping[Brick, Change]:
-        """Each brick over all layers."""
+        """The change of each brick over all layers."""
         return {one.brick: one.change for one in self.changes if one.brick and one.layer is None}
 
     @property
     def layers(self) -> Mapping[str, Change]:
-        """Each whole layer."""
+        """The change of each whole layer."""
         return {one.layer: one.change for one in self.changes if one.brick is None and one.layer is not None}
 
     @property
     def places(self) -> Mapping[Place, Change]:
-        """Each layer, each brick in a layer, and each brick outside layers."""
+        """The changes of layers, of bricks in a layer, and of bricks outside layers."""
         inside = {one.brick for one in self.changes if one.layer is not None}
         return {
             (one.brick, one.layer): one.change
@@ -86,7 +85,7 @@ class Comparison:
         }
 
     def median_us(self, phase: str, place: Place) -> float | None:
-        """Return the median call of a place at the baseline, or None if unknown or not comparable."""
+        """Return the median call of a place in the baseline. None if it is unknown or the phase was not compared."""
         before = self.base.of(phase)
         if self.why_not or phase != self.phase or before is None or before.times is None:
             return None
@@ -111,12 +110,15 @@ class Comparison:
 
     @property
     def slower(self) -> list[PlaceChange]:
-        """The bricks that became slower beyond noise, the worst first."""
+        """The bricks that became slower beyond noise, the largest change first."""
         return slower(self.changes, is_same_cache=self.is_same_cache)
 
     @property
     def worst_layer(self) -> PlaceChange | None:
-        """The layer that became slower by most, beyond noise. After a longer cache, the one with the worst brick."""
+        """The layer with the largest slowdown beyond noise.
+
+        A different cache length may slow all layers. In that case, only layers of bricks in `slower` count.
+        """
         slower = self._slower_layers
         if not self.is_same_cache:
             slower = [one for one in self.slower if one.layer is not None]
@@ -133,7 +135,7 @@ class Comparison:
 
 
 def compare(base: Snapshot, now: Snapshot, phase: str, alike: int = 1) -> Comparison:
-    """Return the changes in `phase` from `base` to `now`; `base` was chosen from `alike` equal processes."""
+    """Return the changes in `phase` from `base` to `now`. `alike` processes of the baseline matched equally well."""
     before, after = base.of(phase), now.of(phase)
     why_not = _why_not(base, now, phase)
     if why_not or before is None or after is None or before.times is None or after.times is None:
@@ -169,9 +171,10 @@ def rate_change(base: Snapshot, now: Snapshot, phase: str) -> tuple[Change | Non
 
 
 def slower(changes: Iterable[PlaceChange], *, is_same_cache: bool = True) -> list[PlaceChange]:
-    """Return the bricks that became slower beyond noise, the worst first; in one layer if most of it is there.
+    """Return the bricks that became slower beyond noise, the largest change first.
 
-    If the cache is longer or of unknown length, bricks that read it are left out: it slows them in every layer.
+    A brick is reported in one layer if that layer has most of its change. Otherwise, if the cache is longer or of
+    unknown length, bricks that read the cache are left out, because a longer cache slows them in every layer.
     """
     worst_cell: dict[Brick, PlaceChange] = {}
     layers: dict[Brick, int] = {}
@@ -197,16 +200,16 @@ def slower(changes: Iterable[PlaceChange], *, is_same_cache: bool = True) -> lis
 
 
 def _is_most(part: Change, whole: Change) -> bool:
-    """Whether `part` is more than half of `whole`, both relative to all other places if that is known."""
+    """Whether `part` is more than half of `whole`, in changes relative to all other places if both are known."""
     if part.own and whole.own:
         part, whole = part.own, whole.own
     return part.delta > whole.delta / 2
 
 
 def baselines_of(bases: Sequence[Snapshot], now: Snapshot) -> list[Snapshot]:
-    """Return the baselines closest to `now`: of its own process, else of its model, preferably of its rank.
+    """Return the baselines closest to `now`: of its own process, or else of its model, preferably with the same rank.
 
-    Empty only if `bases` is empty.
+    The result is only empty if `bases` is empty.
     """
 
     def is_far(base: Snapshot) -> tuple[bool, bool, bool]:
@@ -232,7 +235,7 @@ def _change(before: Figure | None, after: Figure | None, compared: int) -> Chang
 
 
 def _work_change(found: Change | None, before: BrickWork, now: BrickWork | None) -> Change | None:
-    """Return the change of GFLOP/s of a brick whose typical time changed by `found`; errors to first order."""
+    """Return the change of a brick's GFLOP/s from `found`, the change of its typical time, to first order."""
     if found is None or found.medians_us is not None or now is None or not (found.before > 0 and found.now > 0):
         return None
     then, is_now = before.flops / found.before / 1e3, now.flops / found.now / 1e3
@@ -249,7 +252,7 @@ def _reads_cache(brick: Brick) -> bool:
 
 
 def _why_not(base: Snapshot, now: Snapshot, phase: str) -> str:
-    """Return why the two are not comparable in `phase`, or ""."""
+    """Return the reason why two snapshots are not comparable in `phase`, or ""."""
     if other := other_model(base.surroundings, now.surroundings):
         return other
     if base.key == now.key and now.begin_ns == now.end_ns:
@@ -298,7 +301,7 @@ def other_model(base: Surroundings, now: Surroundings) -> str:
 
 
 def differences(base: Surroundings, now: Surroundings) -> list[str]:
-    """Return the differences in surroundings that may be the purpose of the comparison."""
+    """Return the differences in surroundings that the user may want to compare."""
     differ = [
         ("rank", base.rank, now.rank),
         ("host", base.host, now.host),
@@ -318,14 +321,14 @@ def _cache(before: PhaseFigures, after: PhaseFigures) -> list[str]:
 
 
 def _only(before: PhaseFigures, after: PhaseFigures) -> list[str]:
-    """Return the bricks that only one of the two has."""
+    """Return notes that name the bricks in only one of the two snapshots."""
     then, is_now = (set(each.times.bricks) if each.times else set() for each in (before, after))
     gone, new = (", ".join(sorted(name for name, _ in some)) for some in (then - is_now, is_now - then))
     return [*([f"no longer there: {gone}"] if gone else []), *([f"new: {new}"] if new else [])]
 
 
 def _alike(before: float | None, after: float | None, part: float) -> bool:
-    """Whether two numbers are about equal; also if both are unknown."""
+    """Whether two numbers are about equal. Two unknown numbers count as equal."""
     if before is None or after is None:
         return before is after
     return abs(after - before) <= part * max(before, after)

@@ -1,9 +1,9 @@
-"""Every brick, layer, and brick in a layer of a phase, with their times in blocks of steps; derived."""
+"""Every brick, layer, and brick in a layer of a phase, with their derived times in blocks of steps."""
 
 # Rules
-# - Other programs delay a few calls of a processor, and this is not the place's fault. So a place is judged by its
-#   typical time: its time if every call took as long as the median call of its layer. Bricks that contain others, and
-#   the time between bricks, are judged by the mean.
+# - Other programs delay a few calls, which is not the place's fault. So a place is judged by its typical time. That
+#   is its time if every call took as long as the median call of its layer. Bricks that contain other bricks, and the
+#   time between bricks, are judged by the mean.
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
 Brick = tuple[str, BrickCategory]
 BETWEEN_BRICKS: Brick = (BETWEEN, BrickCategory.OTHER)
-Place = tuple[Brick | None, str | None]  # a brick, a layer, a brick in a layer, or (neither) the whole step
+Place = tuple[Brick | None, str | None]  # (brick, None), (None, layer), (brick, layer), or WHOLE_STEP
 WHOLE_STEP: Place = (None, None)
 _OVERLAP = SPARSE_COLUMNS.index("overlap_ns")
-MIN_SHARING = 8  # bricks in a layer: with fewer, one slow brick would move the shared ratio
+MIN_SHARING = 8  # minimum number of bricks in layers; with fewer, one slow brick would move the shared ratio
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceTimes:
-    """The times of one place: µs per unit, typical µs per unit, µs per call, and calls per step."""
+    """The times of one place: µs per unit, typical µs per unit, µs per call (p50 and p99), and calls per step."""
 
     time: Figure
     typical: Figure | None = None
@@ -46,9 +46,9 @@ class PlaceTimes:
 
 
 def judged_change(before: PlaceTimes, now: PlaceTimes, compared: int, shared: float | None) -> Change:
-    """Return the change of a place's typical time, or of its mean if that is unknown.
+    """Return the change of a place's typical time, or of its mean if the typical time is unknown.
 
-    It is one of `compared` places, which together take `shared` times as long.
+    `compared` is the number of places in the comparison. All of them together take `shared` times as long as before.
     """
     if before.typical and now.typical:
         return change(before.typical, now.typical, compared, shared)
@@ -56,10 +56,10 @@ def judged_change(before: PlaceTimes, now: PlaceTimes, compared: int, shared: fl
 
 
 def shared_ratio(befores: Mapping[Place, PlaceTimes], afters: Mapping[Place, PlaceTimes]) -> float | None:
-    """Return the common factor of the bricks' times, which is the machine's effect.
+    """Return the factor by which all bricks together became slower. It is the machine's effect.
 
-    It is the median weighted by time. None if there are fewer than MIN_SHARING places, because then one slow brick
-    could not be distinguished from a slow machine.
+    The factor is the median over places, weighted by time. Return None if there are fewer than MIN_SHARING places.
+    Then one slow brick could not be distinguished from a slow machine.
     """
     ratios = sorted(
         (one.typical.mean / was.typical.mean, was.typical.mean)
@@ -68,13 +68,13 @@ def shared_ratio(befores: Mapping[Place, PlaceTimes], afters: Mapping[Place, Pla
     )
     if len(ratios) < MIN_SHARING:
         return None
-    # The median is not taken over places: cache pollution slows most places, but they take little of the time.
+    # An unweighted median would mislead: cache pollution slows most places, but they take little of the time.
     reached_us = list(accumulate(us for _, us in ratios))
     return ratios[bisect_left(reached_us, reached_us[-1] / 2)][0]
 
 
 def _tells_pace(place: Place) -> bool:
-    """Whether it is a brick in one layer, so that each call of a step is in at most one such place."""
+    """Whether a place is a brick in one layer. Each call of a step is in at most one such place."""
     return place[0] is not None and place[0] != BETWEEN_BRICKS and place[1] is not None
 
 
@@ -104,7 +104,7 @@ class PhasePlaces:
         pair = layer[self._is_inside] * len(self.bricks) + self._brick_at[self._is_inside]
         pairs, self._cell_at = np.unique(pair, return_inverse=True)
         self._layer_of_cell = pairs // len(self.bricks)
-        self._around = ids[~totals.adopted[ids] & ~totals.held[ids]]  # what may contain bricks, besides the step
+        self._around = ids[~totals.adopted[ids] & ~totals.held[ids]]  # layers and other nodes that may contain bricks
         self._around_in = row_of[layer_of[self._around]]
         at = (divmod(one, len(self.bricks)) for one in pairs.tolist())
         inside = [(self.bricks[brick], self.layers[layer]) for layer, brick in at]
@@ -114,7 +114,7 @@ class PhasePlaces:
     def nodes(self) -> list[Column]:
         """The nodes of the calls of each of `bricks`, `cells` and `layers`.
 
-        The time between bricks is judged by the layer or step around them.
+        The time between bricks has no calls. The layer or step around them is used instead.
         """
         inside = self._ids[self._is_inside]
         of_layers = [self._layer_ids[self._layer_at == at] for at in range(len(self.layers))]
@@ -127,7 +127,7 @@ class PhasePlaces:
         ]
 
     def row(self, growth: Growth) -> NDArray[np.int64]:
-        """Return the time of each of `bricks`, `cells` and `layers` in ns."""
+        """Return the time in ns of each of `bricks`, `cells` and `layers` in `growth`."""
         totals = self._totals
         closed_ns = _dense(growth, "closed_ns", len(totals.table) + 1)
         overlap_ns = _overlap_ns(growth, len(closed_ns))
@@ -154,10 +154,10 @@ def place_times(
     steps: NDArray[np.float64],
     along: NDArray[np.float64] | None,
 ) -> tuple[dict[Place, PlaceTimes], NDArray[np.float64] | None]:
-    """Return the times of every place in blocks, and the pace of all places in each block.
+    """Return the times of every place, and the pace of all places in each block.
 
-    Each block has its counts in `growths`, its number of `units` and recorded `steps`, and its value of `along` (see
-    `noise.figures`).
+    Each block has its counts in `growths`, its number of `units` and recorded `steps`, and its value of `along`, such
+    as the cached positions (see `noise.figures`).
     """
     rows = np.array([places.row(growth) for growth in growths]) / 1e3
     names: list[Place] = [
@@ -165,12 +165,13 @@ def place_times(
         *places.cells,
         *((None, layer) for layer in places.layers),
     ]
-    # Bricks, bricks in layers, and layers are each as noisy as others of their kind.
+    # The three kinds (bricks, bricks in layers, layers) are estimated separately, because places of a kind are about
+    # equally noisy.
     kinds = np.cumsum([len(places.bricks), len(places.cells)])
     pacers = np.array([_tells_pace(place) for place in names])
     pace = _pace(rows[:, pacers], units)
     times = [one for part in np.split(rows, kinds, axis=1) for one in figures(part, units, along, pace)]
-    # Each node's place: a brick or a layer, a brick in a layer, and the part of a brick outside layers.
+    # The place of each node as a brick or layer, as a brick in a layer, and as a brick outside layers.
     size = len(totals.table) + 1
     in_all, in_cell, outside = (np.full(size, -1) for _ in range(3))
     for at, (place, nodes) in enumerate(zip(names, places.nodes, strict=True)):
@@ -182,7 +183,7 @@ def place_times(
     p50, p99 = (calls.quantile(fraction) for fraction in (MEDIAN, P99))
     typical_us = p50.typical_us[:, : len(names)]
     unknown = {at for at, one in enumerate(p50.figures) if one is None and calls.calls[at]}
-    for at, brick in enumerate(places.bricks):  # a brick is the sum of its parts
+    for at, brick in enumerate(places.bricks):  # a brick is the sum over its layers and the part outside
         own = [place for place, name in enumerate(names) if name[0] == brick and name[1]] + [at + len(names)]
         typical_us[:, at] = p50.typical_us[:, own].sum(axis=1)
         if unknown.intersection(own):
@@ -196,7 +197,7 @@ def place_times(
     for at, (place, time) in enumerate(zip(names, times, strict=True)):
         is_between = place[0] == BETWEEN_BRICKS
         is_typical = not is_between and place[0] not in nested and at not in unknown and calls.calls[at]
-        # The time between bricks is judged by the layer or step around them.
+        # The time between bricks has no calls, so take the median of the layer or step around it.
         median = of_layer.get((None, place[1])) if is_between else p50.figures[at]
         found[place] = PlaceTimes(
             replace(time, median_us=median_of(median)),
@@ -209,9 +210,10 @@ def place_times(
 
 
 def _pace(rows: NDArray[np.float64], units: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Return the factor by which columns took longer per unit than usual in each block (row).
+    """Return the pace of each block (row): how many times as long as usual all columns took per unit.
 
-    It is the mean of the middle half, because a pause hits only a few. None if there are too few columns.
+    It is the mean of the middle half of the columns, because a pause hits only a few. None if there are too few
+    columns.
     """
     rates = rows / units[:, None]
     usual = np.median(rates, axis=0)
@@ -225,7 +227,7 @@ def _pace(rows: NDArray[np.float64], units: NDArray[np.float64]) -> NDArray[np.f
 
 
 def _nested(places: PhasePlaces, totals: PhaseTotals) -> set[Brick]:
-    """Return the bricks that contain others, so that their calls are longer than their own time."""
+    """Return the bricks that contain other bricks. Their calls are longer than their own time."""
     found = set()
     for brick, nodes in zip(places.bricks, places.nodes, strict=False):
         whole_ns = totals.columns["closed_ns"][nodes].sum()

@@ -1,4 +1,4 @@
-"""The differences of two runs that change times for reasons outside the program: machine, sampling, lost records."""
+"""Differences between two runs that change times for reasons outside the program: machine, sampling, lost records."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from cbtop.comparison.comparison import MAX_LOST_PERCENT
 from cbtop.comparison.runs import Run
 from cbtop.units import count, percent
 
-ALIKE_CLOCK = 0.03  # relative, of a GPU clock: smaller than a reported change
-ALIKE_PACE = 0.10  # relative, of a machine, beyond its range while the baseline was recorded
-ALIKE_LOAD_POINTS = 15  # percentage points of the time of all processors
+ALIKE_CLOCK = 0.03  # relative difference of GPU clocks that is ignored; smaller than any reported change
+ALIKE_PACE = 0.10  # ignored relative difference of a machine's pace, beyond its range while the baseline was recorded
+ALIKE_LOAD_POINTS = 15  # ignored difference of the processors' use, in percentage points
 
 
 def losses(base: Run, now: Run) -> str:
-    """Return a text if more records of a run were lost than are acceptable, else ""."""
+    """Return a text if a run lost more records than acceptable, else ""."""
     for whose, run in (("", now), ("of the baseline ", base)):
         if run.lost_percent > MAX_LOST_PERCENT:
             return f"{percent(run.lost_percent)} of the records {whose}were lost"
@@ -31,7 +31,7 @@ def other_machine(base: Run, now: Run) -> str:
 
 
 def other_clock(base: Run, now: Run) -> str:
-    """Return a text if a GPU ran at a different clock, else "" (also if unknown)."""
+    """Return a text if a GPU ran at a different clock. Return "" if not, or if a clock is unknown."""
     if base.gpu_clock_mhz is None or now.gpu_clock_mhz is None:
         return ""
     if abs(now.gpu_clock_mhz - base.gpu_clock_mhz) <= ALIKE_CLOCK * base.gpu_clock_mhz:
@@ -40,9 +40,9 @@ def other_clock(base: Run, now: Run) -> str:
 
 
 def other_pace(base: Run, now: Run) -> str:
-    """Return a text if the machine's own pace around the new run was outside its range in the baseline, else "".
+    """Return a text if the machine's pace around the new run was outside its range in the baseline.
 
-    The pace is the time of constant work. "" also if unknown.
+    The pace is the time of constant work. Return "" if the pace was in the range or is unknown.
     """
     for where in ("cache", "memory"):
         was, is_now = (sorted(getattr(pace, f"{where}_us") for pace in run.paces) for run in (base, now))
@@ -56,7 +56,7 @@ def other_pace(base: Run, now: Run) -> str:
 
 
 def other_load(base: Run, now: Run) -> str:
-    """Return a text if the processors were busier or less busy than before, else "" (also if unknown)."""
+    """Return a text if the processors were busier or less busy than before. Return "" if not, or if unknown."""
     if base.host_busy_percent is None or now.host_busy_percent is None:
         return ""
     if abs(now.host_busy_percent - base.host_busy_percent) <= ALIKE_LOAD_POINTS:
@@ -65,7 +65,7 @@ def other_load(base: Run, now: Run) -> str:
 
 
 def _machine(then: Surroundings, now: Surroundings) -> Iterator[tuple[str, str, str]]:
-    """Yield the properties of machine and sampling that change the time of the same program."""
+    """Yield properties of machine and sampling that change the time of the same program."""
     yield "host", then.host, now.host
     yield "GPU", ", ".join(then.devices), ", ".join(now.devices)
     yield "part of steps recorded, one in", count(then.sample_every), count(now.sample_every)

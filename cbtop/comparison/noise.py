@@ -1,9 +1,9 @@
-"""The effect of chance on a mean of steps that are not independent; derived."""
+"""The derived effect of chance on a mean of steps that depend on each other."""
 
 # Consecutive steps are similar, because caches, clocks and neighbours change slowly. The spread of single steps would
-# promise too much accuracy. So the spread of whole blocks of about a second is used, and if consecutive blocks are
-# similar, too, they count as fewer. Ten blocks say little about their own spread. Figures that are analysed together
-# share this information: with so few blocks, none is assumed to be steadier than half of them.
+# promise too much accuracy. So the spread of whole blocks of about a second is used. If consecutive blocks are
+# similar, too, they count as fewer blocks. Ten blocks alone say little about their spread, so the figures of one
+# analysis share what they show: with few blocks, no figure is assumed to be steadier than the median figure.
 
 from __future__ import annotations
 
@@ -17,54 +17,55 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_BLOCKS = 5  # fewer blocks do not show their spread
-READINGS = 5.0  # times the clock's resolution: in a shorter call a fifth or more of the time is the clock's
-ENOUGH_BLOCKS = 20  # enough blocks to know their spread, if they are not correlated
-LEAST_PERCENT = 3.0  # two runs on one machine differ by about this much without a cause
-LEAST_LEARNED_PERCENT = 1.0  # if the scatter of runs is known: the error of a histogram's median
-CONFIDENCE = 0.99  # probability that chance has moved none of the figures compared together
-MAX_ALIKE = 0.9  # correlation of neighbouring blocks; above it, their effective number is unknown
-_KINDS = 2  # bricks, and bricks in a layer, are equally likely to be flagged by the scatter of runs
-_LEAST_LONGER = 10  # blocks required to merge pairs of them
+READINGS = 5.0  # minimum call length in clock resolutions; in a shorter call, the clock's error is a fifth or more
+ENOUGH_BLOCKS = 20  # this many uncorrelated blocks show their spread well enough
+LEAST_PERCENT = 3.0  # difference of two runs on one machine without a cause, about
+LEAST_LEARNED_PERCENT = 1.0  # minimum difference if the scatter of runs is known: the error of a histogram's median
+CONFIDENCE = 0.99  # probability that chance has moved none of the figures that are compared together
+MAX_ALIKE = 0.9  # limit for the correlation of neighbouring blocks; above it, their effective number is unknown
+# two kinds of figures, bricks and bricks in a layer, are equally likely to be flagged by the scatter of runs
+_KINDS = 2
+_LEAST_LONGER = 10  # pairs of blocks are only merged into at least this many longer blocks
 _LEAST_WORTH = 2.0  # minimum effective number of blocks
-_LEAST_RATIO = 3.0  # of two times: a smaller one must be beyond their scatter
-_MOST_EXPONENT = 700.0  # of a number that is not infinite
+_LEAST_RATIO = 3.0  # minimum ratio of two times to compare them by their ratio
+_MOST_EXPONENT = 700.0  # exponents up to this give a finite number
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
     """A mean, its standard error, and the number of blocks.
 
-    `slope` is its growth per unit of `along` (if given), with its standard error. `scatter` is the standard deviation
-    between runs, learned from `runs` runs.
+    `slope` is the growth of the mean per unit of `along` (see `figures`). `scatter` is the standard deviation between
+    runs, learned from `runs` runs.
     """
 
     mean: float
     error: float
     blocks: int
-    median_us: float | None = None  # median of one call; None if unknown or not a call
+    median_us: float | None = None  # median of one call; None if unknown, or if the figure is not of calls
     slope: float = 0.0
     slope_error: float = 0.0
     scatter: float = 0.0
     runs: int = 1
-    # The same without common changes of all places, such as clock drift; None if not separated.
+    # Error and scatter without changes common to all places, such as clock drift. None if those are not separated.
     own_error: float | None = None
     own_scatter: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The change of a figure. Chance alone moves it by at most `half` in either direction.
+    """The change of a figure. Chance alone moves the figure by at most `half` in either direction.
 
-    `own` is the change relative to all other places, so without effects common to all, such as a clock change. None
-    if not separated.
+    `own` is the change relative to all other places. It excludes effects common to all places, such as a clock
+    change. None if these are not separated.
     """
 
     before: float
     now: float
     half: float
-    medians_us: tuple[float, float] | None = None  # of one call, then and now
+    medians_us: tuple[float, float] | None = None  # median of one call, before and now
     least_percent: float = LEAST_PERCENT  # two runs differ by this much without a cause
-    error: float = 0.0  # its standard error; `half` is a multiple of it
+    error: float = 0.0  # standard error of the change; `half` is a multiple of it
     own: Change | None = None
 
     @property
@@ -73,7 +74,7 @@ class Change:
 
     @property
     def percent(self) -> float | None:
-        """Relative to `before`, or None if that was 0."""
+        """The change in percent of `before`, or None if `before` is 0."""
         return 100 * self.delta / self.before if self.before > 0 else None
 
     @property
@@ -83,15 +84,14 @@ class Change:
 
     @property
     def noise_percent(self) -> float | None:
-        """The limit below which it is noise: from chance, or the usual difference of two runs on one machine."""
+        """The limit of noise in percent: `half`, or the usual difference of two runs on one machine."""
         return None if self.half_percent is None else max(self.half_percent, self.least_percent)
 
     @property
     def is_beyond_noise(self) -> bool:
-        """Whether it exceeds noise, absolutely or relative to all others, and the median call changed likewise.
+        """Whether the change exceeds noise, in itself or relative to all other places, and so does the median call.
 
-        Other programs delay a few calls of a processor. The median excludes them, even if they always hit the same
-        place.
+        Other programs delay a few calls. The median excludes these calls, even if they always hit the same place.
         """
         return (
             self.noise_percent is not None
@@ -101,7 +101,7 @@ class Change:
 
     @property
     def is_told_by_others(self) -> bool:
-        """Whether it exceeds noise only relative to all others."""
+        """Whether the change exceeds noise only relative to all other places."""
         return self.is_beyond_others and not self._is_beyond_interval
 
     @property
@@ -110,9 +110,10 @@ class Change:
 
     @property
     def is_beyond_others(self) -> bool:
-        """Whether it exceeds noise relative to all others and is also an absolute change of reported size.
+        """Whether the change exceeds noise relative to all other places, and is large enough by itself to be
+        reported.
 
-        If most places become faster, one that stays the same is not slower.
+        If most places become faster, a place with the same time as before does not count as slower.
         """
         return (
             self.own is not None
@@ -123,7 +124,7 @@ class Change:
 
 
 def _is_like(delta: float, before_us: float, now_us: float, least_percent: float) -> bool:
-    """Whether a median has moved by at least the limit in the direction of `delta`."""
+    """Whether a median call moved by at least `least_percent` in the direction of `delta`."""
     moved = (now_us - before_us) if delta > 0 else (before_us - now_us)
     return moved >= least_percent / 100 * before_us
 
@@ -134,37 +135,37 @@ def figures(
     along: NDArray[np.float64] | None = None,
     pace: NDArray[np.float64] | None = None,
 ) -> list[Figure]:
-    """Return the figure of each column of `amount` (shape: blocks × columns) per unit of `weight`.
+    """Return the figure of each column of `amount`, shape (blocks, columns), per unit of `weight`.
 
-    Needs at least MIN_BLOCKS blocks. If `along` is given, such as the cached positions of each block, the mean is at
-    the mean of `along`, and what a straight line through the blocks explains is not noise. `pace` is the factor of
-    all places' times in each block. If given, errors and slopes relative to it are known, too: caches grow while a
-    clock drifts, and the clock's part is noise.
+    At least MIN_BLOCKS blocks are required. `along` is a quantity of each block, such as its cached positions. If
+    given, the result is the value at the mean of `along`, and the part explained by a straight line through the
+    blocks is not noise. `pace` is the factor of all places' times in each block. If given, errors and slopes relative
+    to it are computed, too: caches grow while a clock drifts, and the clock's part is noise.
 
-    The mean is the ratio of the sums. Its error is that of batch means, by the linearised ratio (W. G. Cochran,
-    "Sampling Techniques", 1977, chapter 6). The correlation of neighbours is the median over all columns, each
-    less its bias (M. G. Kendall, "Note on bias in the estimation of autocorrelation", Biometrika 41, 1954), and at
-    least zero.
+    The mean is the ratio of the sums. Its error is the error of batch means, by the linearised ratio (W. G. Cochran,
+    "Sampling Techniques", 1977, chapter 6). The correlation of neighbouring blocks is the median over all columns,
+    less the bias of each (M. G. Kendall, "Note on bias in the estimation of autocorrelation", Biometrika 41, 1954),
+    and at least zero.
     """
     if not amount.shape[1]:
         return []
     beside = None if pace is None else figures(amount / pace[:, None], weight, along)
     mean = amount.sum(axis=0) / weight.sum()
     off = amount - np.outer(weight, mean)
-    slope, fitted, of_slope = np.zeros_like(mean), 1, 0.0  # fitted: number of parameters fitted to the blocks
-    # If all blocks are at the same point, rounding must not make a line.
+    slope, fitted, of_slope = np.zeros_like(mean), 1, 0.0  # `fitted` is the number of parameters fitted to the blocks
+    # If all blocks have the same `along`, do not fit a line to rounding errors.
     if along is not None and np.ptp(along) > 0:
         along = along - np.average(along, weights=weight)
         spread = (weight * along**2).sum()
         slope, fitted = along @ amount / spread, 2
-        # Blocks deviate from the line as they do from the mean.
+        # The error of the slope assumes that blocks scatter around the line as they do around the mean.
         of_slope = weight.mean() * np.sqrt(len(weight) * (along**2).sum()) / spread
         if beside is not None:
             slope = np.array([one.slope for one in beside])
         off -= np.outer(weight * along, slope)
     error, blocks, worth = _errors(off, weight, fitted)
     known = mean > 0
-    # Disturbances longer than two blocks only show in longer blocks, so use the length with the largest error.
+    # Disturbances longer than two blocks only show in longer blocks. Use the block length with the largest error.
     longer, its_weight = off, weight
     while len(its_weight) >= 2 * _LEAST_LONGER and known.any():
         longer, its_weight = _by_twos(longer), _by_twos(its_weight)
@@ -193,13 +194,13 @@ def _errors(
     alike = np.divide((off[1:] * off[:-1]).sum(axis=0), squares, out=np.zeros_like(squares), where=squares > 0)
     usual = float(np.clip(np.median(alike + fitted * (1 + 4 * alike) / blocks), 0.0, MAX_ALIKE))
     worth = max(_LEAST_WORTH, blocks * (1 - usual) / (1 + usual))
-    # Correlated blocks scatter less around their own mean than around the true one.
+    # Correlated blocks scatter less around their own mean than around the true mean.
     variance = squares / (blocks * max(1 - fitted / worth, 1 / _LEAST_WORTH))
     return np.sqrt(variance / worth) / weight.mean(), blocks, worth
 
 
 def _by_twos(blocks: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the sums of two blocks each; an odd last block is added to the last sum."""
+    """Return the sums of consecutive pairs of blocks. An odd last block is added to the last sum."""
     even = len(blocks) // 2 * 2
     found: NDArray[np.float64] = blocks[0:even:2] + blocks[1:even:2]
     if even < len(blocks):
@@ -208,11 +209,11 @@ def _by_twos(blocks: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def change(before: Figure, now: Figure, compared: int, shared: float | None = None) -> Change:
-    """Return the change from `before` to `now`, one of `compared` figures that are compared together.
+    """Return the change from `before` to `now`, as one of `compared` figures that are compared together.
 
-    All places together take `shared` times as long, if known. The interval is Welch's, with Bonferroni's correction.
-    If the scatter of runs was learned, a single run is no more accurate than that, and common changes of all places
-    are known only as well as the number of runs allows.
+    All places together take `shared` times as long as before, if known. The interval is Welch's, with Bonferroni's
+    correction. If the scatter of runs was learned, it is the minimum error of a single run. Changes common to all
+    places are then only known as well as the number of runs allows.
     """
     if shared is None or before.own_error is None or now.own_error is None:
         return _change(before, now, compared, 1)
@@ -223,7 +224,9 @@ def change(before: Figure, now: Figure, compared: int, shared: float | None = No
 
 
 def _change(before: Figure, now: Figure, compared: int, looks: int) -> Change:
-    """The same for a figure that is tested `looks` times."""
+    """Return the change from `before` to `now`, corrected for `compared` figures that are each tested `looks`
+    times.
+    """
     squares = before.error**2, max(now.error, before.scatter) ** 2
     variance = sum(squares)
     medians = None if before.median_us is None or now.median_us is None else (before.median_us, now.median_us)
@@ -231,23 +234,25 @@ def _change(before: Figure, now: Figure, compared: int, looks: int) -> Change:
     if variance == 0:
         return Change(before.mean, now.mean, 0.0, medians, least)
     freedom = variance**2 / (squares[0] ** 2 / (before.blocks - 1) + squares[1] ** 2 / (now.blocks - 1))
-    # Rounded down, so that few quantiles are computed.
+    # Round down, so that few different quantiles are computed.
     errors = _student(int(freedom * 4) / 4, compared * looks)
     if before.runs > 1:
         errors = max(errors, _student(before.runs - 1, _KINDS * looks))
     error = sqrt(variance)
     half = error * errors
-    if half >= before.mean:  # a time below zero is none: such errors are parts of the times
+    # the interval would include negative times, so the error of the ratio may be used instead
+    if half >= before.mean:
         of_ratio = _half_of_ratio(before.mean, now.mean, squares, errors)
         half = of_ratio if abs(now.mean - before.mean) > of_ratio else half
     return Change(before.mean, now.mean, half, medians, least, error)
 
 
 def _half_of_ratio(before: float, now: float, squares: tuple[float, float], errors: float) -> float:
-    """Return by how much chance alone moves `before` in the direction of `now`, by the ratio of the two.
+    """Return how far chance alone may move `before` in the direction of `now`, from the ratio of both times.
 
-    A brick that takes 100 times as long scatters 100 times as much, so no difference would be beyond its scatter.
-    The ratio of the two times has the error of both in parts of their means.
+    A brick that takes 100 times as long also scatters 100 times as much. No difference would exceed that scatter. So
+    the relative errors of both times are combined into the error of their ratio. Return inf if the times differ by
+    less than a factor of _LEAST_RATIO.
     """
     if min(before, now) <= 0:
         return inf
@@ -258,9 +263,9 @@ def _half_of_ratio(before: float, now: float, squares: tuple[float, float], erro
 
 
 def learned(figures_of_runs: Sequence[Sequence[Figure]], paces: Sequence[float] | None = None) -> list[Figure]:
-    """Return for each row (a figure in several runs) the mean and its scatter between runs.
+    """Return the mean of each row and its scatter between runs. A row has one figure in several runs.
 
-    No row is assumed to be steadier than half of them. `paces` is the factor of all places' times in each run.
+    No row is assumed to be steadier than the median row. `paces` is the factor of all places' times in each run.
     """
     means = np.array([[one.mean for one in row] for row in figures_of_runs])
     mean, scatter = means.mean(axis=1), _scatter(means)
@@ -290,7 +295,9 @@ def learned(figures_of_runs: Sequence[Sequence[Figure]], paces: Sequence[float] 
 
 
 def _scatter(means: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the standard deviation of each row between runs."""
+    """Return the standard deviation of each row between runs. Relative to the mean, no row is steadier than the
+    median.
+    """
     mean, scatter = means.mean(axis=1), means.std(axis=1, ddof=1)
     known = mean > 0
     if known.any():
@@ -305,10 +312,10 @@ def _error_of_mean(errors: Sequence[float]) -> float:
 
 @lru_cache(maxsize=4096)
 def _student(freedom: float, compared: int) -> float:
-    """Return how many standard errors a mean is off at most, in either direction.
+    """Return the largest distance of a mean from the true value, in standard errors (two-sided).
 
-    By G. W. Hill, "Algorithm 396: Student's t-quantiles", Communications of the ACM 13, 1970, without its part for
-    fewer than five degrees of freedom at a confidence lower than ours.
+    The source is G. W. Hill, "Algorithm 396: Student's t-quantiles", Communications of the ACM 13, 1970. Its part for
+    fewer than five degrees of freedom is omitted, because it only matters at a lower confidence than ours.
     """
     p, n = (1 - CONFIDENCE) / compared, freedom
     a = 1 / (n - 0.5)

@@ -1,8 +1,8 @@
-"""The change of one part of a run, and of its places; derived."""
+"""The derived change of one part of a run, and of the places in it."""
 
 # Rule
-# - If cache lengths differ, times are compared at one length, by the line through the blocks of each, and only at a
-#   length that both have covered.
+# - If cache lengths differ, times are compared at one length. It must be a length that both runs have covered. Times
+#   at this length come from a line through the blocks of each run.
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from cbtop.profiler.analysis.layers import MIN_PEERS
 from cbtop.units import count, counted
 
 FOUND = 0.95  # probability that a change of the reported findable size is found
-ALIKE_RATIOS = 0.05  # relative, of bricks that a slow machine delays alike
-_OF_PART = 3  # figures of a whole part that are compared together: a step, a unit, a typical one
+ALIKE_RATIOS = 0.05  # relative difference between the ratios of bricks that a slow machine delays alike
+_OF_PART = 3  # three figures of a whole part are compared together: a step, a unit, and a typical unit
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceDiff:
-    """A place then and now.
+    """A place in the old and the new run.
 
-    `change` is what is judged: its typical time per unit, or else its mean. `mean` is its cost per unit. `before` or
-    `now` is None if it is new or gone.
+    `change` decides the verdict: it is of the typical time per unit, or of the mean if that is unknown. `mean` is the
+    change of the mean. `before` is None for a new place, and `now` for a removed place.
     """
 
     brick: Brick | None
@@ -40,7 +40,7 @@ class PlaceDiff:
     p50: Change | None = None
     p99: Change | None = None
     renamed_from: str = ""
-    kernels: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # kernels then and now, if they differ
+    kernels: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # kernels before and now, if they differ
     is_below_resolution: bool = False
 
     @property
@@ -50,18 +50,18 @@ class PlaceDiff:
 
     @property
     def delta_us(self) -> float:
-        """Its additional cost per unit; for a new or removed place, all of its cost."""
+        """The additional time per unit. For a new or removed place, its whole time."""
         return (self.now.time.mean if self.now else 0.0) - (self.before.time.mean if self.before else 0.0)
 
     @property
     def moved_by(self) -> str:
-        """Text to follow `delta_us` if it has the opposite sign of the typical change, else ""."""
+        """Text to follow `delta_us` if its sign is opposite to the sign of the typical change, else ""."""
         is_against = self.change is not None and self.change.delta * self.delta_us < 0
         return " by the mean, which a few long calls move" if is_against else ""
 
     @property
     def verdict(self) -> str:
-        """`slower`, `faster`, `new`, `gone`, or "" if it did not change beyond noise and clock resolution."""
+        """`slower`, `faster`, `new` or `gone`. "" if the change does not exceed noise and clock resolution."""
         if self.before is None or self.now is None:
             return "gone" if self.now is None else "new"
         if self.change is None or self.is_below_resolution or not self.change.is_beyond_noise:
@@ -71,34 +71,35 @@ class PlaceDiff:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """The parts of a unit's wall-clock time, µs then and now; `wall` is the sum of the others."""
+    """The parts of a unit's wall-clock time, in µs before and now. `wall` is the sum of the other fields."""
 
     wall: tuple[float, float]
     bricks: tuple[float, float]
     between_bricks: tuple[float, float]
-    not_recorded: tuple[float, float]  # how much longer all steps are than those recorded inside
+    not_recorded: tuple[float, float]  # mean of all steps minus mean of the steps recorded inside
     between_steps: tuple[float, float]
 
     @property
     def off_us(self) -> float:
-        """The difference between the change and its parts: 0 except for rounding."""
+        """The change of `wall` minus the changes of its parts. 0 except for rounding."""
         parts = (self.bricks, self.between_bricks, self.not_recorded, self.between_steps)
         return (self.wall[1] - self.wall[0]) - sum(now - before for before, now in parts)
 
 
 @dataclass(frozen=True, slots=True)
 class PartDiff:
-    """A part that both runs have. Times are at `cached` positions, if both report them and they differ."""
+    """A part that both runs have. If both runs report cached positions, all times are at `cached` positions."""
 
     before: StepGroup
     now: StepGroup
     cached: float | None
-    places: tuple[PlaceDiff, ...]  # bricks, bricks in layers and layers; by additional cost per unit
+    places: tuple[PlaceDiff, ...]  # bricks, bricks in layers and layers, the largest additional time per unit first
     step: PlaceDiff
     wall: Change  # µs per unit
     balance: Balance
-    shared: float | None = None  # common factor of bricks in layers: caused by the machine, or by the whole program
-    typical: Change | None = None  # like `wall`, for a typical step and the time before it; None: unknown
+    # the factor common to all bricks in layers; the machine or the whole program causes it
+    shared: float | None = None
+    typical: Change | None = None  # a typical step with the time before it, per unit; None if unknown
 
     @property
     def phase(self) -> str:
@@ -115,7 +116,7 @@ class PartDiff:
 
     @property
     def units_per_sec(self) -> tuple[float, float]:
-        """Wall-clock rates, then and now."""
+        """Units per second of wall-clock time, before and now."""
         return 1e6 / self.wall.before, 1e6 / self.wall.now
 
     @property
@@ -129,12 +130,12 @@ class PartDiff:
 
     @property
     def cells(self) -> list[PlaceDiff]:
-        """Bricks in one layer."""
+        """Each brick in each layer."""
         return [one for one in self.places if one.brick and one.layer]
 
     @property
     def slower(self) -> list[PlaceDiff]:
-        """The bricks slower beyond noise, the worst first, in one layer if it has most of the change."""
+        """The bricks slower beyond noise, the largest change first, in one layer if that has most of the change."""
         by_place = {(one.brick, one.layer): one for one in self.places}
         known = [
             PlaceChange(one.brick, one.layer, one.change)
@@ -145,7 +146,7 @@ class PartDiff:
 
     @property
     def guilty(self) -> list[PlaceDiff]:
-        """Those of `slower` that are also slower relative to all others, if that is known."""
+        """The places in `slower` that are also slower relative to all other places, if that is known."""
         return [one for one in self.slower if one.change and (one.change.own is None or one.change.is_beyond_others)]
 
     @property
@@ -155,22 +156,24 @@ class PartDiff:
 
     @property
     def is_typically_slower(self) -> bool:
-        """Whether a typical step or the time before it takes longer beyond noise, in a brick or outside bricks."""
+        """Whether a typical step, with the time before it, takes longer beyond noise."""
         return self.typical is not None and self.typical.is_beyond_noise and self.typical.delta > 0
 
     @property
     def more_failed_percent(self) -> float:
-        """Increase of the share of failed steps, in percentage points."""
+        """The increase of the share of failed steps, in percentage points."""
         return 100 * (self.now.failed / self.now.steps - self.before.failed / self.before.steps)
 
     @property
     def is_longer_in_the_mean(self) -> bool:
-        """Whether a few steps became longer: a unit takes longer beyond chance, but the typical step does not."""
+        """Whether only a few steps became longer: the mean time of a unit exceeds noise, its typical time does
+        not.
+        """
         return not self.is_slower and (self.wall.percent or 0.0) > (self.wall.noise_percent or inf)
 
     @property
     def known(self) -> list[PlaceDiff]:
-        """The places with a known change."""
+        """The places whose change is known."""
         return [one for one in self.places if one.change is not None and not one.is_below_resolution]
 
     @property
@@ -180,7 +183,7 @@ class PartDiff:
 
     @property
     def machine_ratio(self) -> float | None:
-        """Common factor of all bricks' times, if they changed alike and beyond noise; else None.
+        """The factor common to all bricks' times, if all changed alike and beyond noise. Else None.
 
         A different clock or load of the machine is then as likely a cause as a different program.
         """
@@ -192,9 +195,10 @@ class PartDiff:
 
     @property
     def is_shared(self) -> bool:
-        """Whether everything became slower alike: no brick changed relative to all others, and this explains a unit.
+        """Whether all places became slower alike.
 
-        A different clock or load of the machine may be the cause, as well as the program.
+        That is so if no brick changed relative to all others, and the common factor explains the time of a unit. The
+        cause may be a different clock or load of the machine, or the program.
         """
         if self.shared is None or self.shared <= 1:
             return False
@@ -205,14 +209,14 @@ class PartDiff:
         return off <= self.wall.before * (self.wall.noise_percent or 0.0) / 100
 
     def findable(self, places: Sequence[PlaceDiff]) -> float | None:
-        """Return the smallest change (%) that is found with probability FOUND, for the median one of `places`."""
+        """Return the smallest change in percent that is found with probability FOUND, as the median over `places`."""
         found = [findable_percent(one.change) for one in places if one.change and not one.is_below_resolution]
         known = [one for one in found if one is not None]
         return median(known) if known else None
 
 
 def findable_percent(one: Change) -> float | None:
-    """Return the smallest change (% of the old value) that is found with probability FOUND."""
+    """Return the smallest change, in percent of the old value, that is found with probability FOUND."""
     if one.noise_percent is None or one.before <= 0:
         return None
     if one.own and (beside := findable_percent(one.own)) is not None:
@@ -221,7 +225,7 @@ def findable_percent(one: Change) -> float | None:
 
 
 def part_diff(before: StepGroup, now: StepGroup, base: Run, new: Run, compared: int, parts: int) -> PartDiff | str:
-    """Return the changes in one part, or a sentence if it is not comparable."""
+    """Return the changes in one part, or the reason why it is not comparable."""
     if before.unit != now.unit:
         return f"{now.phase}: tokens are counted in one of the two alone"
     if (before.cached is None) != (now.cached is None):
@@ -315,7 +319,7 @@ def _place(
 def _pairs(
     befores: Mapping[Place, PlaceTimes], afters: Mapping[Place, PlaceTimes], renamed: Mapping[Brick, Brick]
 ) -> Iterator[tuple[Place, Place]]:
-    """Yield each place except the whole step, with its new and its old name."""
+    """Yield the new and the old name of each place except the whole step."""
     seen: set[Place] = {WHOLE_STEP}
     for brick, layer in afters:
         if (brick, layer) == WHOLE_STEP:
@@ -334,7 +338,10 @@ def _renamed(
     kernels_then: Mapping[Brick, tuple[str, ...]],
     kernels_now: Mapping[Brick, tuple[str, ...]],
 ) -> dict[Brick, Brick]:
-    """Return the old name of each new brick, if a removed one ran the same kernels as often in the same layers."""
+    """Return the old name of each renamed brick.
+
+    A new brick is a renamed one if a removed brick ran the same kernels as often in the same layers.
+    """
 
     def traits(
         places: Mapping[Place, PlaceTimes],
@@ -355,13 +362,13 @@ def _renamed(
 
 
 def _moved(part: StepGroup, off: float) -> dict[Place, PlaceTimes]:
-    """Return the places of a part, converted to `off` more cached positions than the mean."""
+    """Return the places of a part, with times converted to `off` more cached positions than the mean."""
     if not off:
         return dict(part.places)
     found = {}
     for place, one in part.places.items():
         brick, layer = place
-        # The median of the time between bricks is the median of the layer or step around them.
+        # The time between bricks has no calls, so take the median of the layer or step around it.
         calls = part.places.get((None, layer), one) if brick == BETWEEN_BRICKS else one
         time = _shifted(one.time, off)
         if calls.p50:
@@ -372,7 +379,7 @@ def _moved(part: StepGroup, off: float) -> dict[Place, PlaceTimes]:
 
 
 def _moved_wall(figure: Figure, off: float) -> Figure:
-    """Like `_shifted`, but the figure's median is per unit, too."""
+    """Convert a figure to `off` more cached positions. Its median is per unit and is converted, too."""
     by_us = off * figure.slope
     return replace(_shifted(figure, off), median_us=None if figure.median_us is None else figure.median_us + by_us)
 

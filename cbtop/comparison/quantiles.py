@@ -1,8 +1,8 @@
-"""Medians and other quantiles of calls from blocks of histograms, with their errors; derived."""
+"""Derived medians and other quantiles of calls, with their errors, from blocks of histograms."""
 
 # The interval of a quantile is Woodruff's (R. S. Woodruff, "Confidence intervals for medians and other position
-# measures", Journal of the American Statistical Association 47, 1952): the number of calls above it is a mean like
-# any other, so blocks give its error, and the histogram converts that error from calls to microseconds.
+# measures", Journal of the American Statistical Association 47, 1952). The number of calls above a quantile is a mean
+# like any other, so the blocks give its error. The histogram converts that error from calls to microseconds.
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from cbtop.profiler.analysis.histograms import (
 )
 
 MEDIAN, P99 = 0.5, 0.99
-MIN_BEYOND = 4  # calls on either side of a quantile: a p99 needs at least 400 calls
+MIN_BEYOND = 4  # required calls on either side of a quantile: a p99 needs at least 400 calls
 
 
 @dataclass(frozen=True, slots=True)
 class Quantile:
-    """A quantile of each place, and typical block times.
+    """A quantile of each place, and the typical times of blocks.
 
-    `figures`: µs per call, None if there are too few calls to know the error. `typical_us`, shape (blocks, places):
-    time of a block if each of its calls took this quantile.
+    `figures` are µs per call, or None if there are too few calls to know the error. `typical_us`, shape (blocks,
+    places), is the time of a block if each of its calls took as long as this quantile.
     """
 
     figures: list[Figure | None]
@@ -40,13 +40,15 @@ class Quantile:
 
 
 class CallTimes:
-    """The calls of `places` places in blocks with `steps` steps each.
+    """The calls of `places` places in blocks. Block i has `steps[i]` steps.
 
-    `place_of` has the place of each node, or -1. There are several such columns if a node belongs to several places.
+    Each column in `place_of` maps nodes to places, or to -1. Several columns are needed if a node belongs to several
+    places.
 
-    If blocks have a value of `along` that makes calls longer, such as the cached positions, each call is converted to
-    the mean of `along`. The slope is the median over all pairs of blocks (H. Theil, "A rank-invariant method of
-    linear and polynomial regression analysis", 1950) of their medians, relative to the `pace` of all places if given.
+    `along` is a quantity of each block that makes calls longer, such as its cached positions. If given, the time of
+    each call is converted to the mean of `along`. The slope is the median slope of all pairs of blocks (H. Theil, "A
+    rank-invariant method of linear and polynomial regression analysis", 1950), computed from their median calls. If
+    `pace` is given, the slope is relative to the pace of all places.
     """
 
     def __init__(
@@ -64,14 +66,14 @@ class CallTimes:
         )
         self._steps = steps
         self._off = np.zeros(len(steps)) if along is None else along - np.average(along, weights=steps)
-        self._growth_us = np.zeros(places)  # per call and unit of `along`
+        self._growth_us = np.zeros(places)  # growth of a call per unit of `along`
         if len(self._block) and np.ptp(self._off) > 0:
             self._straighten(pace)
         self._sorted = _Sorted(self._place, self._bucket, self._count, places)
         self.calls = self._sorted.calls
 
     def quantile(self, fraction: float) -> Quantile:
-        """Return this quantile of each place; its error is as in `noise.figures`."""
+        """Return the quantile `fraction` of each place. Its error is computed as in `noise.figures`."""
         value_us = self._sorted.at(np.full(len(self.calls), fraction))
         begin, end = bucket_begin_ns(self._bucket), bucket_begin_ns(self._bucket + 1)
         above = np.zeros((len(self._steps), len(self.calls)))
@@ -100,7 +102,7 @@ class CallTimes:
         )
 
     def _straighten(self, pace: NDArray[np.float64] | None) -> None:
-        """Remove the effect of `along` from each call, for places that grow by more than a bucket."""
+        """Remove the effect of `along` from each call of places with an effect of more than a bucket."""
         blocks, places = len(self._off), len(self._growth_us)
         each = _Sorted(self._block * places + self._place, self._bucket, self._count, blocks * places)
         median_us = each.at(np.full(blocks * places, MEDIAN)).reshape(blocks, places)
@@ -119,18 +121,18 @@ class CallTimes:
 
 
 class _Sorted:
-    """Calls of `groups` groups, sorted by duration within each group."""
+    """The calls of `groups` groups, sorted by duration within each group."""
 
     def __init__(self, group: Column, bucket: Column, count: Column, groups: int) -> None:
         self.calls = np.bincount(group, count, minlength=groups)
         self._key, where = np.unique(group * BUCKETS + bucket, return_inverse=True)
         self._counts = np.bincount(where, count, minlength=len(self._key))
         self._running = np.cumsum(self._counts)
-        self._before = np.cumsum(self.calls) - self.calls  # calls of all earlier groups
+        self._before = np.cumsum(self.calls) - self.calls  # number of calls in all earlier groups
         self._first = np.searchsorted(self._key // BUCKETS, np.arange(groups))
 
     def at(self, fraction: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return a quantile of each group in µs; NaN if it has no calls."""
+        """Return a quantile of each group in µs, or NaN for a group without calls."""
         if not len(self._key):
             return np.full(len(fraction), np.nan)
         rank = self._before + fraction * self.calls

@@ -1,9 +1,9 @@
-"""The comparison of two runs by part and place, or why they are not comparable; derived."""
+"""The derived comparison of two runs by part and place, or the reason why they are not comparable."""
 
 # Rules
 # - Parts with different work or batch are not compared.
-# - A different machine, different sampling or lost records change times for reasons outside the program. That is
-#   reported instead of a change, unless the user asks for the comparison anyway.
+# - A different machine, different sampling or lost records change times for reasons outside the program. Such a
+#   difference is reported instead of a change, unless the user asks for the comparison anyway.
 
 from __future__ import annotations
 
@@ -16,33 +16,34 @@ from cbtop.comparison.part_diff import PartDiff, PlaceDiff, part_diff, work_text
 from cbtop.comparison.runs import MIN_LEARNED, Run, StepGroup, TooShort, together
 from cbtop.units import count, counted
 
-ALIKE_STEPS = 0.10  # relative, for two runs that do not report cached positions
+ALIKE_STEPS = 0.10  # ignored relative difference in steps, for two runs that do not report cached positions
 
 
 @dataclass(frozen=True, slots=True)
 class RunDiff:
-    """The comparison of two runs. If `why_not` is set, they are not comparable, and `parts` is empty."""
+    """The comparison of two runs. If `why_not` is not empty, the runs are not comparable, and `parts` is empty."""
 
     base: Run
     now: Run
     why_not: str = ""
-    is_too_little: bool = False  # that is the reason: more steps would suffice
+    is_too_little: bool = False  # whether `why_not` is a lack of steps, so more steps would suffice
     notes: tuple[str, ...] = ()
     parts: tuple[PartDiff, ...] = ()
-    not_judged: tuple[str, ...] = ()  # phases of the baseline without a compared part
-    alone: tuple[PartDiff, ...] = ()  # parts that only the new run has, each compared with itself
-    alone_short: tuple[TooShort, ...] = ()  # phases with too few steps, with their additional time in the new run
+    not_judged: tuple[str, ...] = ()  # phases of the baseline without any compared part
+    alone: tuple[PartDiff, ...] = ()  # parts in the new run only, each compared with itself
+    # phases with too few steps to compare, with their additional time in the new run
+    alone_short: tuple[TooShort, ...] = ()
 
     @property
     def alone_percent(self) -> float:
-        """Share of the new run's time that these parts take."""
+        """Percent of the new run's time in `alone` and `alone_short`."""
         whole_us = self.now.time_us
         own_us = sum(one.now.time_us for one in self.alone) + sum(one.time_us for one in self.alone_short)
         return 100 * own_us / whole_us if whole_us else 0.0
 
     @property
     def slower(self) -> list[tuple[PartDiff, PlaceDiff]]:
-        """All slower bricks, the worst of each part first."""
+        """All slower bricks with their part. In each part, the largest change comes first."""
         return [(part, one) for part in self.parts for one in part.slower]
 
 
@@ -62,7 +63,7 @@ def diff(
     befores = _by_work(base, phase)
     afters = _by_work(now, phase)
     both = [key for key in befores if key in afters]
-    # Correct for all figures together: one false alarm in a hundred comparisons, not in each part.
+    # Correct for all figures together: one false alarm in a hundred comparisons, not one in a hundred parts.
     compared = sum(len(befores[key].places.keys() & afters[key].places.keys()) for key in both)
     for key in both:
         found = part_diff(befores[key], afters[key], base, now, compared, len(both))
@@ -94,22 +95,22 @@ def diff_of(
     anyway: bool = False,
     may_lack_records: bool = False,
 ) -> RunDiff:
-    """Return the changes from the mean of `bases` to the mean of `news`, like `diff`.
+    """Return the changes from the mean of `bases` to the mean of `news`, as in `diff`.
 
-    If there are too few runs to average, the first ones are compared.
+    If there are too few runs to average, only the first run of each is compared.
     """
     base, now = together(bases), together(news)
     for runs in (bases, news):
         if why_not := _not_alike(runs, anyway=anyway):
             return RunDiff(base, now, f"runs that are taken together do not compare: {why_not}")
     found = diff(base, now, phase, anyway=anyway, may_lack_records=may_lack_records)
-    # Not for runs to be averaged: different paces are part of their scatter.
+    # Check the pace only here, not between runs that are averaged. Their different paces are part of their scatter.
     why_not = "" if found.why_not or anyway else other_pace(base, now)
     return RunDiff(base, now, why_not) if why_not else found
 
 
 def _not_alike(runs: Sequence[Run], *, anyway: bool) -> str:
-    """Return why runs to be averaged are not comparable or contain a run twice, or ""."""
+    """Return the reason why runs cannot be averaged, or "". They may not be comparable, or contain a run twice."""
     if len(runs) < MIN_LEARNED:
         return ""
     for at, other in enumerate(runs[1:], 1):
@@ -136,7 +137,7 @@ def _why_not(base: Run, now: Run, *, anyway: bool, may_lack_records: bool) -> st
 
 
 def _run_notes(base: Run, now: Run) -> Iterator[str]:
-    """Yield differences of the runs that may matter."""
+    """Yield notes on differences between the runs that may change times."""
     yield from differences(base.surroundings, now.surroundings)
     yield from filter(None, (other(base, now) for other in (other_clock, other_pace, other_load)))
     for run in (base, now):
@@ -148,12 +149,12 @@ def _run_notes(base: Run, now: Run) -> Iterator[str]:
 
 
 def _by_work(run: Run, phase: str | None) -> dict[tuple[str, tuple[int | None, int | None]], StepGroup]:
-    """Return the parts of a run, in every phase or only in `phase`, by phase and work."""
+    """Return the parts of a run by phase and work, in every phase or only in `phase`."""
     return {(part.phase, part.work): part for part in run.parts if phase in (None, part.phase)}
 
 
 def _of_parts(base: Run, now: Run, phase: str | None, parts: Sequence[PartDiff], notes: Sequence[str]) -> RunDiff:
-    """Return the comparison of runs with at least one part that both have."""
+    """Return the comparison of two runs that have at least one part in common."""
     befores, afters = _by_work(base, phase), _by_work(now, phase)
     order = sorted(parts, key=lambda part: -(part.before.amount + part.now.amount))
     compared_phases = {part.phase for part in parts}
@@ -189,14 +190,15 @@ def _part_notes(before: StepGroup, now: StepGroup, runs: tuple[int, int]) -> Ite
     if now.failed or before.failed:
         failed = f"{counted(now.failed, 'step')} of {count(now.steps)}"
         yield f"{now.phase}: failed: {failed}, {count(before.failed)} of {count(before.steps)} before"
-    then, is_now = before.steps // runs[0], now.steps // runs[1]  # per run, because each begins with an empty cache
+    # steps per run, because each run begins with an empty cache
+    then, is_now = before.steps // runs[0], now.steps // runs[1]
     if before.cached is None and abs(then - is_now) > ALIKE_STEPS * max(then, is_now):
         steps = f"{counted(is_now, 'step')}, {count(then)} in the baseline"
         yield f"{now.phase}: {steps}, and how much was cached is not said: attention may take another time for that"
 
 
 def _short(whose: str, run: Run, phase: str | None) -> Iterator[str]:
-    """Yield the phases with too few steps to be compared."""
+    """Yield notes on the phases of `run` with too few steps to be compared."""
     compared = {part.phase for part in run.parts}
     for one in _nearly_enough(run, phase):
         if one.phase not in compared:
@@ -204,7 +206,7 @@ def _short(whose: str, run: Run, phase: str | None) -> Iterator[str]:
 
 
 def _nearly_enough(run: Run, phase: str | None) -> list[TooShort]:
-    """Return for each phase the steps of the work that comes closest to the required number."""
+    """Return for each phase the group of steps that comes closest to the required number."""
     most: dict[str, TooShort] = {}
     for one in run.too_short:
         if phase in (None, one.phase) and (one.phase not in most or one.steps > most[one.phase].steps):
@@ -213,7 +215,7 @@ def _nearly_enough(run: Run, phase: str | None) -> list[TooShort]:
 
 
 def _alone_short(base: Run, now: Run, phase: str | None) -> Iterator[TooShort]:
-    """Yield phases with too few steps that take a larger share of the new run's time, with the increase."""
+    """Yield phases with too few steps that take a larger share of the new run's time, with the additional time."""
     for name in dict.fromkeys(one.phase for one in now.too_short if phase in (None, one.phase)):
         ours = [one for one in now.too_short if one.phase == name]
         before_us = sum(one.time_us for one in base.too_short if one.phase == name)

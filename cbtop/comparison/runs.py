@@ -1,13 +1,13 @@
-"""A run: times of its steps by phase and batch, and by brick, layer and brick in a layer; derived from records."""
+"""A run: times of its steps by phase and batch, and by brick, layer, and brick in a layer; derived from records."""
 
 # Words
-# - A part of a run is its steps that do the same work: of one phase, with similar numbers of tokens and sequences.
-# - A place is a brick, a layer, a brick in a layer, or (neither) the whole step.
-# - A unit is a token, or a step if tokens are not known. Times are in µs per unit and exclusive; times of calls are
-#   not.
+# - A part of a run is a group of steps that do the same work: one phase, similar numbers of tokens and sequences.
+# - A place is a brick, a layer, a brick in a layer, or the whole step.
+# - A unit is a token, or a step if tokens are not known. Times are exclusive and in µs per unit. Times of calls are
+#   inclusive and per call.
 # Rules
-# - wall = bricks + between bricks + not recorded inside + between steps, per unit, also if steps overlap.
-# - The effect of cached positions is not noise: times are at their mean, and the slope is stored.
+# - wall = bricks + between bricks + not recorded inside + between steps, per unit. This holds even if steps overlap.
+# - The effect of cached positions is not noise: times are given at the mean number of positions, with the slope.
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.vocabulary import NodeKind
 
-WARM_UP_SPREADS = 4.0  # median absolute deviations above the median; by chance one block in 300 exceeds this
-USUAL_SPREADS = 4.0  # deviations above the median of the time between steps; more is a pause
-MAX_KERNELS = 8  # listed per brick
+WARM_UP_SPREADS = 4.0  # in median absolute deviations above the median; one block in 300 exceeds this by chance
+USUAL_SPREADS = 4.0  # in median absolute deviations from the median time between steps; a longer time is a pause
+MAX_KERNELS = 8  # kernels listed per brick
 
 _KEPT, _KEPT_GIVEN, _SEQUENCES, _SEQUENCES_GIVEN, _PLAIN, _PLAIN_TOKENS, _PLAIN_NS = (
     SPARSE_COLUMNS.index(name)
@@ -55,22 +55,22 @@ class StepGroup:
     """The steps of a phase that work on about the same numbers of tokens and sequences."""
 
     phase: str
-    work: tuple[int | None, int | None]  # tokens and sequences, see `StepWork`
+    work: tuple[int | None, int | None]  # tokens and sequences per step, rounded down as in `StepWork`
     unit: str  # "token" or "step"
     steps: int
     tokens: float | None  # mean per step
     sequences: float | None
-    cached: float | None  # mean positions before a step
-    cached_least: float | None  # mean of a block
+    cached: float | None  # mean positions in the cache before a step
+    cached_least: float | None  # the smallest mean of a block
     cached_most: float | None
-    wall_us: Figure  # from the end of the previous step to the end of this one, per unit
-    warm_up: int  # excluded steps at the beginning, slower than the others
-    inside_us: Figure  # of the steps recorded inside
-    places: Mapping[Place, PlaceTimes]  # includes the whole step, with all steps, plain ones too
-    budgets: Mapping[Brick, float] = field(default_factory=dict)  # µs per token, if defined
-    # Like `wall_us`, if every step took the median and no pause came before it; None: unknown.
+    wall_us: Figure  # time from the end of the previous step to the end of this step, per unit
+    warm_up: int  # number of excluded steps at the beginning, which were slower than the others
+    inside_us: Figure  # time of the steps recorded inside, per unit
+    places: Mapping[Place, PlaceTimes]  # the whole step is also a place here, and includes plain steps
+    budgets: Mapping[Brick, float] = field(default_factory=dict)  # µs per token, for bricks with a budget
+    # `wall_us` if every step took the median time and no pause came before it. None if unknown.
     typical_us: Figure | None = None
-    failed: int = 0  # steps ended by an exception or cancelled
+    failed: int = 0  # number of steps that ended by an exception or were cancelled
 
     @property
     def amount(self) -> float:
@@ -79,55 +79,56 @@ class StepGroup:
 
     @property
     def time_us(self) -> float:
-        """Time of all its steps, including the time before each."""
+        """Time of all steps in this group, including the time before each step."""
         return self.amount * self.wall_us.mean
 
     @property
     def bricks(self) -> dict[Brick, PlaceTimes]:
-        """Each brick over all layers and outside."""
+        """The times of each brick over all layers and outside."""
         return {brick: times for (brick, layer), times in self.places.items() if brick and layer is None}
 
 
 @dataclass(frozen=True, slots=True)
 class TooShort:
-    """Steps that are too few to be compared."""
+    """A group of steps that is too small to be compared."""
 
     phase: str
     steps: int
     needed: int
-    time_us: float = 0.0  # as Part.time_us; 0: not known
+    time_us: float = 0.0  # wall time of these steps and the time before them; 0 if not known
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
     """The time of constant work on the machine while no run was active."""
 
-    cache_us: float  # arithmetic on data in a cache
-    memory_us: float  # reading data that fits only in memory
+    cache_us: float  # time of arithmetic on data in a cache
+    memory_us: float  # time of reading data that fits only in memory
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """One recorded process."""
 
-    name: str  # of the file or the process
+    name: str  # name of the recording file or of the process
     key: str
     surroundings: Surroundings
     clock_resolution_us: float | None
     covers_s: float
     parts: tuple[StepGroup, ...]
     too_short: tuple[TooShort, ...]
-    kernels: Mapping[Brick, tuple[str, ...]]  # kernels of each brick
-    lost: int  # records
+    kernels: Mapping[Brick, tuple[str, ...]]  # names of the kernels of each brick
+    lost: int  # number of lost records
     seen: int
-    untrusted: str = ""  # why nothing in it can be trusted
-    is_cut: bool = False  # not closed: its writer was killed or still writes, or the file was cut off
-    is_gone: bool = False  # the process sent no goodbye: it was killed, or left by os._exit or exec
+    untrusted: str = ""  # the reason why nothing in this run can be trusted, or ""
+    # the recording was not closed: its writer was killed or still writes, or the file was cut off
+    is_cut: bool = False
+    is_gone: bool = False  # the process sent no goodbye: it was killed, or it ended by os._exit or exec
     failed_checks: tuple[str, ...] = ()
-    gpu_clock_mhz: float | None = None  # median of its GPUs while it ran
-    host_busy_percent: float | None = None  # median use of all processors, by any program
-    paces: tuple[Pace, ...] = ()  # the machine's pace directly before and after the run; empty if not measured
-    runs: int = 1  # number of averaged runs
+    gpu_clock_mhz: float | None = None  # median clock of its GPUs during the run
+    host_busy_percent: float | None = None  # median use of all processors during the run, by any program
+    paces: tuple[Pace, ...] = ()  # the machine's pace directly before and after the run, empty if not measured
+    runs: int = 1  # number of runs averaged in this run
 
     @property
     def lost_percent(self) -> float:
@@ -135,13 +136,13 @@ class Run:
 
     @property
     def time_us(self) -> float:
-        """Time of all its steps, including the time before each."""
+        """Time of all steps in this run, including the time before each step."""
         return sum(part.time_us for part in self.parts) + sum(one.time_us for one in self.too_short)
 
 
 @dataclass(frozen=True, slots=True)
 class _StepSums:
-    """The sums of the steps of each block."""
+    """Sums over the steps of each block, shape (blocks,)."""
 
     count: NDArray[np.float64]
     total_ns: NDArray[np.float64]
@@ -150,7 +151,8 @@ class _StepSums:
     plain: NDArray[np.float64]
     plain_tokens: NDArray[np.float64]
     plain_ns: NDArray[np.float64]
-    cached: NDArray[np.float64] | None  # mean positions before a step; None: a block does not report it
+    # mean positions in the cache before a step; None if a block does not report them
+    cached: NDArray[np.float64] | None
     sequences: NDArray[np.float64] | None
 
 
@@ -173,7 +175,7 @@ def _step_sums(growths: Sequence[Growth], step: int) -> _StepSums:
 
 
 def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> StepGroup | None:
-    """Return the part of a run in these blocks, or None if they are too few or have no recorded step."""
+    """Return the part of a run in `blocks`. Return None if too few blocks have recorded steps."""
     step = work.step
     if len(blocks) < MIN_BLOCKS:
         return None
@@ -196,10 +198,11 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
     found, pace = place_times(places, totals, chosen, recorded, inside[ran], along)
     paces = None
     if pace is not None:
-        paces = np.ones(len(blocks))  # for blocks not recorded inside, nothing else is known
+        paces = np.ones(len(blocks))  # the pace of blocks without recorded steps is unknown: assume 1
         paces[ran] = pace
     (wall,) = figures(np.array([[block.wall_ns / 1e3] for block in blocks]), every, cached, paces)
-    # Pauses of other programs are rare and long, so the few blocks with pauses say less about the scatter of all.
+    # Pauses by other programs are rare and long. Few blocks show them, so their scatter is based on half of the
+    # blocks.
     wall = replace(wall, blocks=max(MIN_BLOCKS, wall.blocks // 2))
     (whole,) = figures(sums.total_ns[:, None] / 1e3, every, cached, paces)
     outside_us = wall.mean - whole.mean
@@ -208,7 +211,7 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
     p50, p99 = (calls.quantile(fraction) for fraction in (MEDIAN, P99))
     typical = figures(p50.typical_us, every, cached, paces)[0] if p50.figures[0] else None
     whole = replace(whole, median_us=median_of(p50.figures[0]))
-    if typical:  # the wall-clock time changes if the typical step or the time between steps does
+    if typical:  # a change of the wall-clock time requires a change of the typical step or of the time between steps
         wall = replace(wall, median_us=typical.mean + outside_us)
     before_us = _without_pauses(np.array([block.wall_ns for block in blocks]) - sums.total_ns, every) / 1e3
     paced = figures(p50.typical_us + before_us[:, None], every, cached, paces)[0] if typical else None
@@ -234,9 +237,9 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
 
 
 def _without_pauses(between_ns: NDArray[np.float64], units: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the time between steps in blocks with these units, limited to the usual distance from the median.
+    """Return the time between steps in each block, limited to the usual distance from the median per unit.
 
-    Rare delays come from other programs; a delay before every step comes from the process.
+    Rare delays come from other programs. A delay before every step comes from the process and remains.
     """
     each = between_ns / units
     usual = np.median(each)
@@ -251,7 +254,7 @@ def _budgets(totals: PhaseTotals) -> dict[Brick, float]:
 
 
 def _warm(blocks: Sequence[StepBlock], step: int) -> tuple[Sequence[StepBlock], int]:
-    """Drop blocks at the beginning that are slower than almost all others (at most a fifth).
+    """Drop blocks at the beginning that are much slower than the median block (at most a fifth of all blocks).
 
     Returns the remaining blocks and the number of dropped steps.
     """
@@ -264,13 +267,13 @@ def _warm(blocks: Sequence[StepBlock], step: int) -> tuple[Sequence[StepBlock], 
     return blocks[first:], sum(block.steps for block in blocks[:first])
 
 
-MIN_LEARNED = 3  # runs: two say next to nothing about scatter
+MIN_LEARNED = 3  # minimum number of runs; two runs say little about scatter
 
 
 def together(runs: Sequence[Run]) -> Run:
-    """Return the mean of at least MIN_LEARNED runs with their scatter, or the first run if there are fewer.
+    """Return the mean of the runs with their scatter, or the first run if there are fewer than MIN_LEARNED.
 
-    Parts and places that one of them lacks are left out.
+    Parts and places that any of the runs lacks are left out.
     """
     first = runs[0]
     if len(runs) < MIN_LEARNED:
@@ -300,7 +303,7 @@ def together(runs: Sequence[Run]) -> Run:
 
 
 def _too_short(runs: Sequence[Run]) -> tuple[TooShort, ...]:
-    """Return per phase the first run's entry, with the time of all runs."""
+    """Return the first entry of each phase, with the total time of all entries."""
     found: dict[str, TooShort] = {}
     for one in (one for run in runs for one in run.too_short):
         known = found.get(one.phase)
@@ -322,7 +325,7 @@ def _together(parts: Sequence[StepGroup]) -> StepGroup:
     for what in ("time", "typical", "p50", "p99"):
         rows = [[getattr(part.places[name], what) for part in parts] for name in names]
         one_each: list[Figure | None] = [None] * len(names)
-        # Bricks, bricks in layers, and layers each scatter like others of their kind.
+        # The scatter is learned for bricks, bricks in layers, and layers separately.
         like: dict[tuple[bool, bool], list[int]] = {}
         for at, (brick, layer) in enumerate(names):
             if None not in rows[at]:
@@ -362,7 +365,7 @@ def _mean_of(values: Sequence[float | None]) -> float | None:
 
 
 def kernels_of(table: NodeTable) -> dict[Brick, tuple[str, ...]]:
-    """Return the names of the kernels of each brick, each once."""
+    """Return the distinct kernel names of each brick."""
     found: dict[Brick, dict[str, None]] = {}
     for node in table.nodes:
         if node.kind is not NodeKind.KERNEL or not node.parent:
@@ -386,5 +389,5 @@ def _rare(growths: Sequence[Growth], column: int, node: int) -> NDArray[np.float
 
 
 def _mean(amount: NDArray[np.float64], given: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Return the mean of each block, or None if a block has none."""
+    """Return the mean of each block, or None if any block has no values."""
     return amount / given if given.min() > 0 else None

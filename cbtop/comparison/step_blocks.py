@@ -1,11 +1,11 @@
-"""The records of a process in blocks of steps that do the same work. Two runs are compared by these blocks."""
+"""Groups the records of a process into blocks of steps that do the same work. Runs are compared by these blocks."""
 
 # Rules
-# - Only whole steps count. A record belongs to the next step that ends in its lane. Records of a step's sequences and
-#   cached positions follow directly after it.
-# - A block has a number of steps, not of seconds: a short run has as many blocks as a long one, with fewer steps
+# - Only whole steps count. A record belongs to the next step that ends in the same lane. The numbers of a step's
+#   sequences and cached positions are in records directly after the step.
+# - A block has a number of steps, not of seconds. A short run has as many blocks as a long one, with fewer steps
 #   each.
-# - Every nanosecond after the end of the first step is in a block: a step gets the time since the last one ended.
+# - Every nanosecond after the end of the first step is in a block. A step gets the time since the previous one ended.
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from cbtop.protocol.ring_reader import Batch
 
 Flags = NDArray[np.bool_]
 
-STEPS_A_BLOCK = 4  # at least
-MAX_BLOCKS = 64  # per work; beyond this, pairs of blocks are merged
+STEPS_A_BLOCK = 4  # minimum number of steps in a block
+MAX_BLOCKS = 64  # blocks per work; when they reach this number, pairs of blocks are merged
 MAX_WORKS = 256
-MAX_HELD = 1 << 20  # records of steps that have not ended
+MAX_HELD = 1 << 20  # maximum number of records kept while their steps have not ended
 ALIKE_BITS = 3  # significant bits of an amount; amounts that differ only in lower bits count as equal
 
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What a step does: its node, and its rounded-down numbers of tokens and sequences (None if not reported).
+    """The work of a step: its node, and its numbers of tokens and sequences, rounded down (None if not reported).
 
-    Amounts that differ by less than a quarter count as equal.
+    Rounding makes amounts equal that differ by less than a quarter.
     """
 
     step: int
@@ -46,9 +46,9 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class StepBlock:
-    """Steps that do the same work: their number, their counts, and their wall time.
+    """Some steps that do the same work: their number, their wall time, and their counts.
 
-    The wall time runs from the end of the step before each, so it includes pauses.
+    The wall time of a step runs from the end of the previous step, so it includes pauses.
     """
 
     steps: int
@@ -58,7 +58,7 @@ class StepBlock:
 
 @dataclass(slots=True)
 class _Pile:
-    """The blocks of one work, and the steps that do not fill a block yet."""
+    """The blocks of one kind of work, and the steps that do not fill a block yet."""
 
     each: int = STEPS_A_BLOCK
     blocks: list[StepBlock] = field(default_factory=list)
@@ -68,7 +68,7 @@ class _Pile:
 
 
 class StepBlocks:
-    """Groups the records of a process into blocks. Its nodes are in `table`; records must come in order."""
+    """Groups the records of a process into blocks. `table` has the nodes of the process."""
 
     def __init__(self, table: NodeTable) -> None:
         self._table = table
@@ -76,10 +76,10 @@ class StepBlocks:
         self._held: list[Batch] = []
         self._reached_ns: int | None = None  # the latest end of any step
         self.steps = 0
-        self.left_out = 0  # steps beyond MAX_WORKS works
+        self.left_out = 0  # steps left out because of more than MAX_WORKS kinds of work
 
     def take(self, batch: Batch) -> None:
-        """Add the next records. All of them must name nodes of the table and run forward."""
+        """Add the next records, in the order of the recording. All nodes in them must be in the table."""
         self._held.append(batch)
         together = joined(self._held)
         self._held = [self._count(together, is_last=False)]
@@ -87,35 +87,35 @@ class StepBlocks:
             self._held = []
 
     def blocks(self) -> dict[StepWork, list[StepBlock]]:
-        """Return the blocks of each work, in the order of first appearance, without partial blocks.
+        """Return the full blocks of each kind of work, in the order of first appearance.
 
-        Nothing may be added afterwards.
+        No records may be added afterwards.
         """
         self._count(joined(self._held), is_last=True)
         self._held = []
         return {work: pile.blocks for work, pile in self._piles.items()}
 
     def count_of(self, work: StepWork) -> int:
-        """Return the number of steps that did this work, in blocks or not."""
+        """Return the number of steps that did this work, in full blocks or not."""
         pile = self._piles[work]
         return sum(block.steps for block in pile.blocks) + pile.steps
 
     def time_us_of(self, work: StepWork) -> float:
-        """Return the wall time of these steps in µs, including what ran before each."""
+        """Return the wall time in µs of all steps that did this work, including the time before each step."""
         pile = self._piles[work]
         return (sum(block.wall_ns for block in pile.blocks) + pile.wall_ns) / 1e3
 
     def _count(self, batch: Batch, *, is_last: bool) -> Batch:
-        """Count the ended steps. Returns the records that do not belong to an ended step yet."""
+        """Count the ended steps in `batch`. Returns the records whose step has not ended yet."""
         step_of, _, _ = self._table.columns()
         is_step = step_of[batch.node] == batch.node
         plain, amounts = batch.are(FLAG_PLAIN), batch.are(FLAG_AMOUNTS)
         odd = amounts | batch.are(FLAG_LOOSE)
         ends = np.flatnonzero(is_step & ~odd)
-        # The last step may still report its amounts.
+        # Records with the amounts of the last step may still follow.
         done = len(ends) if is_last else max(0, len(ends) - 1)
         owner = _owners(batch, ends, is_step, plain, odd)
-        owner[step_of[batch.node] < 0] = -2  # outside any step: in no block
+        owner[step_of[batch.node] < 0] = -2  # records outside any step are in no block
         if done:
             self._count_steps(batch, ends[:done], owner, amounts)
         return batch.only((owner == -1) | (owner >= done))
@@ -129,7 +129,8 @@ class StepBlocks:
             self._reached_ns = int(batch.start_ns[ends[counted[0]]])
         reached = np.maximum(np.maximum.accumulate(batch.end_ns[ends[counted]]), self._reached_ns)
         wall_ns = np.zeros(len(ends), np.int64)
-        wall_ns[counted] = np.diff(reached, prepend=self._reached_ns)  # including cancelled steps before it
+        # includes the time of cancelled steps before it
+        wall_ns[counted] = np.diff(reached, prepend=self._reached_ns)
         self._reached_ns = int(reached[-1])
         sequences = np.full(len(ends), -1)
         said = np.flatnonzero(amounts & (owner >= 0) & (owner < len(ends)))
@@ -152,7 +153,7 @@ class StepBlocks:
     def _pile(
         self, work: StepWork, batch: Batch, chosen: Column, records: Column, owner: Column, wall_ns: Column
     ) -> None:
-        """Add the steps numbered `chosen`, with their `records`, to the pile of their work."""
+        """Add the steps numbered `chosen`, with their `records`, to the pile of `work`."""
         pile = self._piles.get(work)
         if pile is None:
             if len(self._piles) >= MAX_WORKS:
@@ -179,7 +180,9 @@ class StepBlocks:
 
 
 def _owners(batch: Batch, ends: Column, is_step: Flags, plain: Flags, odd: Flags) -> Column:
-    """Return the index of each record's step in `ends`: -1 if that step has not ended, -2 outside steps."""
+    """Return the index in `ends` of each record's step: -1 if the step has not ended, -2 for records outside
+    steps.
+    """
     owner = np.full(len(batch.node), -1)
     owner[ends] = np.arange(len(ends))
     lane = (batch.flags >> LANE_SHIFT) & (LANES - 1)
@@ -190,7 +193,7 @@ def _owners(batch: Batch, ends: Column, is_step: Flags, plain: Flags, odd: Flags
         next_end = np.searchsorted(ends[of_lane], here)
         known = next_end < len(of_lane)
         owner[here[known]] = of_lane[next_end[known]]
-    # The amounts of a step follow directly after it, then the amounts of a call.
+    # Records of a step's amounts follow directly after it, then records of a call's amounts.
     said = np.flatnonzero(odd)
     before = np.searchsorted(ends, said) - 1
     owner[said] = np.where(before >= 0, before, -2)
@@ -204,7 +207,7 @@ def _by_twos(blocks: Iterable[StepBlock]) -> Iterator[StepBlock]:
 
 
 def _alike(amount: int | None) -> int | None:
-    """Return the smallest amount that counts as equal to `amount`."""
+    """Return `amount` rounded down to ALIKE_BITS significant bits."""
     if amount is None or amount < 0:
         return None
     shift = max(0, amount.bit_length() - ALIKE_BITS)

@@ -1,15 +1,16 @@
-"""Thresholds on a run, absolute or relative to its baseline: `attn.p50<=1.05x`, and whether they hold; derived."""
+"""Thresholds on a run, absolute or relative to its baseline, such as `attn.p50<=1.05x`, and their derived results."""
 
 # Grammar
-#   threshold = [PHASE "."] WHAT ["@" LAYER] ["." FIGURE] OPERATOR NUMBER [UNIT]
-#   WHAT      = a brick, a category (attn, ffn, norm), step, tokens_per_sec, unattributed or loss; LAYER is a brick's
-#   FIGURE    = p50 (of a call; the default), p99, or per_token (µs per token or step)
-#   UNIT      = x (times the baseline), %, ns, us, µs, ms or s
+#     threshold = [PHASE "."] WHAT ["@" LAYER] ["." FIGURE] OPERATOR NUMBER [UNIT]
+#     WHAT      = a brick, a category (attn, ffn, norm), step, tokens_per_sec, unattributed or loss
+#     LAYER     = only after a brick or category
+#     FIGURE    = p50 (of a call; the default), p99, or per_token (µs per token or step)
+#     UNIT      = x (times the baseline), %, ns, us, µs, ms or s
 # Rules
-# - A threshold is broken if the whole interval of the measurement is beyond it, and holds if none of it is. If a part
-#   is, that is reported and breaks nothing.
-# - An interval is widened by the clock's resolution.
-# - What cannot be judged does not pass: it is reported with the reason.
+# - A threshold is broken if the whole interval of the measurement is beyond it. It holds if the whole interval is
+#   within it. If only a part of the interval is beyond it, the result is `unsure` and breaks nothing.
+# - The interval is widened by the clock's resolution.
+# - A threshold that cannot be judged does not pass. It is reported with the reason.
 
 from __future__ import annotations
 
@@ -32,11 +33,11 @@ from cbtop.units import count, counted, duration, number, percent
 
 FIGURES = ("p50", "p99", "per_token")
 RATE, UNATTRIBUTED, LOSS, STEP = "tokens_per_sec", "unattributed", "loss", "step"
-BLIND_PERCENT = 10.0  # if no smaller change of the median brick can be found, a gate is unsure
-MAX_BLIND_PERCENT = 50.0  # from here on, a threshold is not a gate
-MAX_NOISE_PERCENT = 100.0  # above it, not even a step that takes twice as long breaks anything
-FAR_PERCENT = 25.0  # on a usable machine, pauses by other programs lengthen a unit by less than this
-READINGS_OFF = 2  # clock readings: at the start of a call and at its end
+BLIND_PERCENT = 10.0  # percent; if no smaller change of the median brick can be found, the gate is unsure
+MAX_BLIND_PERCENT = 50.0  # percent; if only larger changes can be found, the result is unknown
+MAX_NOISE_PERCENT = 100.0  # percent; with more noise, not even a step that takes twice as long breaks a threshold
+FAR_PERCENT = 25.0  # percent; on a usable machine, pauses by other programs lengthen a unit by less than this
+READINGS_OFF = 2  # two clock readings per call, each off by up to the clock's resolution
 _TOO_WIDE = (
     "the interval is too wide to tell whether this is a change; use more or longer runs (--learn 6), "
     "or a threshold of your own, such as step.p50<=1.05x"
@@ -65,23 +66,23 @@ class Outcome(StrEnum):
     """The result of a threshold."""
 
     HOLDS = "holds"
-    UNSURE = "unsure"  # it is within the interval of the measurement
+    UNSURE = "unsure"  # the threshold is within the interval of the measurement
     BROKEN = "broken"
-    UNKNOWN = "unknown"  # it cannot be judged
+    UNKNOWN = "unknown"  # the threshold cannot be judged
 
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """A parsed threshold. `value` is µs, %, times the baseline (`is_relative`), or a bare number."""
+    """A parsed threshold. `value` is in µs, in %, a multiple of the baseline (`is_relative`), or a bare number."""
 
     text: str
-    names: tuple[str, ...]  # the parts before the figure, split at dots
+    names: tuple[str, ...]  # the part of WHAT and PHASE, split at dots
     layer: str | None
     figure: str
     sign: str
     value: float
     unit: str
-    where: tuple[str, int] = ("", 1)  # its file and line
+    where: tuple[str, int] = ("", 1)  # file and line of the threshold
 
     @property
     def is_relative(self) -> bool:
@@ -95,14 +96,14 @@ class Judged:
     rule: str
     about: str  # for example `decode: RmsNorm in Layer 5`
     outcome: Outcome
-    said: str  # measured and required values, in words
+    said: str  # the measured and the required values as text
     guilty: str = ""  # the brick and layer that break it
     where: tuple[str, int] = ("", 1)
-    brick: str = ""  # for a default gate: the brick that breaks it, in any layer
+    brick: str = ""  # in a default gate: the brick that breaks it, in any layer
 
 
 def parse(text: str, where: tuple[str, int] = ("", 1)) -> Threshold:
-    """Parse `text`. Raises UsageError with what was found, what is expected, and examples."""
+    """Parse `text`. Raises UsageError with the wrong part, the expected form, and examples."""
     shown = text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}…"
     found = _FORM.fullmatch(text) if len(text) <= MAX_CHARS else None
     if found is None:
@@ -130,17 +131,17 @@ def parse(text: str, where: tuple[str, int] = ("", 1)) -> Threshold:
     layer = layer.strip()
     _check(shown, names[-1], layer, figure, sign, value, unit)
     us = value * _UNITS[unit] if unit in _UNITS else value
-    # On one line, because annotations and logs are read line by line.
+    # Put it on one line, because annotations and logs are read line by line.
     return Threshold(" ".join(text.split()), tuple(names), layer or None, figure or FIGURES[0], sign, us, unit, where)
 
 
 def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
-    """Return the threshold's result for each place it applies to. Raises UsageError if there is no such place."""
+    """Return the result of a threshold for each place that it applies to. Raises UsageError without such a place."""
     name = threshold.names[-1]
     if name == LOSS:
         lost = found.now.lost_percent
         return [_judged(threshold, "records", lost, 0.0, threshold.value, f"{number(lost)} % were lost")]
-    # Without a baseline, judge everything the new run did.
+    # An absolute threshold also judges parts in the new run only.
     known = parts = found.parts if threshold.is_relative else found.parts + found.alone
     phase = ".".join(threshold.names[:-1])
     if phase:
@@ -162,7 +163,7 @@ def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
 
 
 def _in_parts(threshold: Threshold, parts: Sequence[PartDiff], found: RunDiff) -> list[Judged]:
-    """Return its result in each part that has the named place. Raises UsageError if none has."""
+    """Return the result in each part that has the named place. Raises UsageError if no part has it."""
     judged, lacks = [], []
     for part in parts:
         try:
@@ -175,7 +176,7 @@ def _in_parts(threshold: Threshold, parts: Sequence[PartDiff], found: RunDiff) -
 
 
 def _not_in_baseline(found: RunDiff, rule: str = "") -> list[Judged]:
-    """Return results for parts that only the new run has, if they take much of its time."""
+    """Return results for parts in the new run only, if they take much of its time."""
     if found.alone_percent <= BLIND_PERCENT:
         return []
     said = f"and what it alone has takes {percent(found.alone_percent)} of its time"
@@ -190,7 +191,7 @@ def _not_in_baseline(found: RunDiff, rule: str = "") -> list[Judged]:
 
 
 def of_definitions(found: RunDiff) -> list[Judged]:
-    """Return whether bricks keep the budgets in their definitions, in µs per token."""
+    """Return whether bricks keep the budgets of their definitions, in µs per token."""
     judged = []
     for part in found.parts + found.alone:
         for one in part.bricks:
@@ -205,7 +206,10 @@ def of_definitions(found: RunDiff) -> list[Judged]:
 
 
 def of_contracts(found: RunDiff, bounds: Mapping[Brick, tuple[float, tuple[str, int]]]) -> list[Judged]:
-    """Return whether each brick's calls keep their allowed factor over the baseline; `bounds` has file and line."""
+    """Return whether the calls of each brick keep their limit, a factor over the baseline.
+
+    `bounds` has the limit of each brick, with the file and line that set it.
+    """
     judged = []
     for part in found.parts:
         for one in part.bricks:
@@ -218,9 +222,9 @@ def of_contracts(found: RunDiff, bounds: Mapping[Brick, tuple[float, tuple[str, 
 
 
 def default_gate(found: RunDiff) -> list[Judged]:
-    """Return whether nothing became slower than the baseline beyond noise: bricks, typical steps, tokens.
+    """Return whether anything became slower than the baseline beyond noise: bricks, typical steps, units/s.
 
-    The typical step includes the time before it. If a change could not have been found, that is reported instead.
+    The typical step includes the time before it. If the data could not show a change, the result says so.
     """
     judged = []
     for part in found.parts:
@@ -242,10 +246,10 @@ def default_gate(found: RunDiff) -> list[Judged]:
 
 
 def known_to_scatter(judged: Sequence[Judged], base_runs: int) -> list[Judged]:
-    """Return the default gate's results, weakened if the baseline has fewer than MIN_LEARNED runs.
+    """Return the default gate's results. Nothing is broken if the baseline has fewer than MIN_LEARNED runs.
 
-    Then the scatter between runs is unknown, so what is slower is reported but does not break. (On a busy machine a
-    third of identical runs were slower, docs/gate.md.)
+    In that case the scatter between runs is unknown, so slower places are reported as `unknown`. (On a busy machine a
+    third of identical runs were slower, see docs/gate.md.)
     """
     if base_runs >= MIN_LEARNED:
         return list(judged)
@@ -257,10 +261,10 @@ def known_to_scatter(judged: Sequence[Judged], base_runs: int) -> list[Judged]:
 
 
 def confirmed(first: Sequence[Judged], second: Sequence[Judged]) -> list[Judged]:
-    """Return the default gate's results of two consecutive new runs.
+    """Combine the default gate's results of two consecutive new runs.
 
-    A rule that both break is broken, in whichever layer. A rule that only one breaks is unsure. If each breaks a
-    different rule, the result is unknown.
+    A rule that both runs break is broken, even if in different layers. A rule that only one run breaks is unsure. If
+    each run breaks a different rule, the result is unknown.
     """
     broken = [{(one.rule, one.brick) for one in run if one.outcome is Outcome.BROKEN} for run in (first, second)]
     both = broken[0] & broken[1]
@@ -277,9 +281,9 @@ def confirmed(first: Sequence[Judged], second: Sequence[Judged]) -> list[Judged]
 
 
 def _machine_is_no_slower(part: PartDiff) -> Judged:
-    """Return a result for a common change of all bricks, which may be the machine's.
+    """Return a result for a change common to all bricks. The machine may have caused it.
 
-    One run of the baseline does not say how much that varies.
+    One baseline run does not show how much the machine's pace varies.
     """
     assert part.shared is not None
     outcome = Outcome.UNSURE if 100 * (part.shared - 1) <= BLIND_PERCENT else Outcome.UNKNOWN
@@ -292,7 +296,7 @@ def _machine_is_no_slower(part: PartDiff) -> Judged:
 
 def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
     rule = f"{part.phase}: no brick slower beyond noise"
-    # A new brick is not slower. But if a token takes longer, mostly because of it, it is the guilty one.
+    # A new brick is not slower. But if a token takes longer, mostly because of it, the new brick is guilty.
     new = [one for one in part.new if part.is_slower and one.delta_us > part.wall.delta / 2]
     if slower := [*new, *part.guilty]:
         return [
@@ -315,7 +319,7 @@ def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
 
 
 def _step_is_no_longer(part: PartDiff, typical: Change) -> Judged:
-    """Judge the typical step and the time before it without pauses, which includes time outside bricks."""
+    """Judge the typical step with the time before it, without pauses. Time outside bricks is included."""
     rule = f"{part.phase}: no longer step beyond noise"
     said = (
         f"{_ratio(typical)}, {duration(typical.before)} → {duration(typical.now)} for a typical {part.unit}, with "
@@ -331,7 +335,7 @@ def _step_is_no_longer(part: PartDiff, typical: Change) -> Judged:
 
 
 def _more_failed(part: PartDiff) -> Judged:
-    """Return a result for more failed steps: failing saves time, so such a run seems fast."""
+    """Return a result for an increase of failed steps. Failing saves time, so a run with failed steps seems fast."""
     now, before = part.now, part.before
     failed = f"{count(now.failed)} of {counted(now.steps, 'step')} failed"
     said = f"{failed}, {count(before.failed)} of {count(before.steps)} before; unfinished work takes no time"
@@ -351,8 +355,9 @@ def _units_are_no_fewer(part: PartDiff) -> Judged:
         cause = _cause(part, part.wall.delta, between_us)
         said += f"; but the typical step is as long as before: fewer than half became longer ({cause})"
         return Judged(rule, part.phase, Outcome.UNKNOWN if is_far else Outcome.UNSURE, said)
-    # Pauses of other programs make this interval wide on any machine, so bricks and the typical step decide whether
-    # the gate is usable. If the typical step is unknown, or more is missing than pauses explain, it is not.
+    # Pauses by other programs make this interval wide on any machine. So bricks and the typical step decide whether
+    # the gate is usable. The result is unknown if the typical step is unknown, or if more time is lost than pauses
+    # explain.
     if is_far or (part.typical is None and (part.wall.noise_percent or inf) > MAX_NOISE_PERCENT):
         return Judged(rule, part.phase, Outcome.UNKNOWN, f"{said}; {_TOO_WIDE}")
     findable = findable_percent(part.wall)
@@ -386,7 +391,7 @@ def _in_part(threshold: Threshold, part: PartDiff, found: RunDiff) -> Iterator[J
             yield _judged(threshold, part.phase, now, half, limit, f"{number(now)} ± {number(half)} {part.unit}s/s")
         return
     if name == UNATTRIBUTED:
-        # The time between the bricks of a layer has a name: it is a gap of that layer.
+        # The time between the bricks of a layer is attributed to the layer. Only the rest is unattributed.
         known, whole = part.now.places, part.now.inside_us.mean
         named = sum(one.time.mean for (brick, layer), one in known.items() if brick == BETWEEN_BRICKS and layer)
         between = known[BETWEEN_BRICKS, None].time
@@ -451,7 +456,7 @@ def _change_of(threshold: Threshold, place: PlaceDiff) -> Change | None:
         return place.p99
     if threshold.figure == "per_token":
         return place.mean
-    # The typical time of a place is its median in one layer, and steadier than the median over several.
+    # The typical time of a place is steadier than its median over several layers. In one layer both are the same.
     return place.change if place.p50 and place.change is not place.mean else place.p50
 
 
@@ -461,7 +466,7 @@ def _calls(place: PlaceDiff, figure: str) -> str:
 
 
 def _guilty(part: PartDiff, place: PlaceDiff) -> str:
-    """Return the place; for a brick over all layers, with the layer of the largest growth."""
+    """Return the name of the place. For a brick over all layers, add the layer with the largest growth."""
     if place.layer is not None:
         return place.name
     cells = [one for one in part.cells if one.brick == place.brick and one.verdict == "slower"]
@@ -470,7 +475,10 @@ def _guilty(part: PartDiff, place: PlaceDiff) -> str:
 
 
 def _cause(part: PartDiff, more_us: float, between_steps_us: float) -> str:
-    """Return what causes most of the additional `more_us` per unit, of which `between_steps_us` are between steps."""
+    """Return the name of the main cause of `more_us` additional µs per unit.
+
+    `between_steps_us` of the additional time is between steps.
+    """
     balance = part.balance
     grown = {
         **{one.name: one.delta_us for one in [*part.slower, *part.new]},
@@ -503,7 +511,7 @@ def _about(part: PartDiff, place: PlaceDiff) -> str:
 
 
 def _places(threshold: Threshold, part: PartDiff) -> list[PlaceDiff]:
-    """Return the places a threshold names. Raises UsageError if it names none."""
+    """Return the places that a threshold names. Raises UsageError if it names no existing place."""
     wanted = _bare(threshold.names[-1])
     bricks = {one.brick for one in part.bricks if one.brick}
     named = {brick for brick in bricks if _bare(brick[0]) == wanted}

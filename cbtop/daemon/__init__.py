@@ -1,1 +1,1 @@
-"""The daemon: reads the rings of this machine, publishes them, and keeps a history and ended processes' data."""
+"""The daemon: reads and publishes the rings of this machine. It keeps a history and the data of ended processes."""

@@ -1,4 +1,4 @@
-"""The messages that a process has announced in its catalog, checked, and what of them is unpublished."""
+"""The checked messages that a process has announced in its catalog, and those that are not published yet."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from cbtop.protocol.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, CatalogMessa
 
 
 class Announced:
-    """The valid catalog messages of one process; of messages that replace each other, the newest."""
+    """The valid catalog messages of one process. Only the newest is kept of messages that replace each other."""
 
     def __init__(self) -> None:
         self.hello: HostHello | None = None
         self.nodes = NodeTable()
         self.goodbye: Goodbye | None = None
-        self.received = 0  # messages of the catalog
-        self.left_out = 0  # announcements dropped here for lack of room
+        self.received = 0  # number of catalog messages received
+        self.left_out = 0  # announcements that the daemon dropped for lack of room
         self._others: Announcements[CatalogMessage] = Announcements()
-        self._changed: dict[Key, CatalogMessage] = {}  # announced since the last call of `changes`
+        self._changed: dict[Key, CatalogMessage] = {}  # messages announced since the last call of `changes`
 
     def add(self, messages: Sequence[CatalogMessage]) -> None:
         """Add the next messages of the catalog. Raises ValueError if one of them violates the protocol."""
@@ -52,17 +52,17 @@ class Announced:
 
     @property
     def messages(self) -> list[CatalogMessage]:
-        """All messages that are kept."""
+        """All kept messages, in the order of a catalog."""
         first = [] if self.hello is None else [self.hello]
         last = [] if self.goodbye is None else [self.goodbye]
         return [*first, *self.nodes.nodes, *self._others, *last]
 
     def changes(self) -> tuple[CatalogMessage, ...]:
-        """Return the messages since the last call."""
+        """Return the messages that were announced since the last call."""
         changed = tuple(self._changed.values())
         self._changed.clear()
         return changed
 
     def is_in_step(self, node: int) -> bool:
-        """Whether `node` is a step or in one."""
+        """Whether `node` is a step or inside a step."""
         return node <= len(self.nodes) and self.nodes.step_of[node] > 0

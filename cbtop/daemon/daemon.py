@@ -1,17 +1,17 @@
 """The daemon: finds every ring of this user, adds up their records and publishes the totals.
 
-It runs as a separate process (`cbtop daemon`) or in a thread of a viewer that found none, with the same code. The
-profiled processes do not know that it exists: it can start late, die and return.
+It runs as a separate process (`cbtop daemon`), or with the same code in a thread of a viewer that found no daemon.
+The profiled processes do not know that it exists. It can start late, die and return.
 
 Rules of discovery
-- At most MAX_SOURCES processes are watched. Running ones come before ended ones, and later ended ones before earlier
-  ones. A process that makes room keeps its files.
-- Listing files deletes nothing. The files of an ended process are deleted when this daemon has known its end for
-  KEEP_ENDED_S, or when the data of all ended processes exceeds its limits (`cbtop.protocol.ended`), the oldest first.
-- A round looks at LOOKS_AT_ONCE processes, however many files there are, possibly running ones first. Listing them
-  takes one part in LISTING_SHARE of the time.
-- For processes that ended before the daemon began, only the header and the hello are read. The rest is read when a
-  viewer requests it.
+- At most MAX_SOURCES processes are watched: running ones first, then those that ended last. A process that is not
+  watched any longer keeps its files.
+- Listing files deletes nothing. The daemon deletes the files of a process KEEP_ENDED_S after it learned of its end.
+  It deletes the oldest files earlier if the data of all ended processes exceeds its limits (`cbtop.protocol.ended`).
+- Each round looks at up to LOOKS_AT_ONCE new processes, those that probably run first. Listing the files takes at
+  most one part in LISTING_SHARE of the time.
+- If a process ended before the daemon began, only its header and hello are read. The rest is read when a viewer
+  requests it.
 - The log is bounded, because a full pipe that is not read must not block the daemon.
 
 Devices are sampled in separate threads while viewers listen (`cbtop.daemon.devices`).
@@ -64,25 +64,26 @@ from cbtop.protocol.recording import FrameKind, encode_frame
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.version import __version__
 
-LOOK_S = 0.1  # a default ring holds a tenth of a second of 2.6 million records a second
-PUBLISH_S = 0.25  # no screen draws more often, so faster updates would be useless
+LOOK_S = 0.1  # a ring of default size holds a tenth of a second of records at 2.6 million records a second
+PUBLISH_S = 0.25  # faster updates would be useless, because no screen draws more often
 DISCOVER_S = 0.2
-EARLY = 0.2  # relative to its period: a job this close to being due is done along with others
+EARLY = 0.2  # fraction of a job's period; a job that is due this soon is done along with jobs that are due now
 JOIN_S = 0.1  # requests of viewers that join within this time are answered together
 HEARTBEAT_S = 1.0
 KEYFRAME_S = 5.0
-RESTING_KEYFRAME_S = 60.0  # if only device samples are new; the oldest of them are dropped along with it
+# time between keyframes if only device samples are new; the oldest samples are dropped with the old keyframe
+RESTING_KEYFRAME_S = 60.0
 SHUT_OUT_S = 0.5
 LAST_WORD_S = 0.05  # closing at once would discard messages that are still being sent
-RETRY_S = 5.0  # for a file that could not be opened, perhaps for lack of descriptors
-KEEP_ENDED_S = 600.0  # an ended process stays readable this long
+RETRY_S = 5.0  # retry after this time to open a file, perhaps after a lack of descriptors
+KEEP_ENDED_S = 600.0  # an ended process stays readable for this long
 MAX_SOURCES = 256
-LOOKS_AT_ONCE = 256  # processes that are new here
-REMOVED_AT_ONCE = 256  # maximum number of processes deleted at once
+LOOKS_AT_ONCE = 256  # maximum number of new processes per round
+REMOVED_AT_ONCE = 256  # maximum number of processes whose files are deleted at once
 LISTING_SHARE = 10
-MAX_COMPLAINTS = 16  # lines of the log; their total size is less than a pipe holds
-RECORDS_TOGETHER_BYTES = 4 << 20  # approximate size of a message of records
-MOST_WAITING = 1 << 16  # records that were read but not published: 40 bytes each
+MAX_COMPLAINTS = 16  # lines of the log; all of them together fit into a pipe
+RECORDS_TOGETHER_BYTES = 4 << 20  # approximate maximum size of a message of records
+MOST_WAITING = 1 << 16  # maximum number of records, 40 bytes each, that were read but not published
 TOPICS = {FrameKind.LIVE: LIVE, FrameKind.RECORDS: RECORDS}
 
 _log = logging.getLogger("cbtop.daemon")
@@ -91,8 +92,8 @@ _log = logging.getLogger("cbtop.daemon")
 class Daemon:
     """Serves `endpoint` from `directory` until it is stopped.
 
-    It keeps its messages of the last `history_s` seconds for viewers that request them (0: none). Raises
-    EndpointError if the address is taken, KeysError if it must not be served with these `keys`.
+    The daemon keeps its messages of the last `history_s` seconds for viewers that request them. 0 keeps none. Raises
+    EndpointError if the address is taken, and KeysError if the address must not be served with these `keys`.
     """
 
     def __init__(
@@ -107,17 +108,19 @@ class Daemon:
         self._devices = NewestSamples(SAMPLERS)
         self._pid_namespace = pid_namespace()
         self._sources: dict[Path, Source] = {}
-        self._refused: dict[str, float] = {}  # rings that cannot be opened, and when to try again
+        self._refused: dict[str, float] = {}  # rings that could not be opened, and when to try again
         self._waiting: deque[str] = deque()  # rings that were listed but not opened yet
-        self._there_before: frozenset[str] | None = None  # rings that existed when this daemon began
+        self._there_before: frozenset[str] | None = None  # rings that already existed when this daemon began
         self._list_again_s = 0.0
-        self._left: dict[str, tuple[EndedProcess, float]] = {}  # ended processes, and since when they are known
+        # ended processes, and since when this daemon has known their end
+        self._left: dict[str, tuple[EndedProcess, float]] = {}
         self._complaints: set[str] = set()
         self._joins_due_s = 0.0
-        self._read_ns = time.perf_counter_ns()  # every source was read at this moment, or later
+        self._read_ns = time.perf_counter_ns()  # all records before this moment were read from every source
         self._history_s = history_s
         self._history = History(history_s)
-        self._history_versions: dict[str, tuple[int, int]] | None = None  # at its last keyframe
+        # versions of the sources in its last keyframe
+        self._history_versions: dict[str, tuple[int, int]] | None = None
         self._history_keyframe_s = 0.0
 
     @property
@@ -146,7 +149,7 @@ class Daemon:
                         job()
                 self._publisher.hear(due.wait_ms())
                 self._answer()
-            # Even if late, viewers hear how the host process of this daemon has ended.
+            # Read once more, so that viewers learn how the process of this daemon ended.
             self._read()
             self._beat()
             self._publisher.send(LIVE, [DaemonGoodbye()])
@@ -158,7 +161,7 @@ class Daemon:
                 source.close()
 
     def _discover(self) -> None:
-        """Open new rings, running processes first, and delete files of processes that ended too long ago."""
+        """Open new rings, those of running processes first. Delete files of processes that ended too long ago."""
         self._list()
         now_s = time.monotonic()
         due = [name for name, at_s in self._refused.items() if at_s <= now_s][:LOOKS_AT_ONCE]
@@ -177,24 +180,24 @@ class Daemon:
                 elif source is not None:
                     self._say(FrameKind.RECORDS, _frames_of(source, source.records))
                     self._introduce([source])
-        # Publishing each of fifty separately would take as long as opening them.
+        # Publish unread sources together. Publishing fifty of them one by one would take as long as opening them.
         self._introduce([source for source in unread if source.ring_path in self._sources])
         self._let_go()
 
     def _introduce(self, sources: Sequence[Source]) -> None:
-        """Publish all that is known of new `sources`, together."""
+        """Publish everything known about new `sources` together."""
         self._say(FrameKind.LIVE, [frame for source in sources for frame in _frames_of(source, source.snapshot)])
         for source in sources:
-            _frames_of(source, source.delta)  # the snapshot contains it
+            _frames_of(source, source.delta)  # drop the changes until now, because the snapshot contains them
 
     def _list(self) -> None:
-        """List the ring files."""
+        """List the ring files, unless they were listed recently."""
         begun_s = time.monotonic()
         if begun_s < self._list_again_s:
             return
         try:
             rings = rings_of(os.listdir(self._directory))
-        except OSError as error:  # directory removed or no descriptor left: continue with the open ones
+        except OSError as error:  # the directory was removed or no descriptor is left: continue with the open rings
             _log.debug("%s", error)
             return
         watched = {path.name for path in self._sources}
@@ -209,7 +212,7 @@ class Daemon:
         self._list_again_s = begun_s + LISTING_SHARE * (time.monotonic() - begun_s)
 
     def _look_at(self, name: str) -> Source | None:
-        """Open that ring and watch its source. Returns None if it is not watched."""
+        """Open the ring `name` and watch its source. Returns None if the source is not watched."""
         path = self._directory / name
         left: EndedProcess | None = None
         if not runs(path):
@@ -222,7 +225,7 @@ class Daemon:
                 return None
         if not path.exists() or not self._has_room_for(left):
             return None
-        check_descriptors()  # keep some for the next viewer; without any, libzmq would end the daemon
+        check_descriptors()  # keep some descriptors for the next viewer; without any, libzmq would end the daemon
         had_ended = left is not None and self._there_before is not None and name in self._there_before
         source = Source(path, on_demand=had_ended)
         source.poll()
@@ -230,7 +233,10 @@ class Daemon:
         return source
 
     def _has_room_for(self, left: EndedProcess | None) -> bool:
-        """Whether one more source can be watched. A running one (None) or a later ended one replaces the oldest."""
+        """Whether one more source can be watched.
+
+        If there is no room, a running process (None) or a later ended one replaces the process that ended first.
+        """
         if len(self._sources) < MAX_SOURCES:
             return True
         ended = [self._left[path.name][0] for path in self._sources if path.name in self._left]
@@ -265,14 +271,14 @@ class Daemon:
             self._complain("remove", f"what ended processes left in {self._directory} stays: {error.strerror}")
 
     def _forget(self, path: Path) -> None:
-        """Stop watching it."""
+        """Stop watching the source of this ring."""
         source = self._sources.pop(path, None)
         if source is not None:
             self._say(FrameKind.LIVE, [codec.encode(SourceGone(source.key))])
             source.close()
 
     def _complain(self, about: str, line: str) -> None:
-        """Log `line` once, and nothing more after MAX_COMPLAINTS."""
+        """Log `line` once per subject `about`. Log nothing more after MAX_COMPLAINTS lines."""
         if about in self._complaints or len(self._complaints) > MAX_COMPLAINTS:
             return
         self._complaints.add(about)
@@ -299,9 +305,9 @@ class Daemon:
                 waiting = 0
 
     def _publish(self) -> None:
-        """Publish what is new.
+        """Publish everything that is new.
 
-        Records come before the counters that include them, so that missing ones count as lost.
+        Publish records before the counters that include them, so that missing records count as lost.
         """
         if self._history_s or self._publisher.has_recorder:
             self._publish_records()
@@ -323,12 +329,12 @@ class Daemon:
         self._say(FrameKind.RECORDS, together)
 
     def _say_devices(self) -> None:
-        """Publish new samples of devices. Samplers pause without listeners."""
+        """Publish new samples of devices. Without listeners, pause the samplers."""
         if not self._publisher.is_heard:
             self._devices.rest()
             return
         profiled = [pid for source in self._sources.values() if (pid := source.pid_in(self._pid_namespace))]
-        self._devices.listen([os.getpid(), *profiled])  # including the cost of this process
+        self._devices.listen([os.getpid(), *profiled])  # include the cost of this process
         self._say(FrameKind.LIVE, [codec.encode(sample) for sample in self._devices.fresh()])
 
     def _beat(self) -> None:
@@ -340,7 +346,8 @@ class Daemon:
     def _keyframe(self) -> None:
         self._publish()
         for source in self._sources.values():
-            if source.state is SourceStatus.LIVE and not source.is_behind:  # otherwise the rest is being read
+            # a source that is behind will be published anyway
+            if source.state is SourceStatus.LIVE and not source.is_behind:
                 self._publisher.send_frames(LIVE, _frames_of(source, source.keyframe))
         if not self._history_s:
             return
@@ -349,14 +356,14 @@ class Daemon:
         versions = {source.key: source.version for source in recent}
         now_s = time.monotonic()
         is_old = bool(self._devices.latest()) and now_s - self._history_keyframe_s >= RESTING_KEYFRAME_S
-        if versions != self._history_versions or is_old:  # otherwise the last keyframe is still complete
+        if versions != self._history_versions or is_old:  # if nothing changed, the last keyframe is still complete
             self._history_versions, self._history_keyframe_s = versions, now_s
             now_ns = time.perf_counter_ns()
             keyframe = encode_frame(FrameKind.KEYFRAME, now_ns, self._snapshots(recent))
             self._history.begin(keyframe, now_s)
 
     def _answer(self) -> None:
-        """Answer requests for the time, pieces of the history, data of ended sources, and snapshots on joining."""
+        """Answer requests for the time, for pieces of the history, for data of ended sources, and for snapshots."""
         for topic in self._publisher.questions(CLOCK_PREFIX):
             reading = ClockReading(_number(topic), time.perf_counter_ns(), time.time_ns())
             self._publisher.answer([topic], [reading])
@@ -374,13 +381,13 @@ class Daemon:
             return
         if joined := self._publisher.questions(JOIN_PREFIX):
             self._joins_due_s = time.monotonic() + JOIN_S
-            # A new viewer's window begins now. Earlier records that are not read yet would count in it.
+            # A new viewer's window begins now. Read earlier records first, so that they do not count in the window.
             self._read()
             self._publish()
             self._publisher.answer_frames(joined, [*self._snapshots(self._sources.values())])
 
     def _what_ended(self, topic: bytes) -> list[bytes]:
-        """Return all data of the requested source. If it was left unread, read it and publish it to all."""
+        """Return all data of the requested source. If its data was unread, read it and publish it to all viewers."""
         wanted = topic.rpartition(b"/")[2].decode().replace(":", "-")
         source = self._sources.get(self._directory / f"{wanted}.ring")
         if source is not None and source.is_left_unread:
@@ -392,7 +399,7 @@ class Daemon:
         return [codec.encode(self._heartbeat())]
 
     def _say(self, kind: FrameKind, frames: Sequence[bytes]) -> None:
-        """Send messages to all subscribers of that kind, and keep them in the history."""
+        """Send messages to the subscribers of this kind, and add them to the history."""
         if frames:
             self._publisher.send_frames(TOPICS[kind], frames)
             if self._history_s:
@@ -422,7 +429,7 @@ class Daemon:
 
 
 class DaemonInside:
-    """A daemon in a thread of this process, for a viewer that found none running."""
+    """A daemon in a thread of this process, for a viewer that found no running daemon."""
 
     def __init__(self, endpoint: str, directory: Path | None = None, history_s: float = MAX_HISTORY_S) -> None:
         self._stop = threading.Event()
@@ -437,7 +444,7 @@ class DaemonInside:
         return self._daemon.endpoint
 
     def close(self) -> None:
-        """Stop it and wait until its address is free."""
+        """Stop the daemon and wait until its address is free."""
         self._stop.set()
         self._thread.join(timeout=5)
 
@@ -450,14 +457,14 @@ class DaemonInside:
     def _run(self) -> None:
         try:
             self._daemon.run(self._stop)
-        except Exception as error:  # noqa: BLE001 - nobody else would hear of it: the viewer shows it
+        except Exception as error:  # noqa: BLE001 - the viewer shows the error; nothing else would report it
             self.error = error
 
 
 class _Timetable:
-    """Jobs repeated at their own periods (s), in the given order.
+    """Jobs that are repeated, each with its own period in seconds, in the given order.
 
-    When one is due, jobs that will soon be due are done with it, because waking up takes longer than most of them.
+    When a job is due, jobs that will soon be due are done with it, because waking up takes longer than most jobs.
     """
 
     def __init__(self, periods_s: dict[Callable[[], None], float]) -> None:
@@ -465,7 +472,7 @@ class _Timetable:
         self._due_s = dict.fromkeys(periods_s, time.monotonic())
 
     def now(self) -> list[Callable[[], None]]:
-        """Return the jobs to do now. Each is next due a period later; missed periods are skipped."""
+        """Return the jobs to do now. Each job is due again a period later; missed periods are skipped."""
         now_s = time.monotonic()
         if min(self._due_s.values()) > now_s:
             return []
@@ -476,19 +483,19 @@ class _Timetable:
         return jobs
 
     def wait_ms(self) -> int:
-        """Return the time until the next job is due."""
+        """Return the milliseconds until the next job is due."""
         return max(0, int((min(self._due_s.values()) - time.monotonic()) * 1000) + 1)
 
 
 def _give_memory_back() -> None:
-    """Return free memory between arrays to the system, which glibc keeps otherwise (malloc_trim(3))."""
+    """Return free memory to the system that glibc would otherwise keep (malloc_trim(3))."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def _frames_of(source: Source, say: Callable[[], Sequence[WireMessage]]) -> list[bytes]:
-    """Return the messages of `source`. If it fails, mark it faulty without affecting the others."""
+    """Return the encoded messages of `source`. If it fails, mark the source as faulty without affecting others."""
     try:
         return [codec.encode(message) for message in say()]
     except Exception as error:  # noqa: BLE001 - errors provoked by a hostile file affect only its source
@@ -497,7 +504,7 @@ def _frames_of(source: Source, say: Callable[[], Sequence[WireMessage]]) -> list
 
 
 def _number(topic: bytes) -> int:
-    """Return the number in a request, its last part."""
+    """Return the number at the end of a request's topic."""
     return int(topic.rpartition(b"/")[2])
 
 

@@ -1,4 +1,4 @@
-"""The daemon's messages of the last minutes, as frames that can be written to a recording."""
+"""The daemon's messages of the last minutes, in frames that can be written to a recording."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Segment:
 
 
 class History:
-    """The newest frames, beginning with a keyframe. Whole segments are dropped, the oldest first."""
+    """The newest frames, beginning with a keyframe. The oldest frames are dropped, whole segments at a time."""
 
     def __init__(self, max_s: float = MAX_HISTORY_S, max_bytes: int = MAX_HISTORY_BYTES) -> None:
         self.end = 0  # number of the newest frame plus 1
@@ -38,7 +38,7 @@ class History:
         self.add(keyframe)
 
     def add(self, frame: bytes) -> None:
-        """Add a frame. A frame that does not fit next to its own keyframe is not kept."""
+        """Add a frame. A frame is dropped if it does not fit into memory together with its own keyframe."""
         while len(self._segments) > 1 and self.size_bytes + len(frame) > self._max_bytes:
             self._forget()
         if not self._segments or self.size_bytes + len(frame) > self._max_bytes:
@@ -49,7 +49,7 @@ class History:
         self.end += 1
 
     def piece(self, number: int) -> tuple[int, list[bytes]]:
-        """Return about PIECE_BYTES of frames from `number` (or the oldest) on, after the number of the first."""
+        """Return about PIECE_BYTES of frames from frame `number` (or the oldest) on, and the first frame's number."""
         first, found, size = self.end, list[bytes](), 0
         for segment in self._segments:
             skip = max(0, number - segment.number)

@@ -1,4 +1,4 @@
-"""Whether a profiled process still runs, by its pid, the lock on its catalog and its mapping of the ring."""
+"""Checks whether a profiled process still runs, by its pid, its lock on the catalog, and its mapping of the ring."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Liveness:
         self._checked_s = -ALIVE_CHECK_S
 
     def is_alive(self, hello: HostHello | None) -> bool:
-        """Whether the process that sent `hello` runs. True between two checks, or if it cannot be checked."""
+        """Whether the process that sent `hello` runs. True between two checks, or if the check is impossible."""
         now_s = self._clock_s()
         if now_s - self._checked_s < ALIVE_CHECK_S:
             return True
@@ -33,10 +33,11 @@ class Liveness:
         try:
             is_locked_now = hello is not None and hello.locked and is_locked(self._catalog_path)
             if hello is not None and hello.locked and hello.pid_namespace != pid_namespace():
-                return is_locked_now  # its pid does not exist here, or is a different process
+                # in this pid namespace, the pid does not exist or belongs to a different process
+                return is_locked_now
             if not is_running(pid, self._ring.process_start):
                 return False
-            # Without its lock it has become a different program, or has only closed all its files.
+            # A process without its lock has become a different program, or has only closed all its files.
             return hello is None or not hello.locked or is_locked_now or has_mapped(pid, self._ring_path)
-        except OSError:  # no descriptor left to check
+        except OSError:  # no file descriptor is left for the check
             return True

@@ -1,4 +1,4 @@
-"""What an ended process was doing: its last steps and records, and the brick of each thread."""
+"""The last activity of an ended process: its last steps and records, and the unfinished brick of each thread."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from cbtop.protocol.vocabulary import NodeKind, Provenance, SourceStatus
 
 LAST_STEPS = 10
 LAST_RECORDS = 5
-STEPS_COMPARED = 64  # number of earlier steps searched for one that began like the unfinished one
+STEPS_COMPARED = 64  # number of earlier steps that are searched for one that began like the unfinished step
 
 
 @dataclass(frozen=True, slots=True)
 class EndedRecord:
-    """One ended run of a node; `ended_s` is Unix time."""
+    """One finished run of a node. `ended_s` is Unix time."""
 
-    path: str  # decode → Layer 0 → RmsNorm
+    path: str  # for example `decode → Layer 0 → RmsNorm`
     us: float
     elements: int
     failed: bool
@@ -35,9 +35,10 @@ class EndedRecord:
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """What a thread, task or greenlet was in. `provenance` is `measured` if it was recorded while it ran.
+    """The unfinished brick of a thread, task or greenlet.
 
-    `derived` is what came next in an earlier step that began in the same way. The thread is then unknown.
+    `provenance` is `measured` if the brick was recorded while it ran. It is `derived` if only an earlier step shows
+    what probably ran next: one that began in the same way. The thread is then unknown.
     """
 
     path: str
@@ -49,7 +50,7 @@ class Unfinished:
 
 @dataclass(frozen=True, slots=True)
 class PostMortem:
-    """The end of one process. Times are Unix times, converted with the clock pair of its ring."""
+    """The end of one process. All times are Unix times, converted with the two clocks stored in the ring."""
 
     pid: int
     program: str
@@ -67,7 +68,7 @@ class PostMortem:
 
 
 def post_mortem(ring_path: Path, steps: int = LAST_STEPS) -> PostMortem:
-    """Return what the ring at `ring_path` and its catalog contain. Raises RingError if it is not a ring."""
+    """Return the contents of the ring at `ring_path` and of its catalog. Raises RingError if it is not a ring."""
     reader = RingReader(ring_path)
     try:
         shift_ns = reader.realtime_ns - reader.monotonic_ns
@@ -119,14 +120,17 @@ def post_mortem(ring_path: Path, steps: int = LAST_STEPS) -> PostMortem:
 
 
 def _step_ends(batch: Batch, nodes: NodeTable) -> list[int]:
-    """Return the indices of step records."""
+    """Return the indices of the step records in `batch`."""
     steps = [node.id for node in nodes.children[None] if node.kind is NodeKind.STEP]
     found: list[int] = np.flatnonzero(np.isin(batch.node, steps)).tolist()
     return found
 
 
 def _derived(batch: Batch, nodes: NodeTable) -> tuple[Unfinished, ...]:
-    """Return what came next in the newest earlier step that began with the same records as the unfinished one."""
+    """Return the brick that probably ran next in the unfinished step.
+
+    That is the next brick of the newest earlier step that began with the same records.
+    """
     node, step_ends = batch.node.tolist(), _step_ends(batch, nodes)
     begun = node[step_ends[-1] + 1 :] if step_ends else []
     bounds = list(zip([-1, *step_ends], step_ends, strict=False))[-STEPS_COMPARED:]

@@ -1,7 +1,7 @@
-"""Since when a process has made no progress, and what it is in meanwhile."""
+"""Finds how long a process has made no progress, and the bricks that its threads are in."""
 
-# Progress is a new record or announcement, or a change in its threads: one begins, ends, or is in something else. The
-# latter because work in a step without a name leaves no record until it ends.
+# Progress is a new record, a new announcement, or a change in the threads: one begins, ends, or enters a different
+# brick. Threads are watched because work without a name inside a step leaves no record until the step ends.
 
 from __future__ import annotations
 
@@ -12,45 +12,47 @@ from cbtop.protocol.ring import NO_NODE, SLOTS
 from cbtop.protocol.ring_reader import Batch, InFlight, RingReader
 
 MIN_QUIET_NS = 1_000_000_000  # shorter pauses are not reported
-LOOK_NS = 500_000_000  # between looks at the threads of a quiet process
+LOOK_NS = 500_000_000  # time between looks at the threads of a quiet process
 
 
 class QuietWatch:
-    """Watches one process by its ring. All times are on this host's monotonic clock, which the process shares."""
+    """Watches one process through its ring. All times are on the host's monotonic clock, shared by the process."""
 
     def __init__(self, ring: RingReader) -> None:
         self._ring = ring
-        self._moved_ns: int | None = None  # its last known progress, except the begin of what runs now
-        self._threads: list[InFlight] | None = None  # at the last look; None: something arrived since
+        # time of the last known progress, except the begin of a brick that still runs
+        self._moved_ns: int | None = None
+        self._threads: list[InFlight] | None = None  # the threads at the last look; None if something arrived since
         self._looked_ns = -LOOK_NS
-        self._version = (0, 0)  # records and messages at the last update
-        self._say = False  # whether any of its threads has ever reported what it is in
+        self._version = (0, 0)  # numbers of records and messages at the last update
+        self._say = False  # whether any thread has ever reported the brick that it is in
 
     def update(self, version: tuple[int, int], batch: Batch, now_ns: int) -> None:
-        """Note whether it has made progress since the last update.
+        """Update the time of the last progress.
 
-        `version` is its number of records and messages, and `batch` its newest records.
+        `version` is the process's number of records and messages, and `batch` has its newest records.
         """
         if version != self._version:
             self._version = version
             end_ns = batch.calls().end_ns
             self.recorded(int(end_ns.max()) if len(end_ns) else None, now_ns)
-        self.look(now_ns)  # also at first, because it may have been quiet for long
+        self.look(now_ns)  # look at the first update, too, because the process may have been quiet for long
 
     def recorded(self, ended_ns: int | None, now_ns: int) -> None:
-        """Note that something arrived, found at `now_ns`; the newest record ended at `ended_ns`.
+        """Note that something arrived by `now_ns`. The newest record ended at `ended_ns`.
 
-        A daemon that starts late learns from that end how long it has been quiet. An end before the known progress or
-        in the future is from a different clock or arrived late. Then the arrival counts.
+        From `ended_ns`, a daemon that starts late learns how long the process has been quiet. The time of arrival
+        counts instead if `ended_ns` is before the last known progress or in the future. Such a record is from a
+        different clock, or arrived late.
         """
         earliest_ns = self._ring.monotonic_ns if self._moved_ns is None else self._moved_ns
         self._moved_ns = ended_ns if ended_ns is not None and earliest_ns <= ended_ns <= now_ns else now_ns
         self._threads = None
 
     def look(self, now_ns: int) -> None:
-        """Look at what its threads are in, if it has been quiet long enough, or has not reported that before.
+        """Look at the threads, if the process has been quiet for MIN_QUIET_NS or none has ever reported a brick.
 
-        A thread that has ended, for example of a request, has freed its slot.
+        A thread that has ended, such as a thread of a request, has freed its slot.
         """
         if self._moved_ns is None:
             self._moved_ns = now_ns
@@ -67,13 +69,16 @@ class QuietWatch:
         self._threads = threads
 
     def quiet(self, now_ns: int, last: int, is_in_step: Callable[[int], bool] = lambda node: True) -> Quiet | None:
-        """Return what is known if it has been quiet long enough; `last` is the node of its newest record."""
+        """Return the stall, or None if the process has not been quiet for long. `last` is its newest record's
+        node.
+        """
         if self._threads is None or self._moved_ns is None:
             return None
         inside = [thread for thread in self._threads if thread.node != NO_NODE]
         # If several threads run, the one that began last shows where progress stopped. A thread in a step comes
-        # before threads that wait outside steps for a request, because the step is what makes no progress.
-        # If its begin is unknown, something in it has ended since, at the last known progress.
+        # before threads that wait for a request outside steps, because the step is what makes no progress. If the
+        # begin of a brick is unknown, something inside the brick has ended since. Then use the time of the last known
+        # progress.
         moved_ns = self._moved_ns
         inside.sort(key=lambda thread: self._begun_ns(thread, now_ns) or moved_ns, reverse=True)
         in_steps = [thread for thread in inside if thread.node < 0 or is_in_step(thread.node)]
@@ -87,7 +92,8 @@ class QuietWatch:
             in_flight=NO_NODE if newest is None else newest.node,
             in_flight_ns=None if begun_ns is None else now_ns - begun_ns,
             threads=len(inside),
-            is_watched=self._say and len(self._threads) < SLOTS,  # if all slots are used, other threads may have none
+            # if all slots are used, further threads may have none
+            is_watched=self._say and len(self._threads) < SLOTS,
             last=last,
             in_flight_size=0 if newest is None else newest.size,
         )

@@ -1,4 +1,4 @@
-"""One profiled process in the daemon: its ring and catalog are read, checked and added up."""
+"""One profiled process in the daemon. Its ring and catalog are read, checked and added up."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ from cbtop.protocol.vocabulary import SourceStatus
 
 _log = logging.getLogger("cbtop.daemon")
 
-QUIET_ROUNDS = 6  # a quiet source is in one keyframe of this many: every half minute at the daemon's pace
-MAX_HOST_CHARS = 64  # HOST_NAME_MAX; a longer name would crowd the pid out of the key
+QUIET_ROUNDS = 6  # a quiet source is in one of this many keyframes, which is every half minute
+MAX_HOST_CHARS = 64  # HOST_NAME_MAX; with a longer name, the key would have no room for the pid
 
 
 class Source:
-    """Reads one ring and its catalog, and keeps the totals. Errors in them affect only this source.
+    """Reads one ring and its catalog, and adds up the records. Errors in the files affect only this source.
 
-    For an ended process, `on_demand` reads only its hello and number of records, and the rest when it is requested.
+    With `on_demand`, only the hello and the number of records of an ended process are read. The rest is read when it
+    is requested.
     """
 
     def __init__(
@@ -49,19 +50,19 @@ class Source:
         self.ended_at_s: float | None = None
         self._announced = Announced()
         self.nodes = self._announced.nodes
-        self._left_out_there = 0  # announcements dropped by the process
+        self._left_out_there = 0  # announcements that the process itself dropped
         self._totals = Totals()
         self.stats = self._totals.stats
         self._clock_s = clock_s
-        self._produced = 0  # records below this number are counted
+        self._produced = 0  # all records with lower numbers are counted
         self._unread = 0
-        self._read_ns = time.perf_counter_ns()  # what ended later is in no statistics
-        self._quiet_version = (0, 0)  # records and messages, at the last keyframe
-        self._quiet_rounds = 0  # keyframes since then without news
-        self._quiet_catalog = 0, 0  # the same for the catalog: messages, and keyframes without news
+        self._read_ns = time.perf_counter_ns()  # records that ended later are not in the statistics yet
+        self._quiet_version = (0, 0)  # numbers of records and messages at the last keyframe
+        self._quiet_rounds = 0  # consecutive keyframes without new records or messages
+        self._quiet_catalog = 0, 0  # number of catalog messages, and consecutive keyframes without new ones
         self._fresh: list[Batch] = []
-        self._handed_out = 0  # the ring's records below this number
-        self._is_wanted = False  # to be read although it has ended
+        self._handed_out = 0  # `records` has returned all records with lower numbers
+        self._is_wanted = False  # whether to read the data although the process has ended
         self._ring = RingReader(ring_path)
         self._watch = QuietWatch(self._ring)
         try:
@@ -76,33 +77,33 @@ class Source:
 
     @property
     def hello(self) -> HostHello | None:
-        """The first message of its catalog, once it is read."""
+        """The first message of the catalog, or None if it is not read yet."""
         return self._announced.hello
 
     @property
     def key(self) -> str:
-        """host:pid:start:serial, stable for the life of the process."""
+        """The key host:pid:start:serial, which is stable for the life of the process."""
         host = self.hello.host[:MAX_HOST_CHARS] if self.hello else "?"
         return f"{host}:{self.ring_path.stem.replace('-', ':')}"
 
     def pid_in(self, namespace: int | None) -> int | None:
-        """Return its pid if it runs and is in that pid namespace."""
+        """Return the pid if the process runs and belongs to the pid namespace `namespace`."""
         if self.hello is None or self.state is not SourceStatus.LIVE or self.hello.pid_namespace != namespace:
             return None
         return self.hello.pid
 
     @property
     def catalog(self) -> list[CatalogMessage]:
-        """The valid messages of the process; of messages that replace each other, the newest."""
+        """The valid catalog messages. Only the newest is kept of messages that replace each other."""
         return self._announced.messages
 
     @property
     def is_behind(self) -> bool:
-        """Whether the catalog is too long for one poll, and records follow later."""
+        """Whether the catalog is too long for one poll. Records are read after the catalog."""
         return (self.state is SourceStatus.LIVE or self._is_wanted) and self._catalog_reader.is_behind
 
     def want(self) -> None:
-        """Read unread data with the next poll."""
+        """Read the unread data with the next poll."""
         if self.is_left_unread:
             self.is_left_unread, self._is_wanted = False, True
 
@@ -112,43 +113,46 @@ class Source:
         try:
             return self.state is SourceStatus.LIVE and self._ring.is_filling
         except RingError:
-            return True  # the poll will report the error
+            return True  # the next poll will report the error
 
     def poll(self) -> None:
-        """Read what is new. A source that violates the protocol becomes `faulty` and is not read any longer."""
+        """Read everything new. A source that violates the protocol becomes `faulty` and is not read any longer."""
         if self.state is not SourceStatus.LIVE and not self._is_wanted:
             if self.ended_at_s is None and not self._liveness.is_alive(self.hello):
                 self.ended_at_s = self._clock_s()
             return
         try:
-            self._announced.add(self._catalog_reader.read_piece())  # the first message says how to tell that it lives
+            # the hello says how to check whether the process is alive
+            self._announced.add(self._catalog_reader.read_piece())
             if self._catalog_reader.is_behind:
-                return  # a long catalog takes several polls, so that other sources need not wait
-            alive = self._liveness.is_alive(self.hello)  # asked first: if it is dead now, this read gets everything
+                return  # read a long catalog in several polls, so that other sources need not wait
+            # check before reading: if the process is dead now, this read gets everything
+            alive = self._liveness.is_alive(self.hello)
             batch = self._read_ring(final=not alive)
-            self._announced.add(self._catalog_reader.read())  # every node was announced before its records
+            # nodes are announced before their records, so this has all nodes of the batch
+            self._announced.add(self._catalog_reader.read())
             self._count(batch)
             self._unread = self._ring.unread
             self._left_out_there = self._ring.left_out
             if self._announced.goodbye is not None:
-                # All records before the goodbye are in the ring by now: read it to its end.
+                # The process wrote all records before its goodbye, so read the ring to its end.
                 self._count(self._read_ring(final=True))
                 self._end(SourceStatus.ENDED, self._announced.goodbye.reason)
             elif not alive:
                 self._end(SourceStatus.GONE, "no goodbye: it was killed, or left by os._exit or exec")
             else:
                 self._watch.update(self.version, batch, self._now_ns())
-        except Exception as error:  # noqa: BLE001 - whatever a hostile file provokes stays with its source
+        except Exception as error:  # noqa: BLE001 - errors provoked by a hostile file affect only its source
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """Stop reading it, because its data caused `error`."""
+        """Stop reading this source, because its data caused `error`."""
         _log.debug("%s", self.ring_path, exc_info=error)
         why = "no memory for it" if isinstance(error, MemoryError) else str(error) or type(error).__name__
         self._end(SourceStatus.FAULTY, why)
 
     def state_message(self) -> SourceState:
-        """Return its state and counters."""
+        """Return the state of the process and its counters."""
         return SourceState(
             source=self.key,
             state=self.state,
@@ -164,7 +168,7 @@ class Source:
         )
 
     def delta(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
-        """Return what changed since the last call, for viewers that have the rest."""
+        """Return the changes since the last call, for viewers that have everything before."""
         messages: list[SourceCatalog | StatsUpdate | SourceState] = []
         if changed := self._announced.changes():
             messages.append(SourceCatalog(self.key, complete=False, messages=changed))
@@ -189,9 +193,9 @@ class Source:
         self._fresh, self._handed_out = [], self._ring.read_to
 
     def snapshot(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
-        """Return everything known, for a new viewer; as a keyframe, it also repairs one that lost messages.
+        """Return everything known, for a new viewer. As a keyframe, it also helps viewers that lost messages.
 
-        While a long catalog is being read, statistics are left out, because a viewer's window begins with them.
+        Statistics are omitted while a long catalog is being read, because a viewer's window begins with them.
         """
         return [
             SourceCatalog(self.key, complete=True, messages=tuple(self.catalog)),
@@ -200,9 +204,9 @@ class Source:
         ]
 
     def keyframe(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
-        """Return everything again.
+        """Return everything known again.
 
-        Unchanged parts (all, or the catalog) are repeated twice, then only occasionally.
+        An unchanged part (the catalog, or all) is repeated twice, and after that in one of QUIET_ROUNDS keyframes.
         """
         self._quiet_rounds = self._quiet_rounds + 1 if self.version == self._quiet_version else 0
         self._quiet_version = self.version
@@ -214,7 +218,7 @@ class Source:
 
     @property
     def version(self) -> tuple[int, int]:
-        """Number of records and messages in its snapshot: nothing has changed while it is equal."""
+        """Numbers of records and messages read. While they stay the same, the snapshot does not change."""
         return self._produced, self._announced.received
 
     def close(self) -> None:
@@ -226,7 +230,7 @@ class Source:
         return round(self._clock_s() * 1e9)
 
     def _quiet(self) -> Quiet | None:
-        """Return that it makes no progress, and what it is in; None if it does."""
+        """Return the stall of the process, or None if it makes progress."""
         last, lane = self._totals.last
         quiet = self._watch.quiet(self._now_ns(), last, self._announced.is_in_step)
         if quiet is None or self.hello is None:
@@ -234,11 +238,11 @@ class Source:
         here = self.hello.pid_namespace == pid_namespace()
         step = int(self.nodes.step_of[last])
         if not quiet.threads and not quiet.is_watched and last != step > 0 and self.stats.running.is_open(step, lane):
-            quiet = replace(quiet, in_flight=step)  # a step with records, but not its end
+            quiet = replace(quiet, in_flight=step)  # the step has records but has not ended
         return replace(quiet, is_suspended=here and is_suspended(self.hello.pid))
 
     def _look_at_what_is_left(self) -> None:
-        """Read its hello and its number of records. If it has no hello, it is read like others."""
+        """Read only the hello and the number of records. Without a hello, the source is read completely."""
         try:
             self._announced.add(self._catalog_reader.read_first())
             how = SourceStatus.ENDED if self._ring.is_closed else SourceStatus.GONE
@@ -252,11 +256,11 @@ class Source:
 
     def _end(self, state: SourceStatus, reason: str) -> None:
         self.state, self.reason, self._unread, self._is_wanted = state, reason, 0, False
-        if state is not SourceStatus.FAULTY:  # a faulty process may still run, and keeps its files that long
+        if state is not SourceStatus.FAULTY:  # a faulty process may still run, so do not delete its files yet
             self.ended_at_s = self._clock_s()
 
     def _read_ring(self, *, final: bool) -> Batch:
-        # Reading a long, full ring takes a second. What ends meanwhile comes with the next read.
+        # Reading a long, full ring takes a second. Records that end during that second come with the next read.
         self._read_ns = time.perf_counter_ns()
         return self._ring.read(final=final)
 

@@ -18,16 +18,16 @@ from cbtop.protocol.ring_reader import Batch
 
 
 class Totals:
-    """Adds up the records of one source, and counts those that it lost."""
+    """Adds up the records of one source, and counts the lost ones."""
 
     def __init__(self) -> None:
         self.stats = NodeStats()
         self.received = self.overwritten = self.before_attach = self.rejected = 0
-        self.last = NO_NODE, 0  # the node of the newest record, and its lane
+        self.last = NO_NODE, 0  # node and lane of the newest record
         self._sequence = 0
         self._changed_nodes: list[Column] = []
         self._changed_cells: list[Column] = []
-        self._changed_from_ns: int | None = None  # the records of these changes began no earlier
+        self._changed_from_ns: int | None = None  # earliest begin of the records since the last call of `changes`
 
     def sift(self, batch: Batch, nodes: NodeTable) -> Batch:
         """Return the valid records of `batch`, and count the invalid and lost ones."""
@@ -55,7 +55,7 @@ class Totals:
         self._changed_cells.append(changed_cells)
 
     def changes(self, source: str, read_ns: int) -> Iterator[StatsUpdate]:
-        """Yield what changed since the last call, as updates of `source`, whose ring was read at `read_ns`."""
+        """Yield the changes since the last call as updates of `source`. Its ring was read at `read_ns`."""
         if not self._changed_nodes:
             return
         node = distinct(np.concatenate(self._changed_nodes))
@@ -66,14 +66,16 @@ class Totals:
         self._changed_cells.clear()
 
     def everything(self, source: str, read_ns: int) -> Iterator[StatsUpdate]:
-        """Yield all statistics, as updates of `source`, whose ring was read at `read_ns`."""
+        """Yield all statistics as updates of `source`. Its ring was read at `read_ns`."""
         node, cells = self.stats.nodes_with_records(), self.stats.all_buckets()
         yield from self._updates(source, read_ns, node, cells, 0)
 
     def _updates(
         self, source: str, read_ns: int, node: Column, cell: Column, ran_from_ns: int | None
     ) -> Iterator[StatsUpdate]:
-        """Yield the totals of `node`, the counts of the ascending histogram cells, and when steps ran."""
+        """Yield updates with the totals of `node`, the counts of the ascending histogram cells, and step
+        intervals.
+        """
         yield self._update(source, read_ns, node, cell[:MAX_CELLS], ran_from_ns)
         for at in range(MAX_CELLS, len(cell), MAX_CELLS):
             yield self._update(source, read_ns, node[:0], cell[at : at + MAX_CELLS], None)

@@ -1,1 +1,1 @@
-"""Feeds answer what a screen or report asks for: views of live processes, of recordings, and of runs."""
+"""Feeds build the views that a screen or report shows, from live processes, recordings, or runs."""

@@ -1,4 +1,4 @@
-"""Runs `cbtop calibrate` for the roofs of one source in a subprocess, so that the screen is not blocked."""
+"""Runs `cbtop calibrate` for the roofs of one source. It runs in a subprocess, so that the screen is not blocked."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from cbtop.viewmodels.source import SourceView
 
 END_WITHIN_S = 5.0
 MAX_SAID_BYTES = 1 << 16
-ENGINE = "numba"  # of the extra `compute`
-GOES_ON = " …"  # ProgressLine ends its lines like this if the output is not a terminal
+ENGINE = "numba"  # the package that the extra `compute` installs
+GOES_ON = " …"  # a progress line of ProgressLine ends like this if the output is not a terminal
 
 
 def why_not_measured(source: SourceView) -> str:
-    """Return why the roofs of this source cannot be measured here, or "" if they can."""
+    """Return the reason why the roofs of this source cannot be measured here, or ""."""
     if source.merged is not None:
         return "these are several processes, and a roof is of one machine: press m until one is shown"
     if source.host != socket.gethostname():
@@ -30,9 +30,9 @@ def why_not_measured(source: SourceView) -> str:
 
 
 class Calibration:
-    """A running `cbtop calibrate` for `source`. Call `poll` until it has ended; `close` ends it early.
+    """A running `cbtop calibrate` for `source`. Call `poll` until it has ended. `close` ends it early.
 
-    The measured roofs are stored in the roofs file, which every viewer on this machine reads.
+    The measured roofs are stored in the roofs file. Every viewer on this machine reads that file.
     """
 
     def __init__(self, source: SourceView) -> None:
@@ -49,9 +49,9 @@ class Calibration:
             raise
 
     def poll(self) -> list[str] | None:
-        """Return its output lines about the roofs, or None while it runs. Raises CbtopError if it fails."""
+        """Return the output lines about the roofs, or None while calibrate runs. Raises CbtopError if it fails."""
         exit_code = self._process.poll()
-        # pread, because the process writes at the shared file position.
+        # Use pread, because it does not move the file position, which the process shares for writing.
         lines = os.pread(self._said.fileno(), MAX_SAID_BYTES, 0).decode("utf-8", "replace").splitlines()
         steps = [line for line in lines if line.endswith(GOES_ON)]
         if exit_code is None:
@@ -63,7 +63,7 @@ class Calibration:
         return found
 
     def close(self) -> None:
-        """End it if it still runs. Then nothing is stored."""
+        """End calibrate if it still runs. Then nothing is stored."""
         self._process.terminate()
         try:
             self._process.wait(END_WITHIN_S)
@@ -80,9 +80,10 @@ class Calibration:
 
 
 def arguments(source: SourceView) -> list[str]:
-    """Return the arguments of calibrate: threads and weights size as in the source; none (everything) for a GPU.
+    """Return the arguments of calibrate for this source.
 
-    Without the engine, only the short measurement is possible.
+    For a CPU: the number of threads and the size of the weights. For a GPU: none, so that everything is measured. If
+    the compute engine is not installed, only the short measurement is possible.
     """
     roofs = source.roofline.ceilings
     if source.threads is None or any(roof.gpu for roof in roofs):

@@ -1,4 +1,4 @@
-"""The feed: a viewer's links to daemons and the views built from them. The TUI and headless commands share it."""
+"""The feed: a viewer's links to daemons, and the views of their data. The TUI and headless commands use it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from cbtop.viewmodels.verdicts import judged
 
 @dataclass(frozen=True, slots=True)
 class FeedEnd:
-    """Why a viewer has nothing more to show, and the matching exit code."""
+    """The reason why a viewer has nothing more to show, with the exit code."""
 
     exit_code: int
     message: str
@@ -49,9 +49,10 @@ class FeedEnd:
 
 @dataclass(frozen=True, slots=True)
 class FeedSnapshot:
-    """A source with its daemon's store, the daemon's silence (`stale_s`, None if not silent) and the clock offset.
+    """A source with the store of its daemon and the clock offset of its host.
 
-    `now_ns` is the current monotonic clock of its host, or None if not known.
+    `stale_s` is the time since the daemon's last message, or None if the daemon is not silent. `now_ns` is the
+    current monotonic clock of the host, or None if unknown.
     """
 
     record: SourceRecord
@@ -64,14 +65,14 @@ class FeedSnapshot:
 class Views:
     """The views built from all visible sources."""
 
-    silenced: Collection[str] = ()  # ids of verdicts the user has turned off
-    baselines: Sequence[Snapshot] = ()  # one per process: what each view is compared with
+    silenced: Collection[str] = ()  # ids of verdicts that the user has turned off
+    baselines: Sequence[Snapshot] = ()  # the baseline of each process, empty if views are not compared
 
     def __init__(self) -> None:
         self._own_cost = OwnCost()
 
     def poll(self, timeout_ms: int = 0) -> None:
-        """Apply what has arrived. Wait at most `timeout_ms` for the first message."""
+        """Apply the messages that have arrived. Wait at most `timeout_ms` for the first message."""
         self._own_cost.tick()
 
     @abstractmethod
@@ -79,11 +80,11 @@ class Views:
         """Return every source by its key."""
 
     def ceilings(self, record: SourceRecord) -> Iterable[Ceiling]:
-        """Return the roofs of a source: those it announced."""
+        """Return the roofs that a source announced."""
         return record.ceilings.values()
 
     def want(self, key: str) -> None:
-        """Request the data of an ended source `key`, if possible and not read yet."""
+        """Request the data of the ended source `key`, if it was not read yet and can be requested."""
 
     def sources(self) -> tuple[SourceSummary, ...]:
         """Return every source, the newest live one first."""
@@ -92,9 +93,9 @@ class Views:
         return tuple(replace(summary, stale_s=seen[summary.key].stale_s) for summary in found)
 
     def listed(self, phase: str | None = None, *, window: bool = False) -> ListView:
-        """Return the list of sources and the cost of cbtop. Data that arrives meanwhile appears in the next list."""
+        """Return the list of sources and the cost of cbtop. Data that arrives later only appears in the next list."""
         seen, known = self.seen(), self.sources()
-        machine_of = cache(machine_view)  # several sources share a machine
+        machine_of = cache(machine_view)  # cached, because several sources share a machine
         slowest_of = cache(partial(_slowest, seen))
 
         @cache
@@ -110,7 +111,7 @@ class Views:
         return ListView(tuple(one.key for one in known), ended, row, tuple(self._costs()), bool(self.baselines))
 
     def _costs(self) -> Iterator[ProcessCost]:
-        """Yield the cost of this process, then of every daemon outside it."""
+        """Yield the cost of this process, then of every daemon in other processes."""
         own = self._own_cost
         why = "" if own.cpu_percent is not None else "it has run for less than a second"
         inside = ", the daemon in it" if self.is_daemon_inside else ""
@@ -119,7 +120,7 @@ class Views:
 
     @property
     def is_daemon_inside(self) -> bool:
-        """Whether the daemon runs in this process because no other was running."""
+        """Whether a daemon runs in this process, because no other was running."""
         return False
 
     @abstractmethod
@@ -127,9 +128,9 @@ class Views:
         """Yield the cost of each daemon that runs in another process."""
 
     def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
-        """Return the view of a source, since its start or over the recent window. `key` None means the first source.
+        """Return the view of a source (None: the first one), since its start or over the recent window.
 
-        Returns None if there is no such source yet.
+        Returns None if no such source has appeared yet.
         """
         if key is None:
             known = self.sources()
@@ -157,9 +158,9 @@ class Views:
     def merged(
         self, mode: MergeMode, key: str | None = None, phase: str | None = None, *, window: bool = False
     ) -> SourceView | None:
-        """Return one view of all sources that belong together with `key` (None: the first).
+        """Return one view of all sources that belong together with the source `key` (None: the first one).
 
-        None without any source.
+        Returns None without any source.
         """
         seen = self.seen()
         if key not in seen:
@@ -189,9 +190,9 @@ class Views:
         return judged(view, self.silenced)
 
     def read_alike(self, key: str) -> set[str]:
-        """Request the unread data of all processes that run the program of `key`. Returns the keys not read yet.
+        """Request the unread data of all processes that run the same program as `key`. Returns the keys not read yet.
 
-        Their data says which model they ran, and so whether they belong together.
+        Their data names the models that they ran. Only processes with the same model belong together.
         """
         seen = self.seen()
         program = _program(seen[key].record)
@@ -201,7 +202,7 @@ class Views:
         return unread
 
     def snapshots(self) -> tuple[Snapshot, ...]:
-        """Return the recent window of every process that has enough steps for a baseline."""
+        """Return the snapshot of the recent window of every process that has enough steps for a baseline."""
         found = (snapshot(source.record, gpus_of(source)) for source in self.seen().values())
         return tuple(one for one in found if any(phase.times for phase in one.phases))
 
@@ -218,12 +219,12 @@ class Views:
         self.baselines = ()
 
     def finished(self) -> FeedEnd | None:
-        """Return why there is nothing more to show, or None. A feed does not end the viewer by itself."""
+        """Return the reason why there is nothing more to show, or None. This feed never ends a viewer."""
         return None
 
     @abstractmethod
     def close(self) -> None:
-        """Release all that was opened."""
+        """Release all resources."""
 
     def __enter__(self) -> Self:
         return self
@@ -232,7 +233,7 @@ class Views:
         self.close()
 
     def _with_rate_change(self, source: FeedSnapshot, row: SourceRow) -> SourceRow:
-        """Return `row` with the change of its tokens/s since the baseline, or the reason why it is unknown."""
+        """Return `row` with the change of its tokens/s since the baseline, or with the reason why it is unknown."""
         change, why = None, "it marks no steps"
         if row.phase is not None:
             now = snapshot(source.record, gpus_of(source), row.phase, self.baselines, inside=False)
@@ -243,7 +244,7 @@ class Views:
     def _compared(self, source: FeedSnapshot, view: SourceView) -> Comparison | None:
         """Compare the recent window of `source` with its baseline, in the phase of `view`.
 
-        None if it has no baseline.
+        Returns None if the source has no baseline.
         """
         now = snapshot(source.record, gpus_of(source), view.phase, self.baselines) if self.baselines else None
         bases = baselines_of(self.baselines, now) if now else []
@@ -258,7 +259,7 @@ class Views:
 
 
 class StoreViews(Views):
-    """The views built from one store, of the sources that match `selected` (empty: all)."""
+    """The views built from one store. They show the sources that match `selected`, or all sources if it is empty."""
 
     def __init__(self, selected: Sequence[str]) -> None:
         super().__init__()
@@ -267,7 +268,7 @@ class StoreViews(Views):
     @property
     @abstractmethod
     def store(self) -> Store:
-        """The store."""
+        """The store of the views."""
 
     @property
     @abstractmethod
@@ -287,11 +288,11 @@ class StoreViews(Views):
 
 
 class Feed(Views):
-    """The live sources of one daemon or several, see `Links`.
+    """The live sources of one or several daemons (see `Links`).
 
-    If `selected` is given, only sources that match one of its entries are shown: a key, a pid or `rank=N`. A daemon
-    inside remembers the last `history_s` seconds. Raises EndpointError for an invalid address, KeysError for an
-    address on another host without `keys`.
+    If `selected` is given, only sources that match one of its entries are shown. An entry is a key, a pid or
+    `rank=N`. A daemon in this process remembers the last `history_s` seconds. Raises EndpointError for an invalid
+    address, and KeysError for an address on another host without `keys`.
     """
 
     def __init__(
@@ -309,7 +310,7 @@ class Feed(Views):
         self._kept_roofs = StoredRoofs()
         self._marks: Marks | None = None
         self._heard_ns = 0
-        # Per view: the verdicts made since the last heartbeat, and the baselines used.
+        # By view: the baselines in use, and the verdicts made since the last heartbeat.
         self._verdicts: dict[object, tuple[Sequence[Snapshot], tuple[Verdict, ...]]] = {}
         self.links = Links(endpoints, window_s, keys, history_s)
 
@@ -319,7 +320,7 @@ class Feed(Views):
         self._mark()
 
     def _mark(self) -> None:
-        """Note notable events once per heartbeat, for one daemon only: several daemons have different clocks."""
+        """Find notable events once per heartbeat. Several daemons have different clocks, so they have no events."""
         heard_ns = self.links.heard_ns
         if heard_ns is None or heard_ns == self._heard_ns:
             return
@@ -332,13 +333,13 @@ class Feed(Views):
 
     @property
     def marks(self) -> Marks | None:
-        """Notable events of the last minutes, or None if nothing was heard or there are several daemons."""
+        """Notable events of the last minutes. None if no message has arrived, or if there are several daemons."""
         return self._marks
 
     def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
-        """Return the view of a source, since its start or over the recent window. `key` None means the first source.
+        """Return the view of a source (None: the first one), since its start or over the recent window.
 
-        Its verdicts are made once per heartbeat, because text that changes twice a second cannot be read.
+        Its verdicts are made once per heartbeat, because a text that changes twice a second cannot be read.
         """
         view = super().view(key, phase, window=window)
         if view is None or self._marks is None:
@@ -348,7 +349,7 @@ class Feed(Views):
         return view
 
     def _verdicts_on(self, view: SourceView) -> tuple[Verdict, ...]:
-        """Return the verdicts on `view`, or those made on the same view since the last heartbeat."""
+        """Return the verdicts on `view`. Reuse those made for the same view since the last heartbeat."""
         what = view.key, view.phase, view.window is None, frozenset(self.silenced)
         known = self._verdicts.get(what)
         if known is None or known[0] is not self.baselines:
@@ -356,7 +357,7 @@ class Feed(Views):
         return known[1]
 
     def watched(self) -> TimeView | None:
-        """Return the watched part of the last minutes, with its notable events."""
+        """Return the part of the last minutes during which this viewer was connected, with its notable events."""
         if self._marks is None:
             return None
         begin_ns = max(self._marks.begin_ns, self._heard_ns - round(MAX_HISTORY_S * 1e9))
@@ -364,11 +365,11 @@ class Feed(Views):
         return TimeView(length_s, length_s, self._marks.since(begin_ns), is_now=True)
 
     def follow_records(self, on: bool) -> None:
-        """Start or stop receiving every record, which a timeline needs."""
+        """Start or stop receiving every record. A timeline needs all records."""
         self.links.follow_records(on)
 
     def seen(self) -> Mapping[str, FeedSnapshot]:
-        """Return every selected source. If two links report the same source, use one that is not silent."""
+        """Return every selected source. If two links report the same source, prefer a link that is not silent."""
         by_freshness = sorted(self.links, key=lambda link: link.stale_s or 0, reverse=True)
         found: dict[str, FeedSnapshot] = {}
         for link in by_freshness:
@@ -386,44 +387,46 @@ class Feed(Views):
                 yield cost
 
     def ceilings(self, record: SourceRecord) -> Iterable[Ceiling]:
-        """Return the roofs of a source: as announced, or as measured on this machine since."""
+        """Return the roofs of a source. A roof measured later on this machine replaces the announced one."""
         return self._kept_roofs.over(record)
 
     def want(self, key: str) -> None:
-        """Request the unread data of an ended source. One request per daemon at a time; a later poll gets it."""
+        """Request the unread data of an ended source, one source per daemon at a time. A later poll reads the
+        answer.
+        """
         self.links.want(key)
 
     @property
     def is_daemon_inside(self) -> bool:
-        """Whether the daemon runs in this process because no other was running."""
+        """Whether a daemon runs in this process, because no other was running."""
         return self.links.is_daemon_inside
 
     @property
     def is_complete(self) -> bool:
-        """Whether some daemon has answered and all it sent is applied."""
+        """Whether at least one daemon has answered, and all received messages are applied."""
         return self.links.is_complete
 
     @property
     def knows_devices(self) -> bool:
-        """Whether every daemon has reported its devices and processes, also the figures that take two samples."""
+        """Whether every daemon has reported its devices and processes, including figures that need two samples."""
         return all(_knows_devices(link.store) for link in self.links)
 
     @property
     def left_out(self) -> str:
-        """The number, names and reasons of sources dropped for lack of room; empty if none."""
+        """The number, names and reasons of the sources dropped for lack of memory, or ""."""
         return self.links.left_out
 
     @property
     def refused(self) -> str:
-        """Why every daemon rejects us or we their messages; empty if one does not, or may accept us later."""
+        """Why all daemons and this viewer reject each other. Empty if one link works, or may still work."""
         return self.links.refused
 
     def status(self) -> str:
-        """Return one line about the links."""
+        """Return one line about the state of the links."""
         return self.links.status()
 
     def close(self) -> None:
-        """Close the links and the daemon inside."""
+        """Close the links, and stop the daemon in this process."""
         self.links.close()
 
 
@@ -446,18 +449,18 @@ def _knows_devices(store: Store) -> bool:
 
 
 def gpus_of(source: FeedSnapshot) -> list[str]:
-    """Return the names of the GPUs this source is known to use."""
+    """Return the names of the GPUs that this source is known to use."""
     return [row.device.name for row in machine_view(source.store, source.stale_s).gpus_of(source.record.key)]
 
 
 def _machines(sources: Iterable[FeedSnapshot]) -> tuple[MachineView, ...]:
-    """Return the machine of each daemon, each once."""
+    """Return the machine of each daemon without repetitions."""
     stores = {id(source.store): source for source in sources}
     return tuple(machine_view(source.store, source.stale_s) for source in stores.values() if source.store.devices)
 
 
 def _slowest(seen: Mapping[str, FeedSnapshot], job: Job | None, phase: str | None) -> StragglerView | None:
-    """Return the straggler among the ranks of a job."""
+    """Return the straggler among the ranks of a job, if any."""
     if job is None or phase is None:
         return None
     heard = (source.record for source in seen.values() if source.stale_s is None)

@@ -9,13 +9,13 @@ from cbtop.protocol import codec
 from cbtop.protocol.messages import Message
 from cbtop.protocol.recording import Frame, FrameKind
 
-MAX_KEPT_BYTES = 1 << 20  # largest message kept decoded
+MAX_KEPT_BYTES = 1 << 20  # larger messages are not cached
 
 
 class FrameDecoder:
-    """Keeps the last decoded messages of keyframes.
+    """Decodes frames, and caches the last decoded messages of keyframes.
 
-    Consecutive keyframes repeat many; decoding a catalog again would take a third of a jump.
+    Consecutive keyframes repeat many messages. Decoding a catalog again would take a third of the time of a jump.
     """
 
     def __init__(self) -> None:

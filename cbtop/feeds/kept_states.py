@@ -1,4 +1,4 @@
-"""The states of a store at the last keyframes of a recording, so that small steps back are fast."""
+"""Stores the states of a store at the last keyframes of a recording, so that small steps back are fast."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ MAX_STATES, MAX_STATES_BYTES = 4, 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """The state before the frame at `offset`, at time `at_ns`."""
+    """The state of a store at time `at_ns`, before it applied the frame at `offset`."""
 
     at_ns: int
     offset: int
-    pickled: bytes  # takes half the time of a deep copy, and is one object
+    pickled: bytes  # pickling takes half the time of a deep copy, and gives one object
 
     def store(self) -> Store:
         """Return a new store in this state."""
@@ -26,19 +26,19 @@ class KeptState:
 
 
 class KeptStates:
-    """At most MAX_STATES states. Each can be played on for at most `reach_ns`."""
+    """At most MAX_STATES states. A target must be within `reach_ns` after a state to be reached from it."""
 
     def __init__(self, reach_ns: int) -> None:
         self._reach_ns = reach_ns
         self._states: deque[KeptState] = deque(maxlen=MAX_STATES)
 
     def keep(self, store: Store, offset: int, at_ns: int) -> None:
-        """Keep the state of `store`, unless it is large or there is one of this moment."""
+        """Keep the state of `store`, unless it is large or a state of this moment is kept already."""
         if store.size_bytes * MAX_STATES <= MAX_STATES_BYTES and all(at_ns != one.at_ns for one in self._states):
             self._states.append(KeptState(at_ns, offset, pickle.dumps(store, pickle.HIGHEST_PROTOCOL)))
 
     def before(self, target_ns: int) -> KeptState | None:
-        """Return the latest state from which the target can be reached without a jump."""
+        """Return the latest state that can reach the target without a jump, or None."""
         found = [one for one in self._states if one.at_ns <= target_ns <= one.at_ns + self._reach_ns]
         return max(found, key=lambda one: one.at_ns, default=None)
 

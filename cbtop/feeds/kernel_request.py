@@ -1,4 +1,4 @@
-"""Asks a local process to record its kernels and waits for them. Used by a command and by the screen."""
+"""Requests the kernels of a local process and waits for them. A command and the screen use it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ POLL_S = 0.05
 
 
 class KernelRequest:
-    """A request for the kernels of a process's next steps. Call `poll` until they arrive; `close` withdraws it.
+    """A request for the kernels of a process's next steps. Call `poll` until they arrive. `close` withdraws it.
 
-    Raises CbtopError if the process takes no requests or refuses, NoDataError if it ends or `wait_s` is over,
-    RequestError if it cannot be asked. The caller still owns `source`.
+    Raises CbtopError if the process accepts no requests or refuses this one, NoDataError if it ends or does not
+    answer within `wait_s`, and RequestError if the request cannot be sent. The caller must still close `source`.
     """
 
     def __init__(self, source: Source, steps: int = DEFAULT_STEPS, wait_s: float = DEFAULT_WAIT_S) -> None:
@@ -33,7 +33,7 @@ class KernelRequest:
         self._pid = pid_of(source)
         self._deadline_s = time.monotonic() + wait_s
         self.status = f"waiting for a step of pid {self._pid}, at most {wait_s:g} s"
-        self.done: float | None = None  # 0..1
+        self.done: float | None = None  # progress from 0 to 1, or None if unknown
         self._asker = RequestSlot(source.ring_path)
         try:
             if not self._asker.listens:
@@ -92,12 +92,12 @@ class KernelRequest:
 
 
 def live_source(ring: Path) -> Source | None:
-    """Return the source of a ring, or None if its process has ended or belongs to another user."""
+    """Return the source of a ring. Return None if its process has ended or belongs to another user."""
     try:
         if not runs(ring):
             return None
         source = Source(ring)
-    except (ProtocolError, OSError):  # it ended meanwhile, or is not a ring
+    except (ProtocolError, OSError):  # the process has ended meanwhile, or the file is not a ring
         return None
     _read(source)
     if source.state is not SourceStatus.LIVE:
@@ -107,7 +107,10 @@ def live_source(ring: Path) -> Source | None:
 
 
 def own_source(key: str) -> Source:
-    """Return the source shown as `key`. Raises NoDataError if it does not run here or belongs to another user."""
+    """Return the source that is shown as `key`.
+
+    Raises NoDataError if its process does not run on this machine or belongs to another user.
+    """
     host, *numbers = key.rsplit(":", 3)
     for ring in rings_of([ring_of(key)]):
         source = live_source(runtime_dir() / ring)
@@ -122,7 +125,7 @@ def own_source(key: str) -> Source:
 
 
 def pid_of(source: Source) -> int:
-    """Return its pid, or 0 if not known yet."""
+    """Return the pid of the process, or 0 if it is not known yet."""
     return source.hello.pid if source.hello else 0
 
 

@@ -1,4 +1,4 @@
-"""Notable events on the time bar: stalls, processes that begin or end, changes of phase, and verdicts."""
+"""Finds notable events for the time bar: stalls, processes that begin or end, changes of phase, and verdicts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from cbtop.viewmodels.verdict import Severity
 
 MAX_MARKS = 10_000
 SECOND_NS = 1_000_000_000
-# A verdict begins when a view shows it. No view may have shown it during the last VERDICT_ENDS_NS, and the view must
-# have existed JUST_BEFORE_NS ago.
+# A verdict is an event when a view first shows it. It counts as new if the view has not shown it for VERDICT_ENDS_NS,
+# and only if the view itself was judged at most JUST_BEFORE_NS ago.
 VERDICT_ENDS_NS, JUST_BEFORE_NS = 10 * SECOND_NS, 3 * SECOND_NS
-LOOK_AGAIN_NS = 3 * SECOND_NS // 2  # every other heartbeat, because making the verdicts takes as long as half a frame
+# judge at every other heartbeat, because making the verdicts takes as long as half a frame
+LOOK_AGAIN_NS = 3 * SECOND_NS // 2
 FOUND_WITHIN_NS = 30 * SECOND_NS
 _STILL = (StallKind.STALLED, StallKind.SUSPENDED)
 _URGENCY = list(Mark)
@@ -27,13 +28,13 @@ class Marks:
     def __init__(self, begin_ns: int) -> None:
         self.begin_ns = begin_ns
         self.found: dict[int, Mark] = {}
-        self._known: dict[str, bool] | None = None  # every source, and whether it had ended
-        self._phases: dict[str, str] = {}  # per source, the phase that took the most of its last second
-        # Per view: when it was last judged, and when it last had each verdict.
+        self._known: dict[str, bool] | None = None  # by source: whether it had ended at the last look
+        self._phases: dict[str, str] = {}  # by source: the phase with the most time in its last second
+        # By view: when it was last judged, and when it last had each verdict.
         self._judged: dict[tuple[str, str | None, bool], tuple[int, dict[str, int]]] = {}
 
     def forget_before(self) -> None:
-        """Forget the state before a gap: for a source that began or ended during it, the moment is unknown."""
+        """Forget the last state before a gap. If a source begins or ends during the gap, the moment is unknown."""
         self._known = None
         self._phases.clear()
 
@@ -43,7 +44,7 @@ class Marks:
             del self.found[second]
 
     def look(self, at_ns: int, records: Iterable[SourceRecord]) -> None:
-        """Note the events in the state of `records` at `at_ns`."""
+        """Find the events that show in the state of `records` at `at_ns`."""
         known = list(records)
         before, self._known = self._known, {one.key: one.has_ended for one in known}
         for record in known:
@@ -60,14 +61,14 @@ class Marks:
                 self._put(at_ns, Mark.PHASE)
 
     def judge(self, at_ns: int, view: SourceView) -> None:
-        """Note new verdicts on a view at `at_ns`, at most every 1.5 s.
+        """Find new verdicts on a view at `at_ns`, at most every 1.5 s.
 
-        Notes are ignored: they describe healthy processes.
+        Verdicts of severity `note` are ignored, because they describe healthy processes.
         """
         what = view.key, view.phase, view.window is None
         seen_ns, known = self._judged.get(what, (None, {}))
         if seen_ns is not None and 0 <= at_ns - seen_ns < LOOK_AGAIN_NS:
-            return  # already judged; the verdicts of views that do not show them are never made
+            return  # judged recently; return before `view.verdicts` makes verdicts that nothing shows
         ids = {one.id for one in view.verdicts if one.severity is not Severity.NOTE}
         if seen_ns is not None and 0 <= at_ns - seen_ns <= JUST_BEFORE_NS:
             if any(at_ns - known.get(one, -VERDICT_ENDS_NS) >= VERDICT_ENDS_NS for one in ids):
@@ -77,12 +78,12 @@ class Marks:
         self._judged[what] = at_ns, {**known, **dict.fromkeys(ids, at_ns)}
 
     def take(self, other: Marks) -> None:
-        """Add events found by `other`, from the begin of this one on."""
+        """Add the events found by `other` that are not before `begin_ns` of this object."""
         for second, mark in other.found.items():
             self._put(other.begin_ns + second * SECOND_NS, mark)
 
     def since(self, begin_ns: int) -> Mapping[int, Mark]:
-        """Return the same events by second since `begin_ns`."""
+        """Return the events from `begin_ns` on, by seconds since then."""
         moved = ((self.begin_ns + second * SECOND_NS - begin_ns) // SECOND_NS for second in self.found)
         return {second: mark for second, mark in zip(moved, self.found.values(), strict=True) if second >= 0}
 
@@ -94,13 +95,16 @@ class Marks:
 
 
 def _began_ns(record: SourceRecord, at_ns: int) -> int | None:
-    """Return when the process said hello, or None if that is not recent: it ran before, or has a different clock."""
+    """Return when the process said hello.
+
+    Return None if that is not recent. The process then ran before, or it has a different clock.
+    """
     began_ns = record.hello.monotonic_ns if record.hello else None
     return began_ns if began_ns is not None and 0 <= at_ns - began_ns <= FOUND_WITHIN_NS else None
 
 
 def _busiest_phase(record: SourceRecord) -> str:
-    """Return the phase that took the most of its last second, or "" if it ran no step."""
+    """Return the phase with the most time in the process's last second, or "" if no step ran."""
     latest = {phase: (list(samples)[-2:]) for phase, samples in record.history.items() if len(samples) > 1}
     newest_ns = max((samples[-1].monotonic_ns for samples in latest.values()), default=0)
     took_ns = {

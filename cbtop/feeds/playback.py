@@ -1,4 +1,4 @@
-"""Plays a recording: a store, brought to any moment or range of it."""
+"""Plays a recording. Brings a store to the state at any moment of the recording, or to the end of any range."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from cbtop.protocol.messages import DaemonHello, Heartbeat, RecordBatch
 from cbtop.protocol.recording import Frame, FrameKind, RecordingReader
 from cbtop.viewmodels.selection import is_selected
 
-SLACK = 1.1  # extra reach for a curve: its samples are one a second, and some come late
-# A jump begins this much earlier, and the states at the last keyframes are kept, so that small steps back are fast.
+SLACK = 1.1  # extra reach for a curve, because its samples are one a second and may be late
+# A jump begins this much earlier than necessary and keeps the last states, so that small steps back are fast.
 STEPS_BACK_NS = 15_000_000_000
-RECENT_NS = 10_000_000_000  # a timeline shows the last 10 s, or those before the end of a process
-RANGE_RECENT_NS = 60_000_000_000  # the timeline of a chosen range shows the last 60 s
+RECENT_NS = 10_000_000_000  # a timeline shows the last 10 s, or the 10 s before the end of a process
+RANGE_RECENT_NS = 60_000_000_000  # for a chosen range, a timeline shows the last 60 s
 
 
 @dataclass(slots=True)
 class _Range:
-    """The chosen range of a recording, shown instead of one moment."""
+    """The chosen range of a recording. It is shown instead of a moment."""
 
     begin_ns: int
     end_ns: int
@@ -37,7 +37,7 @@ class _Range:
 
 
 class Playback:
-    """The store at a moment of a recording, or after a range of it, and the marks of the part read until then."""
+    """The store at a moment or after a range of a recording, and the notable events in the part read until then."""
 
     def __init__(
         self,
@@ -49,17 +49,17 @@ class Playback:
         curves_s: float,
     ) -> None:
         self.store = Store(window_s)
-        self.touched = 0  # frames decoded so far
+        self.touched = 0  # number of decoded frames
         self.refused: set[int] = set()  # offsets of frames with undecodable messages
-        self.reason = ""  # why the last of them was rejected
+        self.reason = ""  # why the latest of these messages was rejected
         self.marks = Marks(reader.begin_ns)
         self._reader, self._window_s, self._selected = reader, window_s, selected
         self._decoder, self._clock_s = decoder, clock_s
         self._follows_records = False
         self._frames: Iterator[Frame] = iter(())
         self._next: Frame | None = None
-        # A jump begins at a keyframe this long before its target: as far back as the longest curve and the window
-        # reach. The view is then the same as after playing everything before.
+        # A jump begins at a keyframe this long before its target, which is as far back as the longest curve and the
+        # window reach. The view is then the same as after playing the recording from its beginning.
         self._reach_ns = round(max(curves_s * SLACK, reaches_back_s(window_s)) * 1e9)
         self._states = KeptStates(self._reach_ns)
         self._range: _Range | None = None
@@ -74,15 +74,15 @@ class Playback:
         self.advance()
 
     def _shown(self) -> Iterator[SourceRecord]:
-        """Yield the selected sources."""
+        """Yield the records of the selected sources."""
         for record in self.store.sources.values():
             if not self._selected or is_selected(record, self._selected):
                 yield record
 
     def select(self, one_s: float, other_s: float) -> None:
-        """Seek to the range between two moments. Only its steps are shown until `aim` goes elsewhere.
+        """Set the target to a range between two moments. Only steps of the range are shown until `aim` is called.
 
-        A step belongs to the range if the daemon reported its end within it.
+        A step belongs to the range if the daemon reported its end within the range.
         """
         begin_ns, end_ns = sorted((moment_ns(self._reader, one_s), moment_ns(self._reader, other_s)))
         self._range = _Range(begin_ns, end_ns)
@@ -92,24 +92,25 @@ class Playback:
 
     @property
     def range_s(self) -> tuple[float, float] | None:
-        """The shown range in seconds from the beginning, or None."""
+        """Begin and end of the shown range in seconds, or None without a range."""
         if self._range is None:
             return None
         begin_ns, end_ns = (at_ns - self._reader.begin_ns for at_ns in (self._range.begin_ns, self._range.end_ns))
         return begin_ns / 1e9, end_ns / 1e9
 
     def cut_out(self) -> RangeCut:
-        """Return the shown range, to be saved as a recording. The caller must close it."""
+        """Return the shown range, which can be saved as a recording. The caller must close it."""
         assert self._range is not None
         return RangeCut(self._reader.duplicate(), self._range.begin_ns, self._range.end_ns)
 
     def aim(self, to_s: float) -> None:
-        """Set the target to the moment `to_s`, limited to the recording; `advance` goes there.
+        """Set the target to the moment `to_s`, limited to the recording. `advance` moves there.
 
-        Leaves a shown range.
+        A shown range is left.
         """
         target_ns = moment_ns(self._reader, to_s)
-        was_range, self._range = self._range is not None, None  # after a range, the store lacks what was before it
+        # after a range, the store lacks everything before the range
+        was_range, self._range = self._range is not None, None
         from_ns = max(self.at_ns, self._whole_from_ns)
         is_ahead = self.at_ns <= target_ns and self._whole_from_ns <= target_ns <= from_ns + self._reach_ns
         if is_ahead and not was_range:
@@ -123,9 +124,9 @@ class Playback:
         self.target_ns, self.is_there = target_ns, False
 
     def advance(self, limit_s: float = math.inf) -> bool:
-        """Read on for at most `limit_s`. Returns whether the target is reached; until then the view is not valid."""
+        """Read on for at most `limit_s`. Returns whether the target is reached. Until then the view is not valid."""
         until_s = self._clock_s() + limit_s
-        # A frame dated after the end would block all frames after it, so it counts as being at the end.
+        # A frame dated after the end would block all frames after it. So treat its time as the end.
         while self._next is not None and (time_ns := min(self._next.time_ns, self._reader.end_ns)) <= self.target_ns:
             if self._range is not None:
                 self._enter(self._range, time_ns)
@@ -148,24 +149,24 @@ class Playback:
         return True
 
     def _enter(self, chosen: _Range, next_ns: int) -> None:
-        """Begin the range if the next frame belongs to it."""
+        """Begin the range in the store if the next frame is after its begin."""
         if chosen.from_ns is None and next_ns > chosen.begin_ns:
             chosen.from_ns = self._said_ns
             self.store.begin_range((chosen.end_ns - chosen.begin_ns) / 1e9)
 
     @property
     def on_its_way(self) -> float | None:
-        """The completed share of the way to the target, or None if it is reached."""
+        """The completed fraction of the way to the target, or None if the target is reached."""
         way_ns = self.target_ns - self._begun_ns
         return None if self.is_there else (self.at_ns - self._begun_ns) / way_ns if way_ns > 0 else 1.0
 
     def follow_records(self, on: bool) -> None:
-        """Start or stop showing every record, which a timeline needs. Nothing else changes."""
+        """Start or stop showing every record. A timeline needs that. Everything else stays the same."""
         if on == self._follows_records:
             return
         self._follows_records = on
         self.store.keep_records(on)
-        self._states.clear()  # they were stored with records, or without
+        self._states.clear()  # the stored states fit only the old setting
         if self._range is not None:
             if on and self.is_there:
                 self._catch_up_in(self._range)
@@ -182,7 +183,7 @@ class Playback:
         return (*SHOWN, FrameKind.RECORDS) if follows else SHOWN
 
     def _catch_up_in(self, chosen: _Range) -> None:
-        """Show the records of a range: the records of its steps, limited to its last minute."""
+        """Read the records of a range. These are the records of its steps in the last minute of the range."""
         assert chosen.from_ns is not None
         from_ns = max(chosen.from_ns, chosen.until_ns - RANGE_RECENT_NS)
         is_before = True
@@ -197,9 +198,9 @@ class Playback:
             self.store.forget_records()
 
     def _catch_up(self, until: int | None) -> int | None:
-        """Show the last records until now, from frames before offset `until`. Returns the next frame's offset.
+        """Read the last records before the current moment, before offset `until`. Returns the next frame's offset.
 
-        For an ended source these are the records before its end, if that is within the reach of a jump.
+        For an ended source, read the last records before its end, if the end is within the reach of a jump.
         """
         behind_ns = self.store.heard_ns - self._said_ns
         sources = self.store.sources.items()
@@ -247,15 +248,15 @@ class Playback:
         self._next = next(self._frames, None)
 
     def _apply(self, frame: Frame, of: Collection[str] | None = None) -> None:
-        """Apply a frame. If `of` is given, apply only records of these sources."""
+        """Apply a frame. If `of` is given, apply only the records of these sources."""
         self.touched += 1
         is_known = False
         try:
             for message in self._decoder.messages(frame):
                 if of is not None and not (isinstance(message, RecordBatch) and message.source in of):
                     continue
-                # A keyframe of the daemon we know must not clear the past that is shown. It is also not a moment of
-                # its own, because a live viewer did not hear it.
+                # If the daemon is the same as before, its keyframe must not clear the past that is shown. The
+                # heartbeat in it is not a moment of its own, because a live viewer did not receive it.
                 if isinstance(message, DaemonHello):
                     is_known = self._knows(message)
                 if not (is_known and isinstance(message, DaemonHello | Heartbeat)):
@@ -267,7 +268,7 @@ class Playback:
             self.refused.add(frame.offset)
             self.reason = str(error)
             if isinstance(error, LimitError):
-                self._frames = iter(())  # stop until a jump, which starts anew
+                self._frames = iter(())  # the memory limit is reached: stop until the next jump
 
     def _knows(self, hello: DaemonHello) -> bool:
         known = self.store.daemon

@@ -1,4 +1,4 @@
-"""Searches a recording for steps and data, without showing them."""
+"""Searches a recording for steps and data without showing them."""
 
 from __future__ import annotations
 
@@ -13,34 +13,32 @@ from cbtop.protocol.recording import FrameKind, RecordingReader
 from cbtop.viewmodels.merge import KEYS_JOINED_BY
 from cbtop.viewmodels.selection import has_data, is_selected
 
-SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)  # record frames are only read for exporters and the timeline
-STEPS_WITHIN_NS = 300_000_000_000  # how far from the current moment steps are searched
-FEW_STEPS_NS = 10_000_000_000  # first attempt when searching backwards
+SHOWN = (FrameKind.LIVE, FrameKind.KEYFRAME)  # frames with records are only read for exporters and the timeline
+STEPS_WITHIN_NS = 300_000_000_000  # search steps at most this far from the current moment
+FEW_STEPS_NS = 10_000_000_000  # search this far first when searching backwards
 
 
 def moment_ns(reader: RecordingReader, at_s: float) -> int:
-    """Return the moment `at_s` seconds from the beginning of a recording, limited to it."""
+    """Return the moment `at_s` seconds after the beginning of a recording, limited to the recording."""
     length_s = max(0, reader.end_ns - reader.begin_ns) / 1e9
     return reader.begin_ns + round(min(max(at_s, 0), length_s) * 1e9)
 
 
 class RecordingSearch:
-    """Reads a recording on its own, for all sources or the `selected` ones."""
+    """Reads a recording separately from the playback, for all sources or for the `selected` ones."""
 
     def __init__(self, reader: RecordingReader, selected: Sequence[str], decoder: FrameDecoder) -> None:
         self._reader, self._selected, self._decoder = reader, selected, decoder
 
     def steps_away(self, from_s: float, steps: int, key: str | None) -> tuple[float, int]:
-        """Return the moment `steps` steps of source `key` after `from_s`, and how many were found.
+        """Return the moment `steps` steps of source `key` after `from_s`, and the number of steps found.
 
-        Negative `steps` go back.
-
-        A joined key counts the steps of all its members. If `key` is None or has no data, steps of any source
-        count. The search covers five minutes in each direction. Steps reported in one update (four a second) count
-        as one.
+        A negative number of `steps` searches backwards. A joined key counts the steps of all its members. If `key` is
+        None or has no data, the steps of any source count. The search covers five minutes. Steps reported in one
+        update (four a second) count as one.
         """
         from_ns = moment_ns(self._reader, from_s)
-        # The source may be unknown at the moment shown: a history begins before later processes do.
+        # The source may not exist yet at the current moment, because a history begins before later processes do.
         keys = None if key is None else frozenset(key.split(KEYS_JOINED_BY))
         found = self._steps_from(from_ns, steps, keys)
         if found is None:
@@ -50,7 +48,7 @@ class RecordingSearch:
         return (found[-1] - self._reader.begin_ns) / 1e9, len(found)
 
     def _steps_from(self, from_ns: int, steps: int, keys: Container[str] | None) -> list[int] | None:
-        """Return the moments at which the next (or last) `steps` steps ended, or None without any report of them."""
+        """Return the moments when the next (or previous) `steps` steps ended. None if no update was found."""
         if steps > 0:
             told = self._steps_told(keys, from_ns, from_ns + STEPS_WITHIN_NS)
             if (first := next(told, None)) is None:
@@ -58,13 +56,13 @@ class RecordingSearch:
             return list(islice((at_ns for at_ns in chain([first], told) if at_ns > from_ns), steps))
         for within_ns in (FEW_STEPS_NS, STEPS_WITHIN_NS):
             moments = list(self._steps_told(keys, from_ns - within_ns, from_ns))
-            if len(moments) > 1 - steps:  # the oldest is where reading began
+            if len(moments) > 1 - steps:  # the oldest moment is only where reading began
                 break
-        # `from_ns` already shows the last update before it, so going back skips that update.
+        # At `from_ns`, the last update before it is already shown. So going back skips that update.
         return moments[:-1][::-1][:-steps] if moments else None
 
     def _steps_told(self, keys: Container[str] | None, begin_ns: int, end_ns: int) -> Iterator[int]:
-        """Yield each moment at which an update reported more ended steps, beginning with the first update."""
+        """Yield the time of the first update, and of each update with more ended steps than before."""
         steps, scratch = -1, Store()
         for frame in self._reader.frames(self._reader.keyframe_before(begin_ns), SHOWN):
             at_ns = min(frame.time_ns, self._reader.end_ns)
@@ -77,27 +75,27 @@ class RecordingSearch:
                     if keys is None or message.source in keys:
                         scratch.apply(message)
             except DecodeError:
-                continue  # counted as damaged once it is shown
+                continue  # playback counts this frame as damaged when it shows it
             now = sum(record.steps_ended for record in scratch.sources.values())
             if scratch.sources and now > steps:
                 yield at_ns
                 steps = now
 
     def holds_data(self) -> bool:
-        """Whether any record was counted anywhere in the recording. Reads up to the first one."""
+        """Whether the recording contains any counted record. Reads up to the first one."""
         return any(isinstance(said, StatsUpdate) and any(said.count) for _, said in self._said())
 
     def first_data_s(self) -> float:
-        """Return the first moment at which a selected process has data, or 0 if none ever has.
+        """Return the first moment, in seconds, when a selected process has data, or 0 if none ever has.
 
-        The recording is read up to there.
+        Reads the recording up to that moment.
         """
         scratch = Store()
         for at_ns, said in self._said():
             try:
                 scratch.apply(said)
             except (DecodeError, LimitError):
-                continue  # counted as damaged once it is shown
+                continue  # playback counts this frame as damaged when it shows it
             record = scratch.sources.get(said.source) if isinstance(said, StatsUpdate) else None
             if record is None or not has_data(record):
                 continue
@@ -106,7 +104,7 @@ class RecordingSearch:
         return 0.0
 
     def _said(self) -> Iterator[tuple[int, SourceCatalog | StatsUpdate]]:
-        """Yield the catalogs and statistics of processes with their times, from the beginning on."""
+        """Yield each catalog and statistics message with its time, from the beginning on."""
         for frame in self._reader.frames(wanted=SHOWN):
             at_ns = min(frame.time_ns, self._reader.end_ns)
             try:
@@ -114,4 +112,4 @@ class RecordingSearch:
                     if isinstance(said, SourceCatalog | StatsUpdate):
                         yield at_ns, said
             except DecodeError:
-                continue  # counted as damaged already
+                continue  # playback counts this frame as damaged, too

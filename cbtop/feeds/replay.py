@@ -1,4 +1,4 @@
-"""The replay feed: plays a recording as if it were live, with a position that can be moved."""
+"""The replay feed plays a recording as if it were live. Its position can be moved."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cbtop.viewmodels.time_travel import Mark, ReplayView, TimeView
 
 
 def baselines_in(path: Path, last_s: float | None = None) -> tuple[Snapshot, ...]:
-    """Return a baseline per process of the recording at `path`, over all of it or its last `last_s` seconds.
+    """Return a baseline for each process of the recording at `path`, over all of it or its last `last_s` seconds.
 
     Raises RecordingError or VersionError.
     """
@@ -37,9 +37,7 @@ def baselines_in(path: Path, last_s: float | None = None) -> tuple[Snapshot, ...
 class ReplayFeed(StoreViews):
     """Plays the recording at `path` at `speed`, with all sources or the `selected` ones.
 
-    A file written by `save_range` shows that range at first.
-
-    Raises RecordingError or VersionError.
+    If the file was written by `save_range`, the feed first shows that range. Raises RecordingError or VersionError.
     """
 
     def __init__(
@@ -53,7 +51,9 @@ class ReplayFeed(StoreViews):
         is_history: bool = False,
         curves_s: float = HISTORY_S,
     ) -> None:
-        """`is_history`: the file is a daemon's history. After a jump, curves cover at least `curves_s` seconds."""
+        """Set `is_history` for a file with a daemon's history. After a jump, curves cover at least `curves_s`
+        seconds.
+        """
         super().__init__(selected)
         self._is_history = is_history
         self.is_playing = True
@@ -70,7 +70,7 @@ class ReplayFeed(StoreViews):
         return self.playback.store
 
     def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
-        """Return the view of a source, of the chosen range if there is one."""
+        """Return the view of a source. If a range is chosen, the view covers the range."""
         view = super().view(key, phase, window=window or self.range_s is not None)
         if view is not None and self.range_s is None and self.on_its_way is None:
             self.playback.marks.judge(self.now_ns, view)
@@ -79,7 +79,7 @@ class ReplayFeed(StoreViews):
     def merged(
         self, mode: MergeMode, key: str | None = None, phase: str | None = None, *, window: bool = False
     ) -> SourceView | None:
-        """Return one view of all sources that belong together, of the chosen range if there is one."""
+        """Return one view of all sources that belong together. If a range is chosen, the view covers the range."""
         return super().merged(mode, key, phase, window=window or self.range_s is not None)
 
     @property
@@ -88,7 +88,7 @@ class ReplayFeed(StoreViews):
 
     @property
     def at_s(self) -> float:
-        """Position in seconds from the beginning."""
+        """Position in seconds from the beginning of the recording."""
         return (self.playback.target_ns - self._reader.begin_ns) / 1e9
 
     @property
@@ -101,7 +101,7 @@ class ReplayFeed(StoreViews):
         return len(self.playback.refused) + self._reader.damaged
 
     def poll(self, timeout_ms: int = 0) -> None:
-        """Advance by the time that has passed if it plays, shows no range, and is not seeking."""
+        """Advance by the time passed since the last poll. Do nothing while paused, seeking, or showing a range."""
         super().poll()
         now_s = self._clock_s()
         passed_s, self._polled_s = now_s - self._polled_s, now_s
@@ -114,44 +114,44 @@ class ReplayFeed(StoreViews):
         self.advance()
 
     def aim(self, to_s: float) -> None:
-        """Set the target to the moment `to_s`, limited to the recording; `advance` goes there.
+        """Set the target to the moment `to_s`, limited to the recording. `advance` moves there.
 
-        Leaves a shown range.
+        A shown range is left.
         """
         self.playback.aim(to_s)
 
     def advance(self, limit_s: float = math.inf) -> bool:
-        """Read on for at most `limit_s`. Returns whether the target is reached; until then the view is not valid."""
+        """Read on for at most `limit_s`. Returns whether the target is reached. Until then the view is not valid."""
         return self.playback.advance(limit_s)
 
     def select(self, one_s: float, other_s: float) -> None:
-        """Seek to the range between two moments. Only its steps are shown until `aim` goes elsewhere.
+        """Set the target to a range between two moments. Only steps of the range are shown until `aim` is called.
 
-        A step belongs to the range if the daemon reported its end within it.
+        A step belongs to the range if the daemon reported its end within the range.
         """
         self.playback.select(one_s, other_s)
 
     @property
     def range_s(self) -> tuple[float, float] | None:
-        """The shown range in seconds from the beginning, or None."""
+        """Begin and end of the shown range in seconds, or None without a range."""
         return self.playback.range_s
 
     @property
     def on_its_way(self) -> float | None:
-        """The completed share of the way to the target, or None if it is reached."""
+        """The completed fraction of the way to the target, or None if the target is reached."""
         return self.playback.on_its_way
 
     @property
     def marks(self) -> Mapping[int, Mark]:
-        """Events by second, in the part read until now."""
+        """Notable events by second, in the part of the recording read until now."""
         return self.playback.marks.found
 
     def watched(self) -> TimeView:
-        """Return the whole recording, with the events in the part read until now."""
+        """Return the time bar of the whole recording, with the notable events in the part read until now."""
         return TimeView(self.at_s, self.duration_s, self.marks, self.range_s)
 
     def follow_records(self, on: bool) -> None:
-        """Start or stop showing every record, which a timeline needs. Nothing else changes."""
+        """Start or stop showing every record. A timeline needs that. Everything else stays the same."""
         self.playback.follow_records(on)
 
     def replay(self) -> ReplayView:
@@ -176,12 +176,12 @@ class ReplayFeed(StoreViews):
 
     @property
     def left_out(self) -> str:
-        """The number, names and reasons of sources dropped for lack of room; empty if none."""
+        """The number, names and reasons of the sources dropped for lack of memory, or ""."""
         return self.store.complaint()
 
     @property
     def refused(self) -> str:
-        """Always empty: a recording rejects no viewer."""
+        """Always empty, because a recording rejects no viewer."""
         return ""
 
     def status(self) -> str:

@@ -1,9 +1,8 @@
-"""Runs in a JSON file, `cbtop.runs/1`: the comparable figures of recordings, in a thousandth of their size."""
+"""Runs in JSON files (`cbtop.runs/1`), with the comparable figures of recordings in a thousandth of their size."""
 
 # Rules
-# - The input is untrusted: every field has a type and bounds, every text is sanitised, and an error names what is
-#   wrong.
-# - The file is written under a temporary name and renamed when complete.
+# - The input is untrusted. Every field has a type and bounds, every text is sanitised, and errors name the field.
+# - A file is written under a temporary name, and renamed when it is complete.
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ _FIGURE = (
 
 
 def is_run_file(path: Path) -> bool:
-    """Whether the file begins like JSON."""
+    """Whether the file at `path` begins like JSON."""
     try:
         with open(path, "rb") as file:
             return file.read(64).lstrip()[:1] == b"{"
@@ -65,7 +64,7 @@ def write_runs(path: Path, runs: Sequence[Run], *, overwrite: bool = False) -> N
 
 
 def read_runs(path: Path) -> list[Run]:
-    """Return the runs in the file at `path`. Raises UsageError with what is wrong in it."""
+    """Return the runs in the file at `path`. Raises UsageError that says what is wrong in the file."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise UsageError(f"{path}: more than {MAX_FILE_BYTES >> 20} MiB, which no file of runs has")
@@ -88,7 +87,7 @@ def read_runs(path: Path) -> list[Run]:
 
 
 class _WrongError(CbtopError):
-    """A field that is invalid."""
+    """A field of the file is invalid."""
 
 
 def _run(run: Run) -> dict[str, Any]:
@@ -155,7 +154,8 @@ def _decoded(document: object) -> Run:
     too_short = []
     for one in _list(said.get("too_short"), "too_short", MAX_LISTED):
         row = _list(one, "too_short", 4)
-        phase, steps, needed, time_us = _row([*row, *[0.0] * (4 - len(row))], "too_short", 4)  # older: no time
+        # older files have no time
+        phase, steps, needed, time_us = _row([*row, *[0.0] * (4 - len(row))], "too_short", 4)
         counts = _whole(steps, "steps"), _whole(needed, "needed")
         too_short.append(TooShort(_text(phase, "phase"), *counts, _positive(time_us, "time_us")))
     return Run(
@@ -174,7 +174,8 @@ def _decoded(document: object) -> Run:
         is_gone=said.get("is_gone") is True,
         gpu_clock_mhz=_or_none(_positive)(said.get("gpu_clock_mhz"), "gpu_clock_mhz"),
         host_busy_percent=_or_none(_positive)(said.get("host_busy_percent"), "host_busy_percent"),
-        paces=tuple(_pace(one) for one in _list(said.get("paces", []), "paces", MAX_LISTED)),  # older files: none
+        # older files have no paces
+        paces=tuple(_pace(one) for one in _list(said.get("paces", []), "paces", MAX_LISTED)),
         failed_checks=tuple(
             _text(one, "failed_checks") for one in _list(said.get("failed_checks"), "failed_checks", MAX_LISTED)
         ),
@@ -189,7 +190,7 @@ def _pace(value: object) -> Pace:
 def _part_in(document: object) -> StepGroup:
     said = _mapping(document, "a part")
     tokens, sequences = _row(said.get("work"), "work", 2)
-    said = {"failed": 0, **said}  # older files lack it
+    said = {"failed": 0, **said}  # older files lack this field
     plain = {name: check(said.get(name), name) for name, check in _PART.items()}
     places: dict[Place, PlaceTimes] = {}
     for one in _list(said.get("places"), "places", MAX_PLACES):

@@ -1,4 +1,4 @@
-"""The runs in a recording: the last known state of each process, and its records in blocks of steps."""
+"""Reads the runs in a recording: the last state of each process, and its records in blocks of steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ LEAST_STEPS = MIN_BLOCKS * STEPS_A_BLOCK
 
 @dataclass(slots=True)
 class _Read:
-    """A process being read: its records, the samples of its devices with their times, and its last live state."""
+    """A process while its recording is read.
+
+    It has the records, the samples of its devices with their times, and the state in its last live heartbeat.
+    """
 
     seen: FeedSnapshot
     blocks: StepBlocks
@@ -42,7 +45,7 @@ class _Read:
     ran: tuple[int, SourceState] | None = None
 
     def while_it_ran(self, samples: Sequence[tuple[int, Device]]) -> list[Device]:
-        """Return the samples taken while steps were recorded, because an idle device has a different clock."""
+        """Return the devices sampled while steps were recorded, because an idle device has a different clock."""
         return [one for at_ns, one in samples if (self.first_ns or 0) <= at_ns <= self.last_ns]
 
     @property
@@ -51,10 +54,10 @@ class _Read:
 
 
 def runs_in(path: Path, selected: Sequence[str] = ()) -> list[Run]:
-    """Return a run for each process that recorded steps in the recording at `path`, or for the `selected` ones.
+    """Return a run for each process (or each `selected` one) that recorded steps in the recording at `path`.
 
-    Records lost on the way or from before the recording are counted. Raises RecordingError or VersionError, and
-    DecodeError if it holds more than fits in memory.
+    Records count as lost if they were lost on the way or are from before the recording. Raises RecordingError or
+    VersionError, and DecodeError if the contents do not fit in memory.
     """
     with ReplayFeed(path, selected=selected) as feed:
         feed.seek(feed.duration_s)
@@ -78,7 +81,7 @@ def runs_in(path: Path, selected: Sequence[str] = ()) -> list[Run]:
 
 
 def _read(reader: RecordingReader, read: dict[str, _Read]) -> int:
-    """Pass on the records of each process. Returns the number of frames that could not be decoded."""
+    """Add the contents of the recording to each process. Returns the number of frames that could not be decoded."""
     refused = 0
     for frame in reader.frames(wanted=(FrameKind.RECORDS, FrameKind.LIVE)):
         try:
@@ -128,13 +131,14 @@ def _usual(values: Iterable[float | None]) -> float | None:
 
 
 def _stall(name: str, source: _Read) -> str:
-    """Return a text if a process hung at the end of its recording or until it was gone, else "".
+    """Return a text if a process hung at the end of its recording, or until it was gone. Else return "".
 
-    No step figure includes that time.
+    The time of such a stall is in no figure of its steps.
     """
     record, how = source.record, "is"
     if record.state is None or record.state.state is not SourceStatus.LIVE:
-        if source.ran is None or source.last_ns >= source.ran[0]:  # it made progress before it ended
+        # the process made progress after its last live state
+        if source.ran is None or source.last_ns >= source.ran[0]:
             return ""
         record, how = replace(record, state=source.ran[1]), "was gone when it had been"
     found = stall_view(record)
@@ -166,7 +170,7 @@ def _run(name: str, source: _Read, damage: str, *, is_cut: bool) -> Run:
     return Run(
         name=name,
         key=record.key,
-        # The last device sample may be from after the process ended.
+        # Not only from the last device sample, which may be from after the end of the process.
         surroundings=surroundings_of(record, gpus or gpus_of(source.seen)),
         gpu_clock_mhz=_usual(one.clock_mhz for one in source.while_it_ran(source.gpus)),
         host_busy_percent=_usual(one.utilization_percent for one in source.while_it_ran(source.host)),

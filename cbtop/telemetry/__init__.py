@@ -1,4 +1,4 @@
-"""Telemetry services for Prometheus and OpenTelemetry, one file each, in the order of `--help`."""
+"""The telemetry services for Prometheus and OpenTelemetry, one file each, in the order of `--help`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ SERVICES: dict[str, Service] = {"metrics": openmetrics, "otlp": otlp}
 
 @contextmanager
 def serving(endpoint: str, keys: DaemonKeys | None, addresses: Mapping[str, str | None]) -> Iterator[list[str]]:
-    """Export the data of the daemon at `endpoint` to the address of each service that has one.
+    """Export the data of the daemon at `endpoint` to the address of each service that has an address.
 
-    `keys` are the daemon's. Yields lines that describe the services. Raises CbtopError if a service cannot run.
+    `keys` are the keys of the daemon. Yields a line about each service. Raises CbtopError if a service cannot run.
     """
     with ExitStack() as stack:
         wanted = {name: address for name, address in addresses.items() if address is not None}
         if not wanted:
             yield []
             return
-        # Imported here, so that a daemon without exports does not load the store and the views.
+        # Import here, so that a daemon without exports does not load the store and the views.
         from cbtop.telemetry.subscription import Subscription
 
         subscription = stack.enter_context(Subscription(from_here(endpoint), keys.as_viewer if keys else None))

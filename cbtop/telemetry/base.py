@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Service(Protocol):
-    """A module with an option of the daemon (`--metrics`) and its implementation."""
+    """A module with a daemon option (such as `--metrics`) and its service."""
 
     METAVAR: str
     HELP: str
@@ -19,7 +19,7 @@ class Service(Protocol):
         """Parse `text` as an address of this service. Raises argparse.ArgumentTypeError if it is invalid."""
 
     def serving(self, address: str, subscription: Subscription) -> AbstractContextManager[str]:
-        """Export while the context is open. Yields a line with the address. Raises CbtopError if it fails.
+        """Export while the context is open. Yields a line with the address. Raises CbtopError if it cannot run.
 
-        Runs in threads of its own, and never delays the daemon's loop or its end.
+        The service has its own threads. It never delays the daemon's loop or its end.
         """

@@ -1,8 +1,8 @@
 """Counters that never decrease, whatever happens to their sources."""
 
-# A series' source may decrease: part of a keyframe is lost, a process leaves and returns, a different one begins with
-# the same labels, or a brick's exclusive time shrinks when records inside it arrive late. Prometheus takes every
-# decrease for a restart and adds the whole value to the rate again.
+# The source of a counter may decrease: a part of a keyframe was lost, a process ended and returned, another process
+# began with the same labels, or a brick's exclusive time shrinks when records inside it arrive late. Prometheus takes
+# every decrease for a restart and adds the whole value to the rate again.
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from cbtop.client.store import Store
 from cbtop.protocol.messages import HostHello
 from cbtop.telemetry.metrics import MAX_SERIES, DurationHistogram, Metric, MetricType, Point, Snapshot
 
-MAX_KEPT = 4 * MAX_SERIES  # the most recently exported series; older ones start anew
+MAX_KEPT = 4 * MAX_SERIES  # maximum number of stored series; series not exported for longest are dropped and restart
 
 
 @dataclass(slots=True)
 class _Counted:
-    """The state of a series: the sum of its source's ended lives, and the highest value of the current one."""
+    """The state of a series: the sum over earlier lives of its process, and the highest value of the current life."""
 
     life: HostHello | None
     since_ns: int
-    before: float | DurationHistogram  # 0 without earlier lives
+    before: float | DurationHistogram  # 0 if there was only one life
     highest: float | DurationHistogram
 
 
 class Counters:
-    """The exported values, so that later exports are not lower.
+    """Remembers the exported values, so that later exports are not lower.
 
-    During the life of a process, a counter keeps its highest value until it exceeds it. If a process starts again
-    with the same labels, its counts are added to the earlier ones.
+    During the life of a process, a counter keeps its highest value. If a process starts again with the same labels,
+    its values are added to the earlier ones.
     """
 
     def __init__(self) -> None:
         self._counted: OrderedDict[tuple[Metric, tuple[str, ...]], _Counted] = OrderedDict()
 
     def held(self, found: Snapshot, store: Store) -> Snapshot:
-        """Return `found`, made from `store`, with each counter and histogram at least at its previous value."""
+        """Return the snapshot `found`, made from `store`. No counter or histogram is below its previous value."""
         held: Snapshot = {}
         for metric, points in found.items():
             is_cumulative = metric.kind in (MetricType.COUNTER, MetricType.HISTOGRAM)
@@ -84,7 +84,8 @@ def _highest(before: float | DurationHistogram, value: float | DurationHistogram
     assert isinstance(value, DurationHistogram)
     is_same = before.bounds_ns == value.bounds_ns
     counts = tuple(map(max, before.counts, value.counts)) if is_same else value.counts
-    is_known = sum(counts) >= sum(before.counts)  # otherwise the durations of the missing calls are unknown
+    # with fewer calls than before, the durations of the missing calls are unknown
+    is_known = sum(counts) >= sum(before.counts)
     return DurationHistogram(
         bounds_ns=value.bounds_ns if is_known else (),
         counts=counts if is_known else (sum(before.counts),),

@@ -1,7 +1,7 @@
 """The table of exported metrics, and the type of their points. Every service uses it.
 
-Names and labels are stable. They are without the additions of a format: OpenMetrics appends the unit and `_total`,
-`_info`, `_bucket`, `_sum`, `_count`; OTLP uses dots instead of underscores and has the unit separate from the name.
+Names and labels are stable. Names lack the additions of each format. OpenMetrics appends the unit and `_total`,
+`_info`, `_bucket`, `_sum` and `_count`. OTLP uses dots instead of underscores, and has a separate field for the unit.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-MAX_SERIES = 10_000  # per export; a brick has 34 of them, which is enough for about 20 models of 15 bricks
+MAX_SERIES = 10_000  # maximum per export; a brick has 34 series, so this is enough for about 20 models of 15 bricks
 
 
 class MetricType(StrEnum):
     """The type of a metric."""
 
-    INFO = "info"  # always 1: the labels are the content
+    INFO = "info"  # the value is always 1, and the labels are the content
     GAUGE = "gauge"
     COUNTER = "counter"
     HISTOGRAM = "histogram"
@@ -23,7 +23,7 @@ class MetricType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric: its name, the labels of its points, its unit ("" is a plain number)."""
+    """One metric: its name, the labels of its points, and its unit ("" for a plain number)."""
 
     name: str
     kind: MetricType
@@ -234,10 +234,9 @@ METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class DurationHistogram:
-    """A histogram: `counts[i]` calls took at most `bounds_ns[i]` and more than the previous bound.
+    """A histogram of calls. `counts[i]` calls took at most `bounds_ns[i]`, and more than the bound before.
 
-    The last count has no upper bound. Without bounds there is only the number of calls, because some durations are
-    unknown.
+    The last count has no upper bound. If some durations are unknown, there is only one count and no bound.
     """
 
     bounds_ns: tuple[int, ...]
@@ -249,7 +248,7 @@ class DurationHistogram:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A value of a metric with its label values in order, and when its counting began (Unix time)."""
+    """A value of a metric, with the values of its labels in order. `since_ns` is when counting began (Unix time)."""
 
     labels: tuple[str, ...]
     value: float | DurationHistogram

@@ -29,14 +29,14 @@ METAVAR = "[HOST:]PORT"
 HELP = "serve OpenMetrics over HTTP, on 127.0.0.1 unless HOST is given"
 
 DEFAULT_HOST = "127.0.0.1"
-MAX_CONNECTIONS = 32  # each has a thread
-SLOW_S = 5.0  # a scraper that takes longer for request and response is disconnected
+MAX_CONNECTIONS = 32  # each connection has a thread
+SLOW_S = 5.0  # a scraper is disconnected if request and response take longer
 
 _log = logging.getLogger("cbtop.daemon")
 
 
 def address(text: str) -> str:
-    """Parse HOST:PORT, with brackets around an IPv6 host. A PORT alone is on 127.0.0.1. PORT 0 is any free port."""
+    """Parse HOST:PORT, with brackets around an IPv6 host. PORT alone means 127.0.0.1. PORT 0 means any free port."""
     host, colon, port = text.rpartition(":")
     host = host if colon else DEFAULT_HOST
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
@@ -48,9 +48,9 @@ def address(text: str) -> str:
 
 @contextmanager
 def serving(address: str, subscription: Subscription) -> Iterator[str]:
-    """Serve every GET on `address`, each in a thread, from snapshots of `subscription`."""
+    """Serve every GET on `address` from snapshots of `subscription`. Each request has its own thread."""
     try:
-        import prometheus_client  # noqa: F401 - an extra
+        import prometheus_client  # noqa: F401 - an optional dependency
     except ImportError as error:
         raise UsageError("--metrics needs prometheus-client: pip install 'cbtop[metrics]'") from error
     try:
@@ -72,10 +72,10 @@ def serving(address: str, subscription: Subscription) -> Iterator[str]:
 
 
 def registry(snapshot: Snapshot) -> CollectorRegistry:
-    """Return `snapshot` for prometheus-client."""
+    """Return `snapshot` as a registry of prometheus-client."""
     from prometheus_client import CollectorRegistry
 
-    found = CollectorRegistry(auto_describe=True)  # so that ?name[]= finds them
+    found = CollectorRegistry(auto_describe=True)  # so that requests with ?name[]= find the metrics
     found.register(_Collected(snapshot))
     return found
 
@@ -89,7 +89,7 @@ class _Collected:
 
 
 def _family(metric: Metric, snapshot: Snapshot) -> Family:
-    # prometheus-client is an extra, and takes a tenth of a second to load.
+    # Import here, because prometheus-client is optional and takes a tenth of a second to load.
     from prometheus_client.core import (
         CounterMetricFamily,
         GaugeMetricFamily,
@@ -123,12 +123,13 @@ def _buckets(value: DurationHistogram) -> list[tuple[str, float]]:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A server with bounded threads and time, so that a slow or silent client harms no other.
+    """A server with limits on threads and time, so that a slow or silent client does not affect others.
 
-    If all connections are in use, the oldest one without a request is closed; if all have requests, the new one.
+    If all connections are in use, the oldest connection without a request is closed. If all have sent a request, the
+    new connection is closed.
     """
 
-    daemon_threads = True  # the daemon's end waits for no scraper
+    daemon_threads = True  # the daemon does not wait for scrapers when it ends
     request_queue_size = 128
 
     def __init__(self, address: str, subscription: Subscription) -> None:
@@ -137,7 +138,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         self._since_s: dict[Any, float] = {}  # when each connection was opened
-        self._asked: set[Any] = set()  # those that have sent a whole request
+        self._asked: set[Any] = set()  # connections that have sent a whole request
         super().__init__((str(where[0]), int(where[1])), _Handler)
         self.set_app(_app(subscription))
 
@@ -154,18 +155,18 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._forget(request)
 
     def has_asked(self, request: Any) -> None:
-        """Note that a connection has sent a whole request."""
+        """Note that the connection `request` has sent a whole request."""
         self._asked.add(request)
 
     def service_actions(self) -> None:
-        """Disconnect slow clients; socketserver calls it ten times a second."""
+        """Disconnect slow clients. socketserver calls this ten times a second."""
         for request, since_s in list(self._since_s.items()):
             if time.monotonic() - since_s > SLOW_S:
                 self._cut_off(request)
 
     def _cut_off(self, request: Any) -> None:
         self._forget(request)
-        with suppress(OSError):  # its thread has closed it
+        with suppress(OSError):  # the connection's thread may have closed it already
             request.shutdown(socket.SHUT_RDWR)
 
     def _forget(self, request: Any) -> None:
@@ -195,7 +196,7 @@ def _app(subscription: Subscription) -> Callable[..., Iterable[bytes]]:
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         try:
             snapshot = subscription.snapshot()
-        except NoDataError as error:  # a failed scrape is noticed, but old values presented as new are not
+        except NoDataError as error:  # users notice a failed scrape, but would not notice old values presented as new
             start_response("503 Service Unavailable", [("Content-Type", "text/plain; charset=utf-8")])
             return [f"{error}\n".encode()]
         answer: Iterable[bytes] = make_wsgi_app(registry(snapshot))(environ, start_response)

@@ -1,7 +1,7 @@
 """OTLP over HTTP, for OpenTelemetry collectors. The SDK's own variables (OTEL_EXPORTER_OTLP_HEADERS, …) apply."""
 
-# The SDK's instruments measure, but our data is already measured. So its data model is filled in directly: for an
-# instrument, a histogram would have to be split into calls, which are not available.
+# The SDK's instruments measure calls themselves, but our data is already measured. A histogram would have to be split
+# into single calls, which are not available. So we fill in the SDK's data model directly.
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ HELP = (
 )
 
 INTERVAL_MS = 10_000
-LAST_EXPORT_S = 1.0  # the daemon sends once more at its end, and waits at most this long
-# UCUM, as OpenTelemetry requires them.
+LAST_EXPORT_S = 1.0  # when the daemon ends, it sends once more, and waits at most this long
+# OpenTelemetry requires units in UCUM.
 UNITS = {
     "": "", "seconds": "s", "bytes": "By", "ratio": "1", "watts": "W", "hertz": "Hz", "celsius": "Cel",
     "bytes_per_second": "By/s",
@@ -45,7 +45,7 @@ _sdk_log = logging.getLogger("opentelemetry")
 
 
 def address(text: str) -> str:
-    """Parse the base address of a collector, to which OTLP appends `/v1/metrics` and `/v1/traces`."""
+    """Parse the base address of a collector. OTLP appends `/v1/metrics` and `/v1/traces` to it."""
     try:
         parts = urlsplit(text)
         is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -59,7 +59,10 @@ def address(text: str) -> str:
 
 @contextmanager
 def serving(address: str, subscription: Subscription) -> Iterator[str]:
-    """Send to `address` at every interval, metrics in one thread and traces in another; at the end, metrics again."""
+    """Send to `address` at every interval, with one thread for metrics and one for traces.
+
+    When the context ends, metrics are sent once more.
+    """
     try:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -67,7 +70,7 @@ def serving(address: str, subscription: Subscription) -> Iterator[str]:
         from opentelemetry.sdk.trace.export import SpanExportResult
     except ImportError as error:
         raise UsageError("--otlp needs the OpenTelemetry SDK: pip install 'cbtop[otlp]'") from error
-    # A daemon without exports does not load the store; see also `telemetry.serving`.
+    # Import here, so that a daemon without exports does not load the store (see `telemetry.serving`).
     from cbtop.telemetry.otlp_traces import SentSteps
     from cbtop.telemetry.steps import sample_steps
 
@@ -100,7 +103,8 @@ def serving(address: str, subscription: Subscription) -> Iterator[str]:
             sent_steps.sent(traces)
         return is_taken
 
-    _sdk_log.propagate = _log.isEnabledFor(logging.DEBUG)  # otherwise it logs several lines per failure; we log one
+    # the SDK logs several lines per failure; hide them, because we log one line
+    _sdk_log.propagate = _log.isEnabledFor(logging.DEBUG)
     threads = [
         threading.Thread(target=_keep_sending, args=(send, where, interval_s, stop), daemon=True)
         for send, where in ((send_metrics, to_metrics), (send_traces, to_traces))
@@ -119,8 +123,8 @@ def serving(address: str, subscription: Subscription) -> Iterator[str]:
 
 
 def metrics_data(snapshot: Snapshot, now_ns: int) -> MetricsData:
-    """Return `snapshot` in the SDK's data model: cumulative, with `now_ns` (Unix time) as the time of every point."""
-    # Imported here: the SDK takes a third of a second to load.
+    """Return `snapshot` in the SDK's data model, with cumulative points at the time `now_ns` (Unix time)."""
+    # Import here, because the SDK takes a third of a second to load.
     from opentelemetry.sdk.metrics import export
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
@@ -134,9 +138,10 @@ def metrics_data(snapshot: Snapshot, now_ns: int) -> MetricsData:
 
 
 def _keep_sending(send: Callable[[], bool | None], where: str, interval_s: float, stop: threading.Event) -> None:
-    """Call `send` at every interval and once when `stop` is set. Logs when data begins or ceases to be rejected.
+    """Call `send` at every interval, and once more when `stop` is set.
 
-    `send` returns whether the collector accepted the data, or None without data.
+    `send` returns whether the collector accepted the data, or None without data. Logs when the collector begins or
+    stops rejecting data.
     """
     said = _Said()
     _sdk_log.addHandler(said)
@@ -157,9 +162,10 @@ def _resource() -> Resource:
 
 
 def _name(metric: Metric) -> str:
-    """Return the name in OTLP: `cbtop.brick.duration` for cbtop_brick_duration.
+    """Return the name of a metric in OTLP, such as `cbtop.brick.duration` for cbtop_brick_duration.
 
-    A collector that converts it to OpenMetrics adds the suffixes of OpenMetrics again."""
+    A collector that converts the name to OpenMetrics adds the suffixes of OpenMetrics again.
+    """
     return metric.name.replace("_", ".") + (".info" if metric.kind is MetricType.INFO else "")
 
 
@@ -189,7 +195,7 @@ def _data(metric: Metric, points: list[Point], now_ns: int) -> Sum | Gauge | His
             ],
             cumulative,
         )
-    # Doubles are exact up to 2^53, and no sum of hostile numbers is too large to encode.
+    # Use floats: they are exact up to 2^53, and even the sum of forged numbers can be encoded.
     numbers = [
         export.NumberDataPoint(attributes(point), point.since_ns, now_ns, float(point.value))
         for point in points
@@ -213,7 +219,7 @@ def _interval_s(text: str) -> float:
 
 
 class _Said(logging.Handler):
-    """Keeps the SDK's first warning in this thread since `line` was cleared: why an export failed."""
+    """Keeps the first warning of the SDK in this thread since `line` was cleared. It says why an export failed."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

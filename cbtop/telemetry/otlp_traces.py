@@ -1,4 +1,4 @@
-"""Spans of sampled steps, step → layer → brick → kernel, in the OpenTelemetry SDK's data model."""
+"""Makes spans of sampled steps in the OpenTelemetry SDK's data model: step → layer → brick → kernel."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
 MAX_TIME_NS = 1 << 63
-# The names of links: of a step's span, and of every span.
+# Names of links: PREVIOUS is only in the span of a step, RUN_BEFORE may be in every span.
 PREVIOUS = "previous step sent of this process"
 RUN_BEFORE = "same place in the last step sent of this program before this process began"
-MAX_PROGRAMS = 16  # kept programs, each with its last step of up to 2 MB
+MAX_PROGRAMS = 16  # maximum number of programs; the last step of each takes up to 2 MB
 
-Place = tuple[tuple[str, int], ...]  # names from the step inwards, each with its index among namesakes
+# names from the step to the span, each with its index among siblings of the same name
+Place = tuple[tuple[str, int], ...]
 Places = Mapping[Place, "SpanContext"]
 
 
@@ -39,13 +40,14 @@ def spans(
     before: SpanContext | None = None,
     run_before: Places | None = None,
 ) -> list[ReadableSpan]:
-    """Return one trace: a span for each record of `step`, below the span of its node's parent at that time.
+    """Return one trace: a span for each record of `step`. Its parent is the nearest node that ran around it.
 
-    The step's own span comes first, and links to `before`, the previously sent step of this process. Each span links
-    to the span of the same place in `run_before`, a step of an earlier run, if there is one. Times are Unix times,
-    converted with the two clocks that the process read together at its start. Returns [] if those are impossible.
+    The span of the step comes first. It links to `before`, the step of this process that was sent previously. Each
+    span links to the span at the same place in `run_before`, a step of an earlier run, if it exists. Times are Unix
+    times, converted with the two clocks that the process read together at its start. Returns [] if the times are
+    impossible.
     """
-    # Imported here: the SDK takes a third of a second to load.
+    # Import here, because the SDK takes a third of a second to load.
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -60,9 +62,9 @@ def spans(
     trace_id = ids.generate_trace_id()
     scope = InstrumentationScope("cbtop", __version__)
     found: list[ReadableSpan] = []
-    latest: dict[int, tuple[int, SpanContext]] = {}  # per node: the end of its last run, and that span
+    latest: dict[int, tuple[int, SpanContext]] = {}  # by node: the end of its last run, and the span of that run
     places = _Placer()
-    # A parent begins before its child or ends after it. If both are equal, it has the lower id.
+    # A parent begins before its child or ends after it. If begin and end are equal, the parent has the lower id.
     order = np.lexsort((step.node, -step.end_ns, step.start_ns))
     columns = (step.node, step.start_ns, step.end_ns, step.elements, step.flags & FLAG_FAILED)
     for id_, start_ns, end_ns, elements, failed in zip(*(column[order].tolist() for column in columns), strict=True):
@@ -94,7 +96,7 @@ def spans(
 
 
 class _Placer:
-    """Finds the places of a trace's spans, each after its parent."""
+    """Finds the places of a trace's spans. Each span must come after its parent."""
 
     def __init__(self) -> None:
         self._place_of: dict[int, Place] = {}
@@ -110,13 +112,14 @@ class _Placer:
 
 
 class SentSteps:
-    """The steps that were sent. Later steps link to them."""
+    """Remembers the steps that were sent, so that later steps can link to them."""
 
     def __init__(self) -> None:
-        self._last: dict[str, SpanContext] = {}  # per process in the last export, its step
-        # Per program: the process of the last sent step, the end of that step, and its spans by place.
+        self._last: dict[str, SpanContext] = {}  # by process: the span of its step in the last export
+        # By program: the process of the last sent step, the end of that step, and its spans by place.
         self._of_program: dict[object, tuple[str, int, Places]] = {}
-        self._run_before: dict[str, Places | None] = {}  # per process, as it was at its first export
+        # by process: the spans of the earlier run, found at the process's first export
+        self._run_before: dict[str, Places | None] = {}
 
     def trace(self, record: SourceRecord, step: Batch, resource: Resource) -> list[ReadableSpan]:
         """Return the spans of `step` with their links."""
@@ -126,7 +129,7 @@ class SentSteps:
         return spans(record, step, resource, self._last.get(record.key), self._run_before[record.key])
 
     def sent(self, traces: Sequence[tuple[SourceRecord, Sequence[ReadableSpan]]]) -> None:
-        """Note that the collector has accepted these traces, each with its process."""
+        """Note that the collector has accepted these traces. Each trace comes with its process."""
         self._last.clear()
         for record, trace in traces:
             placer = _Placer()

@@ -1,7 +1,7 @@
-"""The points of every metric, read from the store: the content of an export, and what it leaves out."""
+"""Makes the content of an export from a store: the points of every metric, and the number of items left out."""
 
-# A counter must never decrease, or its rate is wrong. So time derived by subtraction is counted over ended steps,
-# because their bricks are complete; and losses are as counted by the daemon.
+# A counter must never decrease, or its rate is wrong. So times derived by subtraction are counted over ended steps,
+# because their bricks are complete. Losses are as counted by the daemon.
 
 from __future__ import annotations
 
@@ -74,20 +74,23 @@ from cbtop.viewmodels.stall import stall_view
 
 _log = logging.getLogger("cbtop.daemon")
 
-MAX_PHASES = 16  # per source
-MAX_BRICKS = 256  # per phase
+MAX_PHASES = 16  # phases per source
+MAX_BRICKS = 256  # bricks per phase
 
-# Powers of two are edges of the buckets that durations are counted in, so no call is ever on the wrong side: one of
-# 2^k ns or more is beyond the bound 2^k - 1. From a microsecond to 17 s.
+# Durations are counted in buckets with edges at powers of two. So each bound is exact: a call of 2^k ns or more is
+# beyond the bound 2^k - 1. The bounds go from a microsecond to 17 s.
 BOUNDS_NS = tuple(2**k - 1 for k in range(10, 35))
 _CUTS = np.concatenate(([0], bucket_of(np.array(BOUNDS_NS, np.int64) + 1)))
 
-Value = tuple[Metric, tuple[str, ...], float | DurationHistogram]  # of a metric, for its labels
+Value = tuple[Metric, tuple[str, ...], float | DurationHistogram]  # a metric, the values of its labels, and the value
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What is exported together or not at all: one device, source, phase, brick or check. Lower ranks go first."""
+    """Values that are exported together or left out together: one device, source, phase, brick or check.
+
+    Parts with lower ranks are exported first.
+    """
 
     of: str
     rank: int
@@ -100,9 +103,10 @@ class _Part:
 
 
 def snapshot(store: Store, now_ns: int) -> Snapshot:
-    """Return the points of every metric at `now_ns` (Unix time), with at most MAX_SERIES series.
+    """Return the points of every metric at `now_ns` (Unix time), in at most MAX_SERIES series.
 
-    If there is not enough room, every source is included, then the first brick of each, the second of each, …
+    If there is not enough room, all sources come first. Then comes the first brick of each source, then the second of
+    each, and so on.
     """
     found: Snapshot = {metric: [] for metric in METRICS}
     left_out = dict.fromkeys(("device", "source", "phase", "brick", "check"), 0)
@@ -113,7 +117,7 @@ def snapshot(store: Store, now_ns: int) -> Snapshot:
     for summary in summaries(store.sources.values()):
         try:
             parts += [*_source_parts(store.sources[summary.key], now_ns, left_out)]
-        except Exception:  # noqa: BLE001 - whatever is wrong with one source, the others are exported
+        except Exception:  # noqa: BLE001 - errors in one source must not affect the export of others
             _log.debug("%s cannot be exported", summary.key, exc_info=True)
             left_out["source"] += 1
     if store.daemon:
@@ -131,7 +135,7 @@ def snapshot(store: Store, now_ns: int) -> Snapshot:
 
 
 def _devices(store: Store) -> Iterator[list[Value]]:
-    """Yield the series of each device and of the processes that are sources, from recent samples only."""
+    """Yield the series of each device, and of each source's use of devices. Only recent samples are used."""
     machine = machine_view(store)
     fresh = [row for row in machine.devices if not row.is_stale]
     for row in fresh:
@@ -202,7 +206,7 @@ def _source_parts(record: SourceRecord, now_ns: int, left_out: dict[str, int]) -
             if node.kind is NodeKind.BRICK:
                 nodes.setdefault(name_and_category(node), []).append(node)
         bricks = {(stats.name, stats.category): stats for stats in brick_stats(totals)}
-        ran = [key for key in nodes if key in bricks]  # in the order of first appearance, which never changes
+        ran = [key for key in nodes if key in bricks]  # the order of first appearance, which never changes
         left_out["brick"] += len(ran[MAX_BRICKS:])
         for key in ran[:MAX_BRICKS]:
             found = list(_brick(record.key, totals, bricks[key], nodes[key]))
@@ -248,17 +252,19 @@ def _brick(key: str, totals: PhaseTotals, stats: BrickStats, nodes: list[Node]) 
         display_name(totals.step) if totals.step else "",
         stats.name,
         stats.category.display_name,
-        min(nodes, key=lambda node: node.id).backend,  # the first announced, so later ones change nothing
+        # the backend of the first node, so that later nodes do not change the label
+        min(nodes, key=lambda node: node.id).backend,
     )
     yield BRICK_DURATION, labels, _durations(totals.stats, [node.id for node in nodes], stats.calls)
     yield BRICK_FAILED, labels, stats.calls.failed
     yield BRICK_ELEMENTS, labels, stats.calls.elements
     if totals.step:
         exclusive_ns = stats.closed.exclusive_ns + stats.adopted_ns
-        is_known = exclusive_ns >= 0  # negative if parallel calls inside it exceed it
+        is_known = exclusive_ns >= 0  # negative if parallel calls inside the brick took longer than the brick
     else:
         exclusive_ns = stats.exclusive_ns
-        is_known = exclusive_ns == stats.calls.total_ns  # without ended steps: it only grows if nothing is inside
+        # outside steps, the exclusive time only grows if nothing is inside the brick
+        is_known = exclusive_ns == stats.calls.total_ns
     if is_known:
         yield BRICK_EXCLUSIVE, labels, exclusive_ns / 1e9
     if stats.flops is not None:
@@ -270,9 +276,9 @@ def _brick(key: str, totals: PhaseTotals, stats: BrickStats, nodes: list[Node]) 
 
 
 def _durations(stats: NodeStats, nodes: list[int], calls: Calls) -> DurationHistogram:
-    assert calls.min_ns is not None  # known for a whole life
+    assert calls.min_ns is not None  # minimum and maximum are known for the totals of a process
     assert calls.max_ns is not None
     counts = tuple(np.add.reduceat(stats.histogram(nodes), _CUTS).tolist())
-    if sum(counts) != calls.count:  # nodes without a histogram, or an update that is still to come
+    if sum(counts) != calls.count:  # nodes without a histogram, or a part of the update has not arrived yet
         return DurationHistogram((), (calls.count,), calls.total_ns, calls.min_ns, calls.max_ns)
     return DurationHistogram(BOUNDS_NS, counts, calls.total_ns, calls.min_ns, calls.max_ns)

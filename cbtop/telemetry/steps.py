@@ -1,6 +1,6 @@
-"""One whole step of each process, record by record, as the input of traces."""
+"""Samples one whole step of each process, record by record, for traces."""
 
-# The daemon's records are followed only while a step is needed. Between samples they cost neither side anything.
+# Records are only requested from the daemon while a step is sampled. Between samples, neither side has any cost.
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.subscriber import Subscriber
 from cbtop.protocol.vocabulary import SourceStatus
 
-SAMPLE_S = 5.0  # maximum wait for a step to begin and end
+SAMPLE_S = 5.0  # wait at most this long for a step to begin and end
 POLL_MS = 50
-MAX_HELD_RECORDS = 1 << 18  # per source, while waiting for a step
-MAX_STEP_RECORDS = 4_096  # larger steps are skipped, because a part of a step would be misleading
+MAX_HELD_RECORDS = 1 << 18  # maximum number of records kept per source while waiting for a step
+MAX_STEP_RECORDS = 4_096  # larger steps are skipped, because a part of a step would mislead
 
 
 def sample_steps(endpoint: str, keys: ViewerKeys | None, stop: threading.Event) -> list[tuple[SourceRecord, Batch]]:
-    """Return the first whole step of each live process of the daemon at `endpoint` from now on, with its source.
+    """Return the next whole step of each live process of the daemon at `endpoint`, with its source.
 
-    Returns what was found after SAMPLE_S, or when `stop` is set.
+    After SAMPLE_S, or when `stop` is set, returns the steps found until then.
     """
     store = Store()
     waiting: dict[str, _Waiting] = {}
@@ -54,7 +54,7 @@ def sample_steps(endpoint: str, keys: ViewerKeys | None, stop: threading.Event) 
                     if isinstance(message, RecordBatch) and message.source not in found:
                         waiting.setdefault(message.source, _Waiting()).take(message)
                 except DecodeError:
-                    continue  # the link counts these; lost records show as a gap
+                    continue  # the link counts undecodable messages; lost records appear as a gap
             for key in waiting.keys() - found.keys():
                 if key in store.sources and (step := waiting[key].step(store.sources[key].nodes)) is not None:
                     found[key] = step
@@ -67,9 +67,9 @@ def sample_steps(endpoint: str, keys: ViewerKeys | None, stop: threading.Event) 
 
 
 def whole_step(batch: Batch, nodes: NodeTable) -> Batch | None:
-    """Return the records of the first complete step in `batch`: one that began after its first record ended.
+    """Return the records of the first complete step in `batch` that began after the batch's first record ended.
 
-    None if there is no such step of at most MAX_STEP_RECORDS records that was recorded inside.
+    Returns None without such a step with recorded bricks and at most MAX_STEP_RECORDS records.
     """
     known = batch.only((batch.node >= 1) & (batch.node <= len(nodes)) & ~batch.are(FLAG_PLAIN)).calls()
     if not len(known.node):
@@ -85,7 +85,7 @@ def whole_step(batch: Batch, nodes: NodeTable) -> Batch | None:
 
 
 class _Waiting:
-    """The records of one source since the last gap, until they contain a step."""
+    """The records of one source since the last gap. They are kept until they contain a whole step."""
 
     def __init__(self) -> None:
         self._held: list[Batch] = []

@@ -1,4 +1,4 @@
-"""A viewer for the telemetry services, in a thread that owns its socket and its store."""
+"""A viewer for the telemetry services. Its thread owns the socket and the store."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ ANSWER_S = 2.0
 
 
 class Subscription:
-    """Follows the daemon at `endpoint`, and makes a snapshot on request, from any thread.
+    """Follows the daemon at `endpoint`. Makes a snapshot on request, from any thread.
 
-    Data flows one way: for the daemon it is one more subscriber, which it never waits for. Raises EndpointError if
-    too few files can be opened.
+    The daemon treats it like any other subscriber and never waits for it. Raises EndpointError if too few files can
+    be opened.
     """
 
     def __init__(self, endpoint: str, keys: ViewerKeys | None = None) -> None:
@@ -32,12 +32,12 @@ class Subscription:
         self.keys = keys
         self._stop = threading.Event()
         self._asked: SimpleQueue[Future[Snapshot]] = SimpleQueue()
-        self._collector = Collector(endpoint, Store(), keys=keys)  # owned by the thread from here on
+        self._collector = Collector(endpoint, Store(), keys=keys)  # from here on, only the thread uses the link
         self._thread = threading.Thread(target=self._run, name="cbtop-telemetry", daemon=True)
         self._thread.start()
 
     def snapshot(self) -> Snapshot:
-        """Return the daemon's current data. Raises NoDataError if it has been silent for a while."""
+        """Return the daemon's current data. Raises NoDataError if the daemon has been silent for a while."""
         asked: Future[Snapshot] = Future()
         self._asked.put(asked)
         try:
@@ -68,7 +68,9 @@ class Subscription:
             collector.close()
 
     def _answer(self, collector: Collector, counters: Counters) -> None:
-        """Answer all pending requests with one snapshot. Later ones wait, because it must listen between answers."""
+        """Answer all pending requests with one snapshot. Later requests wait, because the thread must first
+        receive.
+        """
         waiting = [self._asked.get() for _ in range(self._asked.qsize())]
         waiting = [asked for asked in waiting if asked.set_running_or_notify_cancel()]
         if not waiting:

@@ -1,1 +1,1 @@
-"""Writes the text of screens and reports from viewmodels. `cbtop.units` writes numbers and units."""
+"""Writes the texts of screens and reports from view models. `cbtop.units` writes numbers and units."""

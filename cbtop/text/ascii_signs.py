@@ -1,4 +1,4 @@
-"""ASCII replacements for lines, bars and signs that a terminal's encoding lacks, one character each."""
+"""ASCII replacements, one character each, for lines, bars and signs that a terminal's encoding lacks."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _ALIKE = {
     "d": "Δ",
     "?": "�",
 }
-_DOTS = " ...:::##"  # a Braille cell by its number of dots
+_DOTS = " ...:::##"  # the character for a Braille cell with 0 to 8 dots
 _BRAILLE = 0x2800
 SIGNS = {ord(sign): ascii_ for ascii_, signs in _ALIKE.items() for sign in signs}
 SIGNS |= {_BRAILLE + dots: _DOTS[dots.bit_count()] for dots in range(256)}
 
 
 def replace(error: UnicodeError) -> tuple[str, int]:
-    """Replace unencodable characters by ASCII ones of the same width; unknown ones, from names, are escaped."""
+    """Replace each unencodable character by an ASCII character. Characters without a replacement are escaped."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     met = error.object[error.start : error.end]
@@ -51,20 +51,20 @@ def replace(error: UnicodeError) -> tuple[str, int]:
 def are_wanted(
     environment: Mapping[str, str] = os.environ, *, is_utf8_mode: bool = bool(sys.flags.utf8_mode)
 ) -> bool:
-    """Whether the terminal or the locale lacks our signs.
+    """Whether the terminal or the locale lacks the characters that we use.
 
-    The console of Linux (TERM=linux) decodes UTF-8, but its font has 256 or 512 characters.
+    The console of Linux (TERM=linux) decodes UTF-8, but its font has only 256 or 512 characters.
 
-    The user's locale may have no UTF-8 although Python writes it. In C, POSIX and a locale that is not installed,
-    Python uses UTF-8 (PEP 538, PEP 540), and sets LC_CTYPE=C.UTF-8 in the environment in addition to a LANG of C.
+    The user's locale may lack UTF-8 although Python writes UTF-8. If the locale is C or POSIX, or is not installed,
+    Python uses UTF-8 (PEP 538, PEP 540). It then sets LC_CTYPE=C.UTF-8 in the environment, even next to LANG=C.
 
-    htop decides the same way, by the C library's codeset of the locale. But if no locale is set at all, as in a
-    container, the user has not requested ASCII, and terminals read UTF-8.
+    htop decides in the same way, by the codeset that the C library reports for the locale. But if no locale is set at
+    all, as in a container, we write UTF-8: the user has not requested ASCII, and terminals read UTF-8.
     """
     if environment.get("TERM") == "linux":
         return not environment.get("PYTHONIOENCODING")
     if not is_utf8_mode or environment.get("PYTHONUTF8") == "1" or environment.get("PYTHONIOENCODING"):
-        return False  # Python follows the locale, or an explicit setting
+        return False  # Python writes what the locale or an explicit setting requires
     set_by_python = "" if environment.get("LC_ALL") else "C.UTF-8"
     ctype = environment.get("LC_CTYPE", "")
     name = environment.get("LC_ALL") or (ctype if ctype != set_by_python else "") or environment.get("LANG", "")

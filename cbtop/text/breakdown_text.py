@@ -1,4 +1,4 @@
-"""Writes the time breakdown of steps, and its doubts."""
+"""Writes the time breakdown of steps ("the books"), and reasons to doubt it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from cbtop.viewmodels.time_breakdown import BesideView, TimeBreakdownView
 _MAX_NAMED = 3  # maximum number of names in a list
 
 
-OVERLAP = "overlap"  # in the books
+OVERLAP = "overlap"  # name of the overlap in the books
 
 
 def no_books(source: SourceView) -> str:
-    """Return why the books have no data for this time, or ""."""
+    """Return the reason for a missing time breakdown, or ""."""
     steps = source.steps
     if steps is None or steps.recorded:
         return ""
@@ -23,7 +23,10 @@ def no_books(source: SourceView) -> str:
 
 
 def books_trouble(books: TimeBreakdownView | None) -> str:
-    """Return why the books do not close, and by how much: then shares of wall time may be above 100 % or below 0."""
+    """Return why the time breakdown does not add up, and by how much, or "".
+
+    If it does not add up, shares of wall time may be above 100 % or below 0.
+    """
     if books is None or books.close:
         return ""
     why = []
@@ -40,9 +43,9 @@ def books_trouble(books: TimeBreakdownView | None) -> str:
 
 
 def books_notes(books: TimeBreakdownView | None, outside: BesideView | None) -> list[str]:
-    """Return notes on time outside the books, and on missing data.
+    """Return notes on time that is not in the breakdown, and on missing data.
 
-    The part before the first comma is the short form.
+    The part of a note before the first comma is its short form.
     """
     found = []
     if books is not None and books.adopted is not None:
@@ -63,11 +66,11 @@ def books_notes(books: TimeBreakdownView | None, outside: BesideView | None) -> 
 
 
 def _beside(found: BesideView) -> str:
-    """Format `5.00 ms in 10 calls, added up (Sampling 4.00 ms, detokenize 1.00 ms)`."""
+    """Format times added up: `5.00 ms in 10 calls, added up (Sampling 4.00 ms, detokenize 1.00 ms)`."""
     return f"{duration(found.us)} in {counted(found.calls, 'call')}, added up ({longest(found)})"
 
 
 def longest(found: BesideView) -> str:
-    """Format `Sampling 4.00 ms, detokenize 1.00 ms`."""
+    """Format the longest times by name: `Sampling 4.00 ms, detokenize 1.00 ms`."""
     named = ", ".join(f"{one.name} {duration(one.us)}" for one in found.by_name[:_MAX_NAMED])
     return f"{named}{', …' if len(found.by_name) > _MAX_NAMED else ''}"

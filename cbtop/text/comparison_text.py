@@ -20,14 +20,14 @@ def change(found: Change) -> str:
 
 
 def rate_change(found: Change) -> str:
-    """Format `41.20 tokens/s, was 42.10 (noise: ± 4.0 %)`."""
+    """Format the change of a token rate: `41.20 tokens/s, was 42.10 (noise: ± 4.0 %)`."""
     return f"{number(found.now)} tokens/s, was {number(found.before)} ({change(found)})"
 
 
 def step_beside(found: Comparison, step: TimelineSpan) -> str:
-    """Format `decode 11.85 ms, was 11.20 ms (+5.8 %), the baseline's median`, or why it is unknown.
+    """Format the time of a step and the baseline: `decode 11.85 ms, was 11.20 ms (+5.8 %), the baseline's median`.
 
-    One step is not judged as slower or faster.
+    If the median is unknown, give the reason. A single step is not judged as slower or faster.
     """
     median_us = found.median_us(step.name, WHOLE_STEP)
     if median_us is None:
@@ -39,7 +39,7 @@ def step_beside(found: Comparison, step: TimelineSpan) -> str:
 
 
 def baseline_rates(found: Comparison) -> list[str]:
-    """Format `41.20 tokens/s, was 42.10 (noise: ± 4.0 %)`, and the same for a step."""
+    """Format the changes of the token rate and of the step: `41.20 tokens/s, was 42.10 (noise: ± 4.0 %)`, …"""
     parts = []
     if found.tokens_per_sec is not None:
         parts.append(rate_change(found.tokens_per_sec))
@@ -50,7 +50,7 @@ def baseline_rates(found: Comparison) -> list[str]:
 
 
 def baseline(found: Comparison) -> str:
-    """Format the time range of the baseline: `the 10.0 s before 20:02:11`, with the process if it differs."""
+    """Format the time range of the baseline, and its process if different: `the 10.0 s before 20:02:11`."""
     base, where = found.base, found.base.surroundings
     is_other = base.key != found.now.key
     when = "" if base.ended_s is None else f" before {date(base.ended_s)[0 if is_other else 11 :]}"

@@ -1,4 +1,4 @@
-"""Writes the kernels of a burst, and the critical path of a graph."""
+"""Writes the kernels recorded in a burst of steps, and the critical path of a graph."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cbtop.viewmodels.kernels import BurstView
 
 
 def critical_path(found: CriticalPathView) -> str:
-    """Format `critical path 1.20 ms, 5 of 9 timed nodes (derived, of the mean run)`."""
+    """Format a critical path: `critical path 1.20 ms, 5 of 9 timed nodes (derived, of the mean run)`."""
     if found.unknown:
         return f"critical path {NOT_MEASURED}: {found.unknown}"
     nodes = f"{count(found.nodes)} of {count(found.timed_nodes)} timed nodes"
@@ -17,14 +17,14 @@ def critical_path(found: CriticalPathView) -> str:
 
 
 def in_burst(times: KernelTimes) -> str:
-    """Format a burst's times of a kernel: `2.10 µs ± 0.05, 1 a step, in a burst of 3 steps`."""
+    """Format the times of a kernel in a burst: `2.10 µs ± 0.05, 1 a step, in a burst of 3 steps`."""
     deviation, launches = number(times.deviation_ns / 1e3), number(times.launches / times.steps).removesuffix(".00")
     burst = f"in a burst of {counted(times.steps, 'step')}"
     return f"{number(times.mean_ns / 1e3)} µs ± {deviation}, {launches} a step, {burst}"
 
 
 def burst(found: BurstView) -> list[str]:
-    """Return a line for each phase of a burst: `decode: 3 steps recorded of pid 7, 8 launches a step, 12 µs in …`."""
+    """Return a line for each phase in a burst: `decode: 3 steps recorded of pid 7, 8 launches a step, 12 µs in …`."""
     heads = [
         f"{phase.phase}: {counted(phase.steps, 'step')} recorded of pid {found.pid}, "
         f"{per_step(phase.launches_per_step)} launches a step, {duration(phase.us_per_step)} in kernels"
@@ -34,7 +34,7 @@ def burst(found: BurstView) -> list[str]:
 
 
 def burst_notes(found: BurstView) -> list[str]:
-    """Return notes on what was recorded but is not included in the numbers."""
+    """Return notes on recorded data that the numbers do not include."""
     notes = (
         (found.unplaced, "launches in no call of a module that is known"),
         (found.lost, "records lost"),
@@ -44,5 +44,5 @@ def burst_notes(found: BurstView) -> list[str]:
 
 
 def per_step(launches: float) -> str:
-    """Format launches per step, without decimals if whole: `8`, `2.7`."""
+    """Format the number of launches per step: `8`, `2.7`."""
     return f"{launches:,.0f}" if launches == round(launches) else f"{launches:,.1f}"

@@ -1,4 +1,4 @@
-"""Writes ranks, and the merge of several processes."""
+"""Writes ranks, and which processes are merged."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from cbtop.viewmodels.straggler import StragglerView
 
 
 def rank(number: int | None, of: int | None) -> str:
-    """Format `rank 3 of 8`; "" for a process without a rank."""
+    """Format a rank: `rank 3 of 8`. Return "" for a process without a rank."""
     if number is None:
         return ""
     return f"rank {number}" if of is None else f"rank {number} of {of}"
 
 
 def placed_rank(row: SourceRow) -> str:
-    """Format `3/8`, `3/?`; a dash for a process without a rank."""
+    """Format a rank for a column: `3/8`, or `3/?` if the number of ranks is unknown. A dash without a rank."""
     return NONE_THERE if row.rank is None else f"{row.rank}/{'?' if row.world_size is None else row.world_size}"
 
 
 def straggler(found: StragglerView) -> str:
-    """Format `rank 3 is 15.0 % slower, most of it in …`, the most important fact first."""
+    """Format a straggler, the most important fact first: `rank 3 is 15.0 % slower, most of it in …`."""
     others = "the other's is" if found.ranks == 2 else f"the median of the other {found.ranks - 1} is"
     return (
         f"rank {found.rank} is {percent(found.percent)} slower, most of it in {found.brick} "
@@ -36,7 +36,7 @@ def straggler(found: StragglerView) -> str:
 
 
 def merged(found: MergedView) -> str:
-    """Format `sum of 4: rank 0–2, rank 7`."""
+    """Format a merge and its members: `sum of 4: rank 0–2, rank 7`."""
     what = {MergeMode.SUM: "sum", MergeMode.MAX: "slowest", MergeMode.RANKS: "side by side"}[found.mode]
     names = _spans(found.members)
     if len(names) > 4:
@@ -46,8 +46,8 @@ def merged(found: MergedView) -> str:
 
 
 def _spans(names: Sequence[str]) -> list[str]:
-    """Join `rank 0`, `rank 1`, `rank 2` to `rank 0–2`; other names stay single."""
-    found: list[tuple[str, int, int]] = []  # name of the first, the first and the last rank
+    """Replace consecutive ranks `rank 0`, `rank 1`, `rank 2` by `rank 0–2`. Keep other names."""
+    found: list[tuple[str, int, int]] = []  # the name of the first rank, and the first and the last number
     for name in names:
         kind, _, number = name.partition(" ")
         at = int(number) if kind == "rank" else -2
@@ -68,7 +68,7 @@ _MERGED_MEANS = {
 def merged_means(merged: MergedView) -> str:
     """Return how the figures of a merge were derived."""
     means = _MERGED_MEANS[merged.mode]
-    if merged.mode is MergeMode.MAX:  # all steps are those of one rank
+    if merged.mode is MergeMode.MAX:  # all steps are from a single rank
         return means
     if merged.together > 1:
         return f"tokens/s counts once what {merged.together} ranks compute together; {means}"

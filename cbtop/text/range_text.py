@@ -1,4 +1,4 @@
-"""Writes the time range of figures, and its parts."""
+"""Writes the time range that figures cover, and its parts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from cbtop.viewmodels.time_range import TimeRangeView
 
 
 def shown_time(source: SourceView, *, with_date: bool = False) -> str:
-    """Format the time range of figures: `last 10.4 s`, `its last 10.4 s` if it has ended, `since 20:02:11`.
+    """Format the time range of figures.
 
-    For a merge with some running members, `last 10.4 s of the 2 that run`, because its window only has those. For a
-    range, `20:02:11.3–20:02:19.8, 41 steps`. For a sum, whose members have different ranges, `since 20:02:11 at the
-    earliest`.
+    - Recent window: `last 10.4 s`, or `its last 10.4 s` if the process has ended.
+    - Recent window of a merge with some running members: `last 10.4 s of the 2 that run`.
+    - Since the start: `since 20:02:11`. For a sum of members with different ranges, `since 20:02:11 at the earliest`.
+    - Chosen range: `20:02:11.3–20:02:19.8, 41 steps`.
     """
     if source.window is not None and source.window.range_s is not None:
         steps = f", {count(source.steps.count)} step{'s' * (source.steps.count != 1)}" if source.steps else ""
@@ -34,7 +35,10 @@ def shown_time(source: SourceView, *, with_date: bool = False) -> str:
 
 
 def between_steps(found: TimeRangeView | None) -> str:
-    """Format `between steps 49.7 % (4.97 s of 10.0 s)`, `at least` if steps count whole; "" if unknown."""
+    """Format the time between steps: `between steps 49.7 % (4.97 s of 10.0 s)`, or "" if unknown.
+
+    `at least` is added if a step that began before the range counts as a whole.
+    """
     if found is None or found.between_us is None:
         return ""
     if found.since_last_us == found.wall_us:
@@ -44,7 +48,7 @@ def between_steps(found: TimeRangeView | None) -> str:
 
 
 def time_range(source: SourceView) -> str:
-    """Format `wall clock 10.0 s = in steps 5.01 s + between steps 4.97 s (49.7 %) + since the last one …`."""
+    """Format the parts of a time range: `wall clock 10.0 s = in steps 5.01 s + between steps 4.97 s (49.7 %) + …`."""
     found = source.time_range
     if found is None:
         return ""
@@ -68,7 +72,7 @@ def time_range(source: SourceView) -> str:
 
 
 def rates_since(row: SourceRow) -> str:
-    """Format the time range of its rates: `20:02:11`, `last 10.4 s`."""
+    """Format the time range of a row's rates: `20:02:11`, `last 10.4 s`."""
     if row.window is not None and row.window.range_s is not None:
         return between(row.window.range_s)
     if row.window is not None:

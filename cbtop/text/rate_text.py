@@ -1,4 +1,4 @@
-"""Writes rates, and what would raise them."""
+"""Writes rates, and the gain of fixing a problem."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from cbtop.viewmodels.verdict import Verdict
 
 
 def rate(of: SourceRow | SourceView, per_sec: float | None) -> str:
-    """Format `42.1`, or `≥42.1` if records of that time were lost."""
+    """Format a rate: `42.1`, or `≥42.1` if records of that time were lost."""
     return f"{'≥' if of.are_rates_least and per_sec is not None else ''}{number(per_sec)}"
 
 
 def throughput(of: SourceRow | SourceView, steps: StepsView) -> str:
-    """Format `42.1 tokens/s`; for a model without tokens `12.5 steps/s`, or `12.5 steps/s, 100 samples/s`."""
+    """Format the throughput: `42.1 tokens/s`. Without tokens, `12.5 steps/s` or `12.5 steps/s, 100 samples/s`."""
     if steps.has_tokens:
         return f"{rate(of, steps.tokens_per_sec)} tokens/s"
     found = f"{rate(of, steps.steps_per_sec)} steps/s"
@@ -23,6 +23,6 @@ def throughput(of: SourceRow | SourceView, steps: StepsView) -> str:
 
 
 def gain(verdict: Verdict) -> str:
-    """Format the gain of fixing it: `+3.10 tokens/s if it were as fast as the median layer (derived)`."""
+    """Format the gain of fixing a problem: `+3.10 tokens/s if it were as fast as the median layer (derived)`."""
     more = verdict.gain_tokens_per_sec
     return "" if more is None else f"+{number(more)} tokens/s if {verdict.gain_if} (derived)"

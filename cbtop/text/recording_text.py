@@ -1,4 +1,4 @@
-"""Writes the recorded part of a process, and its cost."""
+"""Writes how much of a process was recorded, and the cost of recording."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from cbtop.viewmodels.steps import WarmUpView
 
 
 def sample(every: int | None) -> str:
-    """Format `a sample: one step in 10`; "" if every step is recorded."""
+    """Format the recorded share of steps: `a sample: one step in 10`. Return "" if every step is recorded."""
     if every is None:
         return "a sample: some processes leave steps out"
     return f"a sample: one step in {every:,}" if every > 1 else ""
 
 
 def inside_of_all(source: SourceView) -> str:
-    """Return the number of recorded steps behind bricks and layers, if it is small or covers all steps; else ""."""
+    """Return how many recorded steps the figures of bricks are from. Return "" for enough steps of the shown time."""
     steps = source.steps
     if steps is None or not steps.recorded:
         return ""
@@ -37,9 +37,9 @@ def warm_up(found: WarmUpView) -> str:
 
 
 def overhead(sampling: Sampling) -> str:
-    """Format the cost of recording: `costs at least 0.62% of its steps' time (95 %: 0.41 to 0.80; …)`.
+    """Format the cost of recording: `recording costs at least 0.62% of its steps' time (95 %: 0.41 to 0.80; …)`.
 
-    Costs that are invisible in the process are not included, such as the model's loss of processor cache.
+    Costs that the process cannot see are not included, such as data of the model that leaves the processor's cache.
     """
     cost, low, high = sampling.overhead_percent, sampling.low_percent, sampling.high_percent
     allowed = f"at most {sampling.allowed_percent:g} is allowed"
@@ -49,7 +49,7 @@ def overhead(sampling: Sampling) -> str:
 
 
 def short_overhead(sampling: Sampling | None) -> str:
-    """Format the lower bound of recording's cost in steps, with its interval (95 %): `≥0.62 % (0.41–0.80)`."""
+    """Format the least cost of recording, with its 95 % interval: `≥0.62 % (0.41–0.80)`."""
     if sampling is None or sampling.overhead_percent is None:
         return NOT_MEASURED
     low, high = sampling.low_percent, sampling.high_percent
@@ -58,7 +58,7 @@ def short_overhead(sampling: Sampling | None) -> str:
 
 
 def no_bricks(view: SourceView) -> str:
-    """Return why no brick is shown, and what to do.
+    """Return the reason why no brick is shown, and what to do.
 
     For example `none of the 7,000 decode steps was recorded: one in 10,000 is: recording costs …`.
     """
@@ -71,7 +71,9 @@ def no_bricks(view: SourceView) -> str:
 
 
 def losses(loss: LossView) -> str:
-    """Format `95,879 produced, 1,200 lost (1.3 % since the daemon looked), 300 before attach, 4 unread`."""
+    """Format losses of records: `95,879 produced, 1,200 lost (1.3 % since the daemon looked), 300 before attach,
+    …`.
+    """
     share = f" ({percent(loss.lost_percent)} since the daemon looked)" if loss.lost else ""
     parts = [f"{count(loss.produced)} produced", f"{count(loss.lost)} lost{share}"]
     parts += [f"{count(loss.before_attach)} before attach", f"{count(loss.unread)} unread"]

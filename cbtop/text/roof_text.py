@@ -1,4 +1,4 @@
-"""Writes roofs, and the bricks below them."""
+"""Writes roofs, and how far bricks are below them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cbtop.viewmodels.roofline import CeilingRow
 
 
 def limit(row: BrickRow) -> str:
-    """Format which roof bounds a brick, and the used part of it: `memory 79 %`, `? latency 12 %`."""
+    """Format the roof that bounds a brick, and the percentage of it in use: `memory 79 %`, `? latency 12 %`."""
     if row.roof is None:
         return NOT_MEASURED
     mark = "⚠ " if row.above_roof else "? " if row.roof_unsure else ""
@@ -22,9 +22,9 @@ def limit(row: BrickRow) -> str:
 
 
 def ceiling_rounds(row: CeilingRow) -> str:
-    """Format the rounds and the load: `best of 12 rounds, median 19.00, lowest 12.50, spread 5.0 %, load 3 %`.
+    """Format the rounds of a measured roof, and the load: `best of 12 rounds, median 19.00, …, load 3 %`.
 
-    A short measurement is called `short`.
+    A short measurement is marked as `short`.
     """
     of = "" if row.rounds is None else f"best of {counted(row.rounds, 'round')}, "
     unsure = ": unsure" if row.is_unsure else ""
@@ -35,7 +35,7 @@ def ceiling_rounds(row: CeilingRow) -> str:
 
 
 def ceiling_doubts(ceilings: Sequence[CeilingRow]) -> list[str]:
-    """Return why roofs may be inaccurate: rounds that differ much, and use by others meanwhile."""
+    """Return reasons why roofs may be inaccurate: rounds that differ much, or other programs on the machine."""
     found = []
     if unsure := [row for row in ceilings if row.is_unsure]:
         named = ", ".join(f"{row.name} (spread {percent(row.spread_percent)})" for row in unsure)

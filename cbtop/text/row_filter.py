@@ -1,4 +1,4 @@
-"""The choice of bricks in a table and their order, by a filter and a sort column, for screen and reports."""
+"""Filters and sorts the bricks in a table, for screen and reports."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _STATISTICS = {
     for place in (*BRICK_COLUMNS, *HOST_COLUMNS, *BUDGET_COLUMNS, *CHECK_COLUMNS, *POINT_COLUMNS)
     if place.statistic.unit != "word"
 }
-SORT_COLUMNS = (BY_NAME, *_STATISTICS)  # by their titles on the screen
+SORT_COLUMNS = (BY_NAME, *_STATISTICS)  # named by their titles on the screen
 
 
 def bare(name: str) -> str:
-    """Return the form in which column names are compared: `P95 µs` is `p95us`."""
+    """Return `name` in the form that column names are compared in: `P95 µs` becomes `p95us`."""
     return re.sub(r"[^a-z0-9%]", "", name.casefold().replace("\u03bc", "u").replace("\xb5", "u"))
 
 
@@ -33,26 +33,27 @@ def _sort_names() -> dict[str, str]:
     return names
 
 
-SORT_NAMES = _sort_names()  # the column for each accepted name: `p95`, `p95us`
+SORT_NAMES = _sort_names()  # the column title for each accepted name, such as `p95` and `p95us`
 
 
-# Names are untrusted, and a regular expression may take exponential time on them. Each of these characters counts as
-# a choice; a repetition has as many as a name has characters, so it counts as this many binary ones.
+# Names are untrusted, and a regular expression may take exponential time on them. So the choices in an expression are
+# counted. A repetition has as many choices as a name has characters, so it counts as REPETITION binary choices. `?`
+# and `|` count as ALTERNATIVE.
 MAX_CHOICES, REPETITION, ALTERNATIVE = 16, 8, 2
-MAX_SEARCHED = 128  # characters of a name; plain text is searched in the whole name
+MAX_SEARCHED = 128  # a regular expression is searched in this many characters of a name; plain text in the whole name
 _ONE_CHARACTER = re.compile(r"\\.|\[\^?\]?(?:\\.|[^]\\])*\]", re.DOTALL)
-_REFUSED = re.compile(r"\)[*+{]|\(\?(?![:=!<P]|i\))")  # repeated groups; comments, flags and other uses of (?
+_REFUSED = re.compile(r"\)[*+{]|\(\?(?![:=!<P]|i\))")  # repeated groups, and uses of (? such as comments and flags
 
 
 def matcher(text: str) -> Callable[[str], bool]:
-    """Return a function that searches a word for `text`, ignoring case, as a regular expression if it is valid.
+    """Return a function that searches a word for `text`, ignoring case.
 
-    Expressions that repeat a group or have more than MAX_CHOICES are also taken literally, because their search might
-    never end.
+    `text` is a regular expression if it is valid. Expressions that repeat a group or have more than MAX_CHOICES
+    choices are searched as plain text, because a search for them might never end.
     """
     if _ends_soon(text):
         try:
-            with warnings.catch_warnings(action="ignore"):  # about future changes of the syntax
+            with warnings.catch_warnings(action="ignore"):  # ignore warnings about future changes of the syntax
                 expression = re.compile(text, re.IGNORECASE)
         except (re.error, OverflowError, RecursionError):
             pass
@@ -67,32 +68,35 @@ def _ends_soon(expression: str) -> bool:
     if _REFUSED.search(bare):
         return False
     most = choices = depth = 0
-    for char in re.sub(r"(?<=[*+}?(])\?", "", bare):  # a lazy quantifier counts as one choice
+    for char in re.sub(r"(?<=[*+}?(])\?", "", bare):  # a lazy quantifier such as `*?` counts as one choice
         depth += (char == "(") - (char == ")")
         if char in "*+{":
             choices += REPETITION
         elif char == "?" or (char == "|" and depth > 0):
             choices += ALTERNATIVE
         elif char == "|":
-            choices = 0  # choices add up only within one alternative
+            choices = 0  # only the choices within one alternative add up
         most = max(most, choices)
     return most <= MAX_CHOICES
 
 
 def words_of(row: BrickRow) -> tuple[str, str]:
-    """Return the texts searched by a filter."""
+    """Return the texts of a row that a filter searches."""
     return row.name, row.category.display_name
 
 
 @dataclass(frozen=True, slots=True)
 class RowChoice:
-    """`sort` is one of SORT_COLUMNS: largest figures first, names from A on; "": no sorting."""
+    """The filter and the order of bricks in a table.
+
+    `sort` is one of SORT_COLUMNS, or "" to keep the order. Figures are sorted from the largest on, names from A on.
+    """
 
     sort: str = ""
     filter: str = ""
 
     def of(self, source: SourceView) -> SourceView:
-        """Return `source` with only these bricks in its lists of bricks and points, in this order."""
+        """Return `source` with filtered and sorted bricks, in its list of bricks and on its roofline."""
         matches = matcher(self.filter)
         ranks = source.ranks
         if ranks is not None and self.filter:

@@ -11,9 +11,9 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.sources import ClockView, ProcessCost, SourceRow
 from cbtop.viewmodels.stall import StallKind, StallView
 
-_MAX_PIDS = 3  # in a list
+_MAX_PIDS = 3  # pids named in a list
 
-# Titles of a source's figures in the list, by their JSON keys.
+# Titles in the list of sources for the figures of a source, by JSON key.
 SOURCE_FIGURES = {
     "model": "model",
     "tokens_per_sec": "tokens/s",
@@ -37,7 +37,9 @@ def process_cost(cost: ProcessCost) -> str:
 
 
 def unknown_figures(rows: Sequence[SourceRow]) -> list[str]:
-    """Return each reason once: `recording costs of pid 7, pid 8: it does not measure …`."""
+    """Return each reason once, with figure and processes: `recording costs of pid 7, pid 8: it does not measure
+    …`.
+    """
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for unknown in row.unknown:
@@ -51,14 +53,14 @@ def _some(names: Sequence[str]) -> str:
 
 
 def lag(row: SourceRow) -> str:
-    """Format the age of its newest data: `0.1 s`; a dash if it has ended."""
+    """Format the age of a process's newest data: `0.1 s`. A dash if the process has ended."""
     if row.state is not SourceStatus.LIVE:
         return NONE_THERE
     return NOT_MEASURED if row.lag_s is None else f"{row.lag_s:.1f} s"
 
 
 def clock(found: ClockView | None) -> str:
-    """Format the clock of a different host, `3.21 ms ahead ± 110.0 µs`; a dash on the same clock."""
+    """Format the clock offset of a host: `3.21 ms ahead ± 110.0 µs`. A dash if it has our clock."""
     if found is None:
         return NOT_MEASURED
     return clock_offset(found.offset_us, found.uncertainty_us) if found.uncertainty_us else NONE_THERE
@@ -71,7 +73,7 @@ def clock_offset(offset_us: float, uncertainty_us: float) -> str:
 
 
 def on_devices(row: SourceRow) -> str:
-    """Format `GPU 0–3`, `cpu`; a dash if it has ended."""
+    """Format the devices of a process: `GPU 0–3`, `cpu`. A dash if the process has ended."""
     if row.state is not SourceStatus.LIVE:
         return NONE_THERE
     if row.devices is None:
@@ -80,12 +82,12 @@ def on_devices(row: SourceRow) -> str:
 
 
 def stale_sampler(sampler: str, age_s: float) -> str:
-    """Format the age of device figures: `nvml has not answered for 12 s: its figures are so old`."""
+    """Format the time since a sampler's last answer: `nvml has not answered for 12 s: its figures are so old`."""
     return f"{sampler} has not answered for {age_s:.0f} s: its figures are so old"
 
 
 def labels(found: Sequence[str]) -> str:
-    """Format `0`, `1`, `2` as `0–2`; other labels are listed one by one."""
+    """Join consecutive labels: `0`, `1`, `2` become `0–2`. Other labels are listed one by one."""
     numbers = [int(label) for label in found if label.isdecimal()]
     if len(numbers) == len(found) > 2 and numbers == [*range(numbers[0], numbers[0] + len(numbers))]:
         return f"{numbers[0]}–{numbers[-1]}"
@@ -93,21 +95,21 @@ def labels(found: Sequence[str]) -> str:
 
 
 def stale(seconds: float) -> str:
-    """Format the age of what is shown: `nothing heard for 12 s`."""
+    """Format the time since the last message: `nothing heard for 12 s`."""
     return f"nothing heard for {seconds:.0f} s"
 
 
 def standing(view: SourceView | SourceRow) -> str:
-    """Format the state of a process in capitals, with the time without progress: `LIVE`, `STALLED 32 s`, `GONE`."""
+    """Format the state of a process in capitals: `LIVE`, `GONE`, or `STALLED 32 s` with the time without progress."""
     age = f" {view.stall.age_s:.0f} s" if view.stall else ""
     return f"{view.standing.upper()}{age}"
 
 
 def stall(found: StallView) -> str:
-    """Format `stalled for 32 s in decode → Layer 17 → AllReduce (p99 of every decode: 12.3 ms)`."""
+    """Format a stall: `stalled for 32 s in decode → Layer 17 → AllReduce (p99 of every decode: 12.3 ms)`."""
     place, after = " → ".join(found.place), " → ".join(found.after)
     member = f"{found.member}: " if found.member else ""
-    # The process may have made no progress before it was suspended.
+    # The time without progress may have begun before the process was suspended.
     standing = "suspended, without progress" if found.word is StallKind.SUSPENDED else found.word
     parts = [f"{member}{standing} for {found.age_s:.0f} s{f' in {place}' if place else ''}"]
     if after:
@@ -122,7 +124,7 @@ def stall(found: StallView) -> str:
 
 
 def troubled(found: TroubledMember) -> str:
-    """Format `rank 2: suspended for 20 s`, `rank 3: gone: it left`."""
+    """Format the trouble of a merged process: `rank 2: suspended for 20 s`, `rank 3: gone: it left`."""
     if found.stall is not None:
         return stall(found.stall)
     return f"{found.name}: {found.state}{f': {found.reason}' if found.reason else ''}"

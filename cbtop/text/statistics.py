@@ -1,13 +1,13 @@
-"""The statistics of bricks, categories, graph nodes, devices and processes: one table, and where each is shown.
+"""The table of all statistics of bricks, categories, graph nodes, devices and processes, and where each is shown.
 
-The screen's columns, the panel of one brick, the text report, the JSON and the help are all made from this file. To
-add a statistic, add a row to STATISTICS, its key to the lists at the end and, for new data, a field to its view model
-(viewmodels/bricks.py, categories.py, graph.py, devices.py). The JSON contains every row.
+The screen's columns, the panel of a brick, the text report, the JSON and the help are all made from this table. To
+add a statistic, add a row to STATISTICS, and add its key to the lists at the end. New data also needs a field in its
+view model (viewmodels/bricks.py, categories.py, graph.py, devices.py). The JSON contains every row.
 """
 
 # Rules
-# - A statistic is the attribute of the row that has the name of its JSON key.
-# - Its origin belongs to it: the words `derived` and `static` in the help, the panel and the JSON come from there.
+# - The value of a statistic is the attribute of a row with the name of its JSON key.
+# - Each statistic has an origin. The help, the panel and the JSON take the words `derived` and `static` from it.
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Of(StrEnum):
 
 
 class Origin(StrEnum):
-    """The origin of a number, as in the JSON."""
+    """The origin of a number, with the words that the JSON uses."""
 
     MEASURED = "measured"
     SHAPES = "derived from shapes"
@@ -54,7 +54,7 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a value is written: bare, if the column's head has the unit, and in full."""
+    """Two ways to write a value: `bare` for columns with the unit in their head, and `in_full` with the unit."""
 
     bare: Callable[[Any], str]
     in_full: Callable[[Any], str]
@@ -92,7 +92,7 @@ def _celsius(value: float | None) -> str:
     return units.with_unit(units.whole(value), "°C")
 
 
-# Every unit a statistic may have.
+# The formats by unit. A statistic must have one of these units.
 FORMATS = {
     "µs": Format(units.number, units.duration),
     "µs/token": Format(units.number, units.number),
@@ -116,22 +116,24 @@ FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class Statistic:
-    """One row of the table."""
+    """One statistic: a row of the table."""
 
     key: str
-    title: str  # head of its column on the screen
+    title: str  # title of its column on the screen
     unit: str
     origin: Origin
     doc: str
     of: tuple[Of, ...] = (Of.BRICK,)
-    report_title: str = ""  # head of its column in the text report, if different
+    report_title: str = ""  # title of its column in the text report, if different
     word: str = ""  # label in the panel of a brick, if different
-    sort_key: str = ""  # the key of the statistic it is sorted by, if different
-    derived_in_window: bool = False  # measured since the start, but derived for the recent window
-    of_few_calls: bool = False  # so it scatters: rows sorted by it keep their places longer
+    sort_key: str = ""  # key of the statistic whose values sort this column, if different
+    # whether it is derived in a recent window, although it is measured since the start
+    derived_in_window: bool = False
+    # whether it scatters, because it comes from few calls; rows sorted by it keep their places for longer
+    of_few_calls: bool = False
 
     def value(self, row: object) -> Value:
-        """Return its value in `row`, or None if it was not measured."""
+        """Return the value in `row`, or None if it was not measured."""
         found: Value = getattr(row, self.key)
         return found
 
@@ -142,13 +144,13 @@ class Statistic:
         return FORMATS[self.unit].in_full(self.value(row))
 
     def sort_value(self, row: object) -> float:
-        """Return the sort value; unmeasured ones come last."""
+        """Return the value to sort by. Values that were not measured come last."""
         found = getattr(row, self.sort_key or self.key)
         return -1.0 if found is None else float(found)
 
     @property
     def help(self) -> str:
-        """Its description, with a word for its origin unless it was measured."""
+        """The description, with a word for the origin unless the statistic was measured."""
         is_measured = self.origin is Origin.MEASURED
         return self.doc if is_measured else f"{self.doc} ({self.origin.provenance.value})"
 
@@ -301,24 +303,24 @@ _BY_KEY = {(of, statistic.key): statistic for statistic in STATISTICS for of in 
 
 
 def statistic(key: str, of: Of = Of.BRICK) -> Statistic:
-    """Return the row of the table. Raises KeyError if there is none."""
+    """Return the statistic with this key. Raises KeyError if it does not exist."""
     return _BY_KEY[of, key]
 
 
 def statistics_of(of: Of) -> tuple[Statistic, ...]:
-    """Return all statistics of one kind of row, in the table's order."""
+    """Return all statistics of one type of row, in the order of the table."""
     return tuple(row for row in STATISTICS if of in row.of)
 
 
 def why_unknown(found: WhyView) -> str:
-    """Format `power W, MHz of 0:0, 0:1: Not Supported`."""
+    """Format a reason for missing figures: `power W, MHz of 0:0, 0:1: Not Supported`."""
     titles = [next((row.title for row in STATISTICS if row.key == key), key) for key in found.figures]
     of = f" of {source_text.labels(found.devices)}" if found.devices else ""
     return f"{', '.join(titles)}{of}: {found.why}"
 
 
 def keys_of(origin: Origin) -> list[str]:
-    """Return the keys of that origin, in the table's order, each once."""
+    """Return the distinct keys of the statistics with this origin, in the order of the table."""
     return list(dict.fromkeys(row.key for row in STATISTICS if row.origin is origin))
 
 
@@ -327,16 +329,16 @@ def keys_of(origin: Origin) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class ScreenColumn:
-    """A column on the screen: its minimum width, and its priority (the lowest is dropped last)."""
+    """A column on the screen. `width` is its minimum width. The column with the lowest `priority` is dropped last."""
 
     statistic: Statistic
     width: int
     priority: int
-    limit: Statistic | None = None  # shown after it: 412/700
-    instead: Statistic | None = None  # shown if it is n/a
+    limit: Statistic | None = None  # limit to show after the value, as in 412/700
+    instead: Statistic | None = None  # statistic to show if this one was not measured
 
     def bare(self, row: object) -> str:
-        """Return its value, with its limit if known."""
+        """Return the value, with its limit if known."""
         shown = self.statistic
         if self.instead is not None and shown.value(row) is None:
             shown = self.instead
@@ -368,9 +370,10 @@ BRICK_COLUMNS = _places(
     ("gb_per_sec", 6, 9),
     ("gflops", 8, 13),
 )
-HOST_COLUMNS = _places(Of.BRICK, ("host_us", 8, 3), ("launches", 8, 7))  # if the host was timed beside a GPU
-BUDGET_COLUMNS = _places(Of.BRICK, ("budget_used_percent", 7, 6))  # if a brick has a budget
-CHECK_COLUMNS = _places(Of.BRICK, ("checks_failed", 7, 6))  # if a brick was checked
+# shown if the host was timed while a GPU worked
+HOST_COLUMNS = _places(Of.BRICK, ("host_us", 8, 3), ("launches", 8, 7))
+BUDGET_COLUMNS = _places(Of.BRICK, ("budget_used_percent", 7, 6))  # shown if a brick has a budget
+CHECK_COLUMNS = _places(Of.BRICK, ("checks_failed", 7, 6))  # shown if a brick was checked
 POINT_COLUMNS = _places(
     Of.BRICK,
     ("intensity", 7, 4),
@@ -384,9 +387,9 @@ CATEGORY_COLUMNS = _places(
     Of.CATEGORY, ("percent", 7, 1), ("exclusive_us_per_token", 11, 2), ("avg_exclusive_us", 11, 4), ("count", 10, 5)
 )
 NODE_COLUMNS = _places(Of.NODE, ("avg_inclusive_us", 11, 1), ("p50_us", 8, 4), ("p99_us", 8, 3), ("count", 8, 6))
-NODE_SHARE_COLUMNS = _places(Of.NODE, ("percent", 8, 2))  # next to the bar
-PATH_COLUMNS = _places(Of.NODE, ("slack_us", 8, 2))  # if anything is off the critical path
-# Figures of a device, with their maxima.
+NODE_SHARE_COLUMNS = _places(Of.NODE, ("percent", 8, 2))  # shown next to the bar
+PATH_COLUMNS = _places(Of.NODE, ("slack_us", 8, 2))  # shown if any node is off the critical path
+# Figures of a device, with their limits.
 DEVICE_COLUMNS = (
     ScreenColumn(statistic("utilization_percent", Of.GPU), 6, 1),
     ScreenColumn(statistic("memory_used_bytes", Of.GPU), 15, 2, limit=statistic("memory_total_bytes", Of.GPU)),
@@ -411,7 +414,7 @@ PROCESS_COLUMNS = _places(
 
 
 def device_text(place: ScreenColumn, device: Device) -> str:
-    """Return a figure of a device and its limit; a dash if this kind of device has none."""
+    """Return a figure of a device with its limit. A dash if this kind of device does not have the figure."""
     return place.bare(device) if has_figure(place.statistic, device) else units.NONE_THERE
 
 
@@ -421,7 +424,7 @@ def has_figure(statistic: Statistic, device: Device) -> bool:
 
 
 def process_text(statistic: Statistic, process: ProcessRow) -> str:
-    """Return a figure of a process; a dash for GPU figures of a process on no GPU."""
+    """Return a figure of a process. A dash for a GPU figure if the process uses no GPU."""
     is_on_gpu = statistic.key in ("gpu_memory_bytes", "gpu_utilization_percent")
     return units.NONE_THERE if is_on_gpu and not process.device else statistic.bare(process)
 
@@ -437,8 +440,8 @@ BRICK_PANEL = {
     "budget": _rows("budget_us_per_token", "budget_used_percent", "budget_over_us"),
 }  # fmt: skip
 
-# Tables of the text report, each for 80 columns: where the time goes, durations of calls (own, total, spread, by
-# second), work, and the distance from the roof.
+# Tables of the text report, each 80 columns wide. They show where the time goes, the durations of calls (own, total,
+# spread, by second), the work, and the distance from the roof.
 OVERVIEW_REPORT = _rows("percent", "total_exclusive_us", "count", "p50_us", "p99_us")
 HOST_REPORT = _rows("host_us", "launches")
 OWN_REPORT = _rows("count", "total_exclusive_us", "avg_exclusive_us", "percent")

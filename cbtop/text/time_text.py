@@ -6,12 +6,12 @@ from datetime import datetime
 
 from cbtop.units import NOT_MEASURED
 
-_MAX_DATE_S = 250_000_000_000  # in the year 9892; a file may contain any number
-_DATE_FROM_US = 12 * 3600e6  # for older times, a time of day alone is ambiguous
+_MAX_DATE_S = 250_000_000_000  # a moment in the year 9892, because a file may contain any number
+_DATE_FROM_US = 12 * 3600e6  # show the date for older times, because a time of day alone would be ambiguous
 
 
 def position(value_s: float) -> str:
-    """Format a place in a recording: `0:07`, `1:02:07`."""
+    """Format a position in a recording: `0:07`, `1:02:07`."""
     whole = int(value_s)
     hours = f"{whole // 3600}:{whole // 60 % 60:02}" if whole >= 3600 else f"{whole // 60}"
     return f"{hours}:{whole % 60:02}"
@@ -28,7 +28,7 @@ def age(value_s: float | None) -> str:
 
 
 def day(moment: str) -> str:
-    """Return the day of a moment such as `2026-11-22T10:30:59+01:00`."""
+    """Return the day of an ISO time such as `2026-11-22T10:30:59+01:00`."""
     return moment[: len("2026-11-22")]
 
 
@@ -43,17 +43,19 @@ def moment(unix_s: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """Format a short configured time: `0.25 s`, `5 s`."""
+    """Format a configured duration: `0.25 s`, `5 s`."""
     return f"{value:g} s"
 
 
 def between(range_s: tuple[float, float], *, with_date: bool = False) -> str:
-    """Format a range in local time to the tenth: `20:02:11.3–20:02:19.8`."""
+    """Format a time range in local time, to a tenth of a second: `20:02:11.3–20:02:19.8`."""
     begin, end = (moment(unix_s)[:-2] for unix_s in range_s)
     return f"{begin[0 if with_date else 11 :]}–{end[11:]}"
 
 
 def since(unix_s: float, wall_us: float | None, *, with_date: bool = False) -> str:
-    """Format the begin of a range: the time of day, with its day if the range is long, with its year on request."""
+    """Format the begin of a time range: the time of day, with the day if the range is long, and the year on
+    request.
+    """
     is_days = wall_us is not None and wall_us >= _DATE_FROM_US
     return date(unix_s)[0 if with_date else 5 if is_days else 11 :]

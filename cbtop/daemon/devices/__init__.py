@@ -1,4 +1,4 @@
-"""The samplers of the machine, one file each, in the order of the views."""
+"""The device samplers, one file each, in the order of the views."""
 
 from __future__ import annotations
 

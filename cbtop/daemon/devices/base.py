@@ -1,4 +1,4 @@
-"""The interface of samplers, figures that are queried one by one, and rates from counters."""
+"""The interface of samplers, a class that queries figures one by one, and rates from counters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TWO_SAMPLES = "a mean needs two samples"
 
 
 class Sampler(Protocol):
-    """Queries devices. It is owned by one thread; a call may take long or never return."""
+    """Queries devices. It is used by one thread only. A call may take long or never return."""
 
     def __init__(self) -> None:
         """Query nothing and load nothing heavy before the first sample."""
@@ -25,34 +25,35 @@ class Sampler(Protocol):
         """A short name."""
 
     def sample(self, pids: Collection[int]) -> DeviceSample:
-        """Return the state of its devices and their processes, including those in `pids`."""
+        """Return the state of its devices and of their processes, and of the processes in `pids`."""
 
     def close(self) -> None:
         """Close everything opened; the next sample opens it again."""
 
 
 class NotKnownError(Exception):
-    """A figure is n/a; the text says why."""
+    """A figure is not available. The text says why."""
 
 
 class Rates:
-    """Converts increasing counters to mean rates between two samples.
+    """Converts growing counters to mean rates between two samples.
 
-    There is no rate for the first sample, nor after a counter went back (it wrapped, or its driver restarted).
+    The first sample has no rate, nor has a sample whose counter decreased because it wrapped or its driver restarted.
     """
 
     def __init__(self) -> None:
         self._read: dict[tuple[object, ...], deque[tuple[int, float]]] = {}
 
     def per_second(self, counter: tuple[object, ...], now_ns: int, value: float, over_ns: int = 0) -> float:
-        """Return the mean rate of a counter since the previous sample; it is `value` now. Raises NotKnownError.
+        """Return the mean rate of a counter since its previous sample. Its value is `value` at `now_ns`.
 
-        With `over_ns`, it is the mean since the newest sample at least that old, or the oldest one.
+        With `over_ns`, the rate is the mean since the newest sample that is at least that old, or else since the
+        oldest sample. Raises NotKnownError if there is no rate.
         """
         read = self._read.pop(counter, None) or deque()
         self._read[counter] = read
         while len(self._read) > MAX_RATES:
-            del self._read[next(iter(self._read))]  # the one read longest ago
+            del self._read[next(iter(self._read))]  # drop the counter that was read longest ago
         went_back = bool(read) and value < read[-1][1]
         if went_back or (read and not 0 < now_ns - read[-1][0] <= MAX_APART_NS):
             read.clear()
@@ -66,9 +67,9 @@ class Rates:
 
 
 class Figures:
-    """The figures of one device, each queried separately, so that one failure makes only that figure n/a.
+    """The figures of one device. Each is queried separately, so that a failure affects only its own figure.
 
-    `reason` converts an error to text, or raises if the whole device does not answer.
+    `reason` converts an error to text. It raises if the whole device does not answer.
     """
 
     def __init__(self, reason: Callable[[Exception], str]) -> None:
@@ -77,9 +78,9 @@ class Figures:
         self._unknown: dict[str, str] = {}
 
     def ask(self, names: str, query: Callable[[], object]) -> None:
-        """Store the result of `query` under `names`. Several names, separated by blanks, take a tuple.
+        """Store the result of `query` under `names`. For several names, separated by blanks, the result is a tuple.
 
-        A NotKnownError, raised or in place of a value, says why a figure is n/a.
+        A figure is not available if `query` raises, or gives a NotKnownError in place of its value.
         """
         each = names.split()
         try:
@@ -98,10 +99,10 @@ class Figures:
                     self.known[name] = value
 
     def is_unknown(self, name: str, why: str) -> None:
-        """Mark the figure `name` as n/a."""
+        """Mark the figure `name` as not available, with the reason."""
         self._unknown[name] = why
 
     @property
     def unknown(self) -> tuple[Unknown, ...]:
-        """The figures that are n/a."""
+        """The figures that are not available, with the reasons."""
         return tuple(Unknown(name, why) for name, why in self._unknown.items())

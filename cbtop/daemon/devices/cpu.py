@@ -1,4 +1,4 @@
-"""The host's processors and memory, and their use by processes, from psutil."""
+"""The host's processors and memory, and their use by processes, as reported by psutil."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from cbtop.protocol.roofs import cpu_name
 from cbtop.protocol.vocabulary import DeviceKind
 
 MAX_PROCESSES = 512
-NO_WORK = ("idle", "iowait", "guest", "guest_nice")  # in cpu_times; the guests' time is already in user and nice
+# fields of cpu_times that do not count as busy; the guests' time is already in user and nice
+NO_WORK = ("idle", "iowait", "guest", "guest_nice")
 
 
 class Cpu:
-    """Samples all processors as one device. `api` is the module psutil; None loads it."""
+    """Samples all processors as one device. `api` is the module psutil, or None to load it with the first sample."""
 
     name = "cpu"
 
@@ -28,7 +29,8 @@ class Cpu:
         self._clock_ns = clock_ns
         self._rates = Rates()
         self._model = ""
-        self._times: dict[tuple[int, int], tuple[int, dict[str, tuple[int, int]]]] = {}  # time, and times per thread
+        # by pid and start: time of the reading (ns), and times per thread
+        self._times: dict[tuple[int, int], tuple[int, dict[str, tuple[int, int]]]] = {}
         self._next_times = dict(self._times)
 
     def sample(self, pids: Collection[int]) -> DeviceSample:
@@ -58,7 +60,7 @@ class Cpu:
         """Do nothing, because nothing is open."""
 
     def _busy_percent(self) -> float:
-        """Return the busy share of all processors' time since the previous sample, measured in that time."""
+        """Return the busy percentage of all processors since the previous sample, with their total time as clock."""
         times = self._api.cpu_times()._asdict()
         busy_s = sum(time_s for name, time_s in times.items() if name not in NO_WORK)
         all_s = busy_s + times.get("idle", 0.0) + times.get("iowait", 0.0)
@@ -66,7 +68,7 @@ class Cpu:
         return min(100.0, 100 * self._rates.per_second(("busy",), passed_ns, busy_s) / (self._api.cpu_count() or 1))
 
     def _process(self, pid: int) -> DeviceProcess | None:
-        """Return the state of a process, or None if it is gone or not readable."""
+        """Return the state of a process, or None if it has ended or is not readable."""
         start = process_start(pid)
         if start is None:
             return None
@@ -83,7 +85,7 @@ class Cpu:
         return DeviceProcess(pid, start, name, float(memory.rss), percent, self._waiting_percent(pid, start))
 
     def _waiting_percent(self, pid: int, start: int) -> float | None:
-        """Return the share of time in which its busiest thread waited for a processor, or None if unknown."""
+        """Return the percentage of time that the busiest thread spent waiting for a processor, or None if unknown."""
         now_ns, times = self._clock_ns(), processor_times(pid)
         before_ns, before = self._times.get((pid, start), (now_ns, {}))
         self._next_times[pid, start] = now_ns, times
@@ -94,12 +96,12 @@ class Cpu:
 
 
 def _memory(found: Any) -> tuple[float, float]:
-    """Return used memory (not available to a process) and total memory."""
+    """Return the memory that is not available to a new process, and the total memory."""
     return found.total - found.available, found.total
 
 
 def _clocks(found: Any) -> tuple[float | NotKnownError, float | NotKnownError]:
-    """Return the current and the maximum clock; psutil's 0 means unknown."""
+    """Return the current and the maximum clock in MHz. In psutil, 0 means unknown."""
     current, highest = (found.current, found.max) if found else (0.0, 0.0)
     unsaid = NotKnownError("the system does not say")
     return current or unsaid, highest or unsaid

@@ -1,11 +1,11 @@
 """NVIDIA GPUs and MIG devices, from NVML (libnvidia-ml, which comes with the driver)."""
 
-# A card, MIG device or container rejects unsupported calls one by one, so each figure is queried separately. Handles
-# are requested every time (4 µs), so that a lost GPU is found when it is back.
-# A forked child that calls NVML breaks it for its parent (driver 580: "Unknown Error" until it is opened again).
-# So nothing here runs at exit, or in a child.
-# A GPU takes 52 ms (H100, driver 580): 42 in the two calls for PCIe, which wait for 20 ms each. Byte counters exist,
-# but with 32 bits. 11 ms are processor time.
+# - A card, MIG device or container may reject any single call as unsupported, so each figure is queried separately.
+# - Handles are requested every time (4 µs), so that a lost GPU is found when it returns.
+# - A forked child that calls NVML breaks NVML for its parent (driver 580: "Unknown Error" until it is opened again).
+#   So nothing here runs at exit or in a child.
+# - Sampling a GPU takes 52 ms (H100, driver 580), of these 11 ms of processor time. The two calls for PCIe take 42
+#   ms, because each waits for 20 ms. Byte counters for PCIe exist, but have only 32 bits.
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from cbtop.protocol.process import pid_namespace, process_start
 from cbtop.protocol.vocabulary import DeviceKind
 
 MAX_GPUS = 64
-MAX_PROCESSES = 64  # per device: those with the most memory
-INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel: that of the machine itself
-ALL_LINKS = 0xFFFFFFFF  # as the scope of a field: the sum over all links
-ENERGY_OVER_NS = 3_000_000_000  # its counter changes every 100 ms: over one second the mean would be a tenth off
+MAX_PROCESSES = 64  # processes per device; those with the most memory are kept
+INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel: the pid namespace of the machine itself
+ALL_LINKS = 0xFFFFFFFF  # scope of an NVLink field: the sum over all links
+# the energy counter changes every 100 ms, so a mean over one second would be off by a tenth
+ENERGY_OVER_NS = 3_000_000_000
 NO_PERCENT_ABOVE = 100
 OTHER_NAMESPACE = "the driver gives pids of another pid namespace: whose they are here is not known"
 
-# Text of the bits of nvmlDeviceGetCurrentClocksEventReasons.
+# The reason for each bit of nvmlDeviceGetCurrentClocksEventReasons.
 SLOWED_BY = {
     0x002: "application clocks",
     0x004: "power cap",
@@ -43,15 +44,15 @@ SLOWED_BY = {
     0x200: "board limit",
     0x400: "reliability",
 }
-IDLE = 0x001  # an idle device is not slowed down
+IDLE = 0x001  # not reported, because an idle device is not slowed down
 
 
 class LostError(Exception):
-    """A GPU, or all of them, does not answer any longer; the text says how."""
+    """One GPU or all GPUs do not answer any longer. The text says why."""
 
 
 class Nvml:
-    """Samples every GPU. `api` is the module pynvml (the package nvidia-ml-py); None loads it."""
+    """Samples every GPU. `api` is the module pynvml (package nvidia-ml-py), or None to load it when sampling."""
 
     name = "nvml"
 
@@ -60,22 +61,22 @@ class Nvml:
         self._clock_ns = clock_ns
         self._is_open = False
         self._rates = Rates()
-        self._known: dict[int, tuple[str, str]] = {}  # uuid and name by index, of GPUs that have answered
-        self._seen_us: dict[str, int] = {}  # per device, the driver's time of the latest use by a process
+        self._known: dict[int, tuple[str, str]] = {}  # uuid and name of each GPU that has answered, by index
+        self._seen_us: dict[str, int] = {}  # by uuid: the driver's time of the latest known use by a process
 
     def sample(self, pids: Collection[int]) -> DeviceSample:
-        """Return every GPU and MIG device with all its processes in NVML, or why none was found."""
+        """Return a sample of every GPU and MIG device with all their processes, or why no GPU was found."""
         begun_ns = self._clock_ns()
         try:
             count = self._open()
             devices = [device for index in range(min(count, MAX_GPUS)) for device in self._gpu(index)]
         except LostError as error:
-            self.close()  # the next sample starts anew
+            self.close()  # the next sample opens NVML again
             return DeviceSample(self.name, begun_ns, trouble=str(error))
         if count == 0:
             return DeviceSample(self.name, begun_ns, trouble="the NVIDIA driver finds no GPU")
         if all(device.trouble for device in devices):
-            self.close()  # the next sample starts anew, whatever the cause
+            self.close()  # the next sample opens NVML again, whatever the cause
         return DeviceSample(self.name, begun_ns, pid_namespace=pid_namespace(), devices=tuple(devices))
 
     def driver(self) -> str:
@@ -88,11 +89,11 @@ class Nvml:
         """Shut NVML down."""
         if self._is_open:
             self._is_open = False
-            with suppress(self._api.NVMLError):  # a driver that is gone cannot be shut down
+            with suppress(self._api.NVMLError):  # shutting down fails if the driver is gone
                 self._api.nvmlShutdown()
 
     def _open(self) -> int:
-        """Return the number of GPUs. Raises LostError if NVML cannot be used."""
+        """Open NVML if it is not open. Returns the number of GPUs. Raises LostError if NVML cannot be used."""
         if self._api is None:
             try:
                 self._api = importlib.import_module("pynvml")
@@ -115,14 +116,14 @@ class Nvml:
         return f"NVML cannot be used: {_words(error)}"
 
     def _reason(self, error: Exception) -> str:
-        """Return why one figure is n/a. Raises LostError if its whole GPU does not answer."""
+        """Return the reason why one figure is not available. Raises LostError if the whole GPU does not answer."""
         api, code = self._api, getattr(error, "value", None)
         if code in (api.NVML_ERROR_GPU_IS_LOST, api.NVML_ERROR_RESET_REQUIRED, api.NVML_ERROR_UNINITIALIZED):
             raise LostError(_words(error)) from error
         return _words(error)
 
     def _gpu(self, index: int) -> Iterator[Device]:
-        """Yield the GPU at `index`, then its MIG devices. Raises LostError if no GPU can be queried any longer."""
+        """Yield the GPU at `index`, then its MIG devices. Raises LostError if no GPU answers any longer."""
         api = self._api
         try:
             handle = api.nvmlDeviceGetHandleByIndex(index)
@@ -158,7 +159,7 @@ class Nvml:
                 uuid, name = api.nvmlDeviceGetUUID(handle), api.nvmlDeviceGetName(handle)
                 yield self._device(handle, uuid, DeviceKind.MIG, index, name, part_of=gpu_uuid)
             except (api.NVMLError, LostError) as error:
-                if getattr(error, "value", None) != api.NVML_ERROR_NOT_FOUND:  # an unused place
+                if getattr(error, "value", None) != api.NVML_ERROR_NOT_FOUND:  # this index has no MIG device
                     place = f"{gpu_uuid}/{index}"
                     yield Device(place, DeviceKind.MIG, index, "MIG", gpu_uuid, trouble=_words(error))
 
@@ -173,7 +174,7 @@ class Nvml:
             return _percent(rates.gpu), _percent(rates.memory)
 
         def memory() -> tuple[float, float]:
-            try:  # memory reserved by the driver is not counted as used, as in nvidia-smi
+            try:  # version 2 does not count memory reserved by the driver as used, like nvidia-smi
                 found = api.nvmlDeviceGetMemoryInfo(handle, version=api.nvmlMemory_v2)
             except (api.NVMLError, TypeError):
                 found = api.nvmlDeviceGetMemoryInfo(handle)
@@ -211,7 +212,7 @@ class Nvml:
         return float(self._api.nvmlDeviceGetPcieThroughput(handle, direction) * 1e3)
 
     def _nvlink(self, handle: Any, uuid: str, direction: str) -> float:
-        """Return the mean rate over all links of one direction; the counter is in KiB."""
+        """Return the mean bytes per second of all links in one direction. The driver's counter is in KiB."""
         field = getattr(self._api, f"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_{direction}")
         (found,) = self._api.nvmlDeviceGetFieldValues(handle, [(field, ALL_LINKS)])
         now_ns = self._clock_ns()
@@ -220,7 +221,7 @@ class Nvml:
         return self._rates.per_second((uuid, field), now_ns, found.value.ullVal * 1024.0)
 
     def _processes(self, handle: Any, uuid: str, told: Figures) -> tuple[DeviceProcess, ...]:
-        """Return the processes on the device, if NVML's pids are valid here."""
+        """Return the processes on the device, if the driver's pids are valid in our pid namespace."""
         api, asked = self._api, Figures(self._reason)
         asked.ask("compute", lambda: api.nvmlDeviceGetComputeRunningProcesses(handle))
         asked.ask("graphics", lambda: api.nvmlDeviceGetGraphicsRunningProcesses(handle))
@@ -257,12 +258,12 @@ class Nvml:
         )
 
     def _busy(self, handle: Any, uuid: str) -> dict[int, float]:
-        """Return each process's share of SM time since the previous sample; missing ones used none."""
+        """Return the percentage of SM time of each process since the previous sample. Missing processes used none."""
         api = self._api
         try:
             samples = api.nvmlDeviceGetProcessUtilization(handle, self._seen_us.get(uuid, 0))
         except api.NVMLError as error:
-            if error.value == api.NVML_ERROR_NOT_FOUND:  # no process has used it
+            if error.value == api.NVML_ERROR_NOT_FOUND:  # no process has used the device
                 return {}
             raise
         samples = sorted(samples, key=lambda each: each.timeStamp)
@@ -278,17 +279,17 @@ def _percent(value: float) -> float:
 
 
 def _slowed_by(reasons: int) -> str:
-    """Return the reasons why clocks are reduced, from their bits; may be ""."""
+    """Return the reasons for reduced clocks, from their bits, or ""."""
     words = [word for bit, word in SLOWED_BY.items() if reasons & bit]
     unnamed = reasons & ~(IDLE | sum(SLOWED_BY))
     return ", ".join([*words, *([f"reason {unnamed:#x}"] if unnamed else [])])
 
 
 def _are_ours(pids: Collection[int]) -> bool:
-    """Whether pids from the driver belong to our pid namespace.
+    """Whether the driver's pids belong to our pid namespace.
 
-    On the machine itself they do. In a container they may be the machine's: they are only trusted if each is a local
-    process with an NVIDIA device open.
+    Outside containers they do. In a container they may be pids of the machine. There they are only trusted if each is
+    a local process with an open NVIDIA device.
     """
     return pid_namespace() in (None, INITIAL_PID_NAMESPACE) or all(map(_holds_gpu, pids))
 
@@ -296,10 +297,10 @@ def _are_ours(pids: Collection[int]) -> bool:
 def _holds_gpu(pid: int) -> bool:
     try:
         files = list(Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:  # no such process here, or not readable
+    except OSError:  # this process does not exist here, or is not readable
         return False
     for file in files:
-        with suppress(OSError):  # closed meanwhile
+        with suppress(OSError):  # the file was closed meanwhile
             if os.readlink(file).startswith("/dev/nvidia"):
                 return True
     return False

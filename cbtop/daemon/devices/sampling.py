@@ -1,7 +1,7 @@
-"""Runs the samplers, each in a thread with its own interval, while viewers listen.
+"""Runs the samplers while viewers listen. Each runs in its own thread and with its own interval.
 
-A driver may take long to answer, or hang, so the daemon's loop never waits for it. Its last sample stays available,
-with its time.
+A driver may take long to answer, or hang, so the daemon's loop never waits for it. The last sample stays available,
+with the time when it was taken.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from cbtop.daemon.devices.base import NO_ANSWER_YET, Sampler
 from cbtop.protocol.device_messages import DeviceSample
 
 INTERVAL_S = 1.0
-LEAVE_S = 1.0  # a driver that takes longer is abandoned: its thread ends with the process
+# wait for a driver's thread at most this long at the end; then the thread is abandoned and ends with the process
+LEAVE_S = 1.0
 
 _log = logging.getLogger("cbtop.daemon")
 
@@ -27,17 +28,17 @@ class NewestSamples:
         self._runs = [_Run(sampler(), interval_s) for sampler in samplers]
 
     def listen(self, pids: Collection[int]) -> None:
-        """Sample for listeners, including these processes and those found on a device."""
+        """Start or continue sampling. Include the processes in `pids`, and those found on a device."""
         for run in self._runs:
             run.listen(frozenset(pids).union(*(other.pids_found for other in self._runs if other is not run)))
 
     def rest(self) -> None:
-        """Pause sampling until there are listeners."""
+        """Pause sampling until the next call of `listen`."""
         for run in self._runs:
             run.rest()
 
     def fresh(self) -> list[DeviceSample]:
-        """Return the samples not returned before."""
+        """Return the samples that this method has not returned before."""
         return [sample for run in self._runs if (sample := run.fresh()) is not None]
 
     def latest(self) -> list[DeviceSample]:
@@ -45,7 +46,7 @@ class NewestSamples:
         return [run.latest for run in self._runs if run.latest is not None]
 
     def close(self) -> None:
-        """Stop; each thread closes what it opened."""
+        """Stop sampling. Each thread closes what it opened."""
         for run in self._runs:
             run.stop()
         deadline_s = time.monotonic() + LEAVE_S
@@ -54,7 +55,7 @@ class NewestSamples:
 
 
 class _Run:
-    """One sampler in its thread, which starts with the first listener."""
+    """One sampler in its own thread. The thread starts with the first listener."""
 
     def __init__(self, sampler: Sampler, interval_s: float) -> None:
         self.latest: DeviceSample | None = None
@@ -71,7 +72,7 @@ class _Run:
         self._pids = frozenset(pids)
         if self._is_heard.is_set():
             return
-        # Until it answers, this is all that is known.
+        # Until the sampler answers, viewers get this sample.
         self.latest = DeviceSample(self._sampler.name, time.perf_counter_ns(), trouble=NO_ANSWER_YET)
         self._is_heard.set()
         if self._thread is None:
@@ -107,7 +108,7 @@ class _Run:
                 self.pids_found = frozenset(found.pid for device in sample.devices for found in device.processes)
             self._stop.wait(max(0.0, self._interval_s - (time.monotonic() - begun_s)))
             if not self._is_heard.is_set():
-                self._sampler.close()  # an unused GPU's driver may then power down
+                self._sampler.close()  # the driver of an unused GPU may then power down
                 self._is_heard.wait()
         self._sampler.close()
 
@@ -115,6 +116,6 @@ class _Run:
         begun_ns = time.perf_counter_ns()
         try:
             return self._sampler.sample(self._pids)
-        except Exception as error:  # noqa: BLE001 - what one sampler does costs neither the others nor the daemon
+        except Exception as error:  # noqa: BLE001 - a failing sampler must not affect the others or the daemon
             _log.debug("%s", self._sampler.name, exc_info=error)
             return DeviceSample(self._sampler.name, begun_ns, trouble=f"it failed: {error or type(error).__name__}")
