@@ -71,7 +71,7 @@ class AppFeed(Protocol):
 
     @property
     def refused(self) -> str:
-        """Why the daemon rejects this client, or this client rejects the daemon's messages. "" if neither is known."""
+        """Why the daemon rejects this client, or the client rejects the daemon's messages. "" if neither is known."""
 
     def finished(self) -> AppFeedEnd | None:
         """Return the failure of the program started with this app, or None."""
