@@ -125,7 +125,7 @@ class CbtopApp(App[int]):
         look_back: AskBack | None = None,
         section: str = "all",
     ) -> None:
-        """Create the app. `section` names the report section whose view opens first.
+        """Create the app. The view of the report section `section` opens first.
 
         If no view shows `section`, the overview opens first. `save_history` writes the daemon's history to a file,
         and `look_back` opens the history.
@@ -302,7 +302,7 @@ class CbtopApp(App[int]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Disable the time travel keys while the help or the filter is open.
 
-        If there is no range or look back to leave, Esc and End keep their other meaning.
+        Without a range or look back to leave, Esc and End keep their other meaning.
         """
         if action not in ("steps", "seek", "seek_to", "range", "leave_range", "now"):
             return True
@@ -326,7 +326,7 @@ class CbtopApp(App[int]):
         self._show_view(view)
 
     def _show_welcome(self, source: SourceView | None) -> None:
-        """Show the welcome screen, because `source` has no data yet or there is no source."""
+        """Show the welcome screen, because `source` is None or has no data yet."""
         self._switcher.current = "welcome"
         self._welcome.show(source, self.feed.status(), self.feed.refused)
 

@@ -1,4 +1,4 @@
-"""Detection of a light terminal background. The terminal is asked (OSC 11) and may answer at any time, or never.
+"""Detection of a light terminal background. cbtop asks the terminal (OSC 11), which may answer at any time, or never.
 
 Nothing waits for the answer. However late the answer comes, it is removed from the input before Textual reads it as
 keys. Only an exit directly after the question waits for the answer, because the answer would reach the shell.
@@ -66,7 +66,7 @@ vars(linux_driver)["selectors"] = SimpleNamespace(**vars(selectors) | {"SelectSe
 class AskingDriver(LinuxDriver):
     """Textual's driver, which can also ask the terminal for its background colour."""
 
-    _asked_s: float | None = None  # When the terminal was asked, or None if no answer is pending.
+    _asked_s: float | None = None  # Time of the question to the terminal, or None if no answer is pending.
 
     def ask_background(self) -> None:
         """Ask the terminal for its background colour, unless terminals of its type never answer."""
@@ -99,6 +99,6 @@ def _is_light(colour: str) -> bool | None:
 
 
 def luminance(red: float, green: float, blue: float) -> float:
-    """Return the relative luminance (0 to 1, WCAG 2) of an sRGB colour whose components are 0 to 1."""
+    """Return the relative luminance (0 to 1, WCAG 2) of an sRGB colour. Its components are 0 to 1."""
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in (red, green, blue)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

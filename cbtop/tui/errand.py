@@ -19,7 +19,7 @@ from cbtop.protocol.errors import ProtocolError
 from cbtop.tui.widgets.lines import clean
 from cbtop.viewmodels.source import SourceView
 
-READ_S = 10.0  # Seconds for which the outcome of a task stays on the screen.
+READ_S = 10.0  # The outcome of a task stays on the screen for this many seconds.
 
 Found = TypeVar("Found")
 Found_co = TypeVar("Found_co", covariant=True)
@@ -54,8 +54,7 @@ class BackgroundTask(ABC, Generic[Found]):
     def __init__(self, app: App[int], show_progress: Progress) -> None:
         self._app = app
         self._show_progress = show_progress
-        # Key of the source that the question was about, and when it was asked.
-        self._asked: tuple[str, float] | None = None
+        self._asked: tuple[str, float] | None = None  # (key of the source, time) of the last question.
 
     @abstractmethod
     def why_not(self, source: SourceView | None, *, is_recording: bool) -> str:
@@ -79,9 +78,9 @@ class BackgroundTask(ABC, Generic[Found]):
             self._app.run_worker(partial(self._wait, source), thread=True, group=self.TITLE)
 
     def _is_confirmed(self, source: SourceView) -> bool:
-        """Return True if the question about this source was asked within READ_S seconds.
+        """Return True if the user saw the question about this source in the last READ_S seconds.
 
-        If not, note that it is asked now.
+        If not, note the time.
         """
         now_s = time.monotonic()
         if self._asked is not None and self._asked[0] == source.key and now_s - self._asked[1] < READ_S:

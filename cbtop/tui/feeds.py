@@ -39,7 +39,7 @@ class AppFeed(Protocol):
         """Return every source, in a stable order."""
 
     def view(self, key: str | None, phase: str | None, *, window: bool) -> SourceView | None:
-        """Return the view of source `key` in `phase`, or None if there is no such source.
+        """Return the view of source `key` in `phase`, or None if this source does not exist.
 
         If `key` is None, uses the newest live source. If `phase` is None, uses the default phase. The statistics
         cover all data, or only the recent window if `window` is true.

@@ -9,7 +9,7 @@ TYPING_LOOKS = 10  # Polls without input before the wait gets longer. Until then
 
 
 class SlowPollSelector(selectors.SelectSelector):
-    """Selector that waits for the given timeout, or longer if there was no input for some time."""
+    """Selector that waits for the given timeout, or longer after some time without input."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -17,11 +17,11 @@ from types import FrameType
 TERMINAL_CHECK_S = 1.0
 LEAVE_WITHIN_S = 8.0  # Stopping the workload of a demo takes up to five seconds.
 MAKE_WAY_EVERY_S = 0.05
-# After so many consecutive checks with room in the output buffer, every waiting writer has finished.
+# Number of consecutive checks with room in the output buffer after which every waiting writer has finished.
 ROOM_FOR_GOOD = 3
 HANG_UP_EXIT = 129
-# Terminal modes in which Textual exits. Off: synchronised drawing, paste, sizes, mouse, focus. On: line wrapping,
-# keys, main screen, cursor.
+# Terminal modes after Textual exits. Off: synchronised drawing, paste, sizes, mouse, focus. On: line wrapping, keys,
+# main screen, cursor.
 _MODES = "?2026l ?2004l ?2048l ?1000l ?1003l ?1015l ?1006l ?1004l ?7h <u ?1049l ?25h"
 AS_BEFORE = "".join(f"\x1b[{mode}" for mode in _MODES.split()).encode()
 _KEYS, _DRAWN_ON = 0, 2  # File descriptors. Textual reads keys from the first and draws on the second.
@@ -73,7 +73,7 @@ class TerminalWatch:
     def _leave_a_dead_terminal(self) -> None:
         """Exit after the terminal is gone. Textual's input would spin and its output would block for ever.
 
-        There are no terminal modes to restore.
+        Terminal modes do not have to be restored.
         """
         _write_nowhere()  # Otherwise flushing at exit would fail, and Python's exit code would be 120.
         with suppress(RuntimeError):  # If the event loop is closed, the app has left already.

@@ -56,7 +56,7 @@ class TimeTravel:
         self._ask = ask
         self._clock_s = clock_s
         self._held_s = 0.0  # Time of `clock_s` at which the screen was paused.
-        # When the daemon was asked for its history, or None if no answer is pending.
+        # Time of the request for the daemon's history, or None if no answer is pending.
         self._asked_s: float | None = None
         self._ways: list[Way] = []  # Moves requested before the history has arrived.
         self._begins_after: int | None = None  # Number of moves in `_ways` after which a range begins.

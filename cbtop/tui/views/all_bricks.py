@@ -80,7 +80,7 @@ def _histogram(row: BrickRow, begin_us: float, end_us: float, inner: int, tall: 
 
 
 def _dotless(line: Line) -> Line:
-    """Remove the dots of cells without calls, because so many dots would dominate the picture."""
+    """Remove the dots of cells without calls, because the dots would dominate the picture."""
     joined = "".join(text for text, _ in line).replace("·", " ")
     role = next((role for text, role in line if text.strip()), "")
     return tuple(

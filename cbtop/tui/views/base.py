@@ -16,7 +16,7 @@ from cbtop.viewmodels.source import SourceView
 
 
 class View(Vertical):
-    """One screenful. It draws the view model that it is given, and does not know where the view model comes from."""
+    """One screenful. It draws the view model that it is given, and does not know the origin of the view model."""
 
     title: ClassVar[str]
     doc: ClassVar[str]  # One paragraph for the help.

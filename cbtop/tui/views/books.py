@@ -38,7 +38,7 @@ class TimeBreakdownPanel(SourceDrawing):
 
 
 def books_rule(source: SourceView, title: str, width: int) -> Line:
-    """Return a rule with `title`, for the line above the breakdown. Notes are at the right end."""
+    """Return the rule above the breakdown, with `title` at the left end and notes at the right end."""
     room = width - len(title) - 8
     beside = beside_books(source)
     if not _is_much_between(source) and (between := range_text.between_steps(source.time_range)):
@@ -88,7 +88,7 @@ def books_parts(source: SourceView) -> list[BarSegment]:
 def books_equation(source: SourceView, books: TimeBreakdownView, width: int) -> Line:
     """Return `wall 8.45 ms = bricks 8.10 + inside layers 0.31 + unattributed 0.04 (0.5 %)`.
 
-    The values are means of the recorded steps. Overlapping time is subtracted once (`- overlap 0.20`). If there is no
+    The values are means of the recorded steps. Overlapping time is subtracted once (`- overlap 0.20`). Without a
     breakdown, returns the reason. If space is short, the unattributed time is called `?` as in the bar, then the gaps
     become one sum. Nothing is cut off.
     """

@@ -125,7 +125,7 @@ def _facts(rows: Sequence[Statistic], brick: BrickRow, *, is_window: bool) -> li
 
 
 def _provenance(rows: Sequence[Statistic]) -> str:
-    """Return where the figures of a group come from, for example `measured and derived`."""
+    """Return the provenance of a group's figures as text, for example `measured and derived`."""
     found = {statistic.origin.provenance for statistic in rows}
     return " and ".join(provenance.value for provenance in Provenance if provenance in found)
 

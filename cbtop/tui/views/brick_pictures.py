@@ -88,7 +88,7 @@ def layers_part(brick: BrickRow, source: SourceView, pictures: Pictures) -> Scre
 
 
 def _in_layers(brick: BrickRow, source: SourceView, width: int, height: int) -> list[Line]:
-    """Draw the brick's median call in each layer as a bar. Layers that stand out have a mark above their bar."""
+    """Draw the brick's median call in each layer as a bar. Unusually slow layers have a mark above their bar."""
     layers = source.layer_times
     found = layers.of_brick(LayerBrick(*brick.key)) if layers else None
     if layers is None or found is None:

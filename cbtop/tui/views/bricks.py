@@ -141,7 +141,7 @@ class Bricks(View):
         self.call_after_refresh(self._show_detail)
 
     def look_for(self, text: str) -> None:
-        """Show only the bricks whose name or category contains `text`, as if the user had typed it."""
+        """Show only bricks with `text` in their name or category, as if the user had typed it."""
         self._filter.hold(text)
 
     def action_filter(self) -> None:

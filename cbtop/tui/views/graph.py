@@ -31,7 +31,7 @@ _AROUND = 8  # Lines of the screen that are not rows of the tree, at most.
 
 
 def path_line(path: CriticalPathView) -> Line:
-    """Return for example `critical path 1.20 ms, 5 of 9 timed nodes (derived)`, or why there is no critical path."""
+    """Return for example `critical path 1.20 ms, 5 of 9 timed nodes (derived)`, or why it is unknown."""
     return (("  ", ""), (clean(kernel_text.critical_path(path)), "warn" if path.unknown else "dim"))
 
 
@@ -74,7 +74,7 @@ class TreeTable(Table[TreeRow]):
 
     @property
     def orders(self) -> list[str]:
-        """Titles of the visible columns by which siblings can be sorted, and "" for execution order."""
+        """Titles of the visible columns that can sort siblings, and "" for execution order."""
         return ["", *(column.title for column in self.visible_columns if column.sort_key is not None)]
 
 
@@ -115,7 +115,7 @@ class Graph(View):
     def compose(self) -> ComposeResult:
         self._tree = FoldedTree()
         self._fold_state_of = ""
-        # The nodes and the unfolded nodes from which the table's rows were made.
+        # The table's rows were made from these nodes and these unfolded nodes.
         self._drawn: tuple[Sequence[Place], frozenset[int]] | None = None
         self._table = TreeTable(
             graph_columns((), tuple, slack=False, burst=False),

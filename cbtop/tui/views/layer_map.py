@@ -1,4 +1,4 @@
-"""The map of layers: a bar for each brick in each layer, and a sentence about the layer that stands out."""
+"""The map of layers: a bar for each brick in each layer, and a sentence about the slowest layer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Strip:
 def slowest_line(layers: LayersView, width: int) -> Line:
     """Return `Layer 17: 2.4× the median layer, +1.1 ms in DownProjection …`, as much of it as fits.
 
-    If no layer stands out, or if there are too few steps, the line says so.
+    If all layers are similar, or if there are too few steps, the line says so.
     """
     row = layers.slowest
     if row is None or row.to_median is None or row.median_us is None:
@@ -149,7 +149,7 @@ def map_lines(
 def _worst_line(baseline: Comparison | None, width: int) -> list[Line]:
     """Return a line about the layer with the largest increase since the baseline, and its worst brick.
 
-    If there is no such layer or no comparison, the line gives the reason. Returns [] without a baseline.
+    Without such a layer or a comparison, the line gives the reason. Returns [] without a baseline.
     """
     if baseline is None:
         return []

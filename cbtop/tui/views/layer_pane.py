@@ -1,7 +1,4 @@
-"""One layer in figures: its bricks compared with those of similar layers.
-
-Next to it all layers, the slowest first.
-"""
+"""One layer in figures: its bricks compared with bricks of similar layers. A second table has all layers."""
 
 from __future__ import annotations
 
@@ -123,5 +120,5 @@ def _layer_columns(current: LayerRow, unit: str) -> tuple[Column[LayerRow], ...]
 
 
 def _times(ratio: float | None) -> Line:
-    """Return a time divided by the usual time of similar layers, or n/a if there are none."""
+    """Return a ratio to the usual time of similar layers, or n/a without similar layers."""
     return figure(units.number(ratio), "strong warn" if ratio is not None and ratio >= ODD else "")

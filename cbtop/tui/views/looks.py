@@ -1,4 +1,4 @@
-"""How categories and states look: a colour role, and a glyph that has the same meaning without colour."""
+"""The look of categories and states: a colour role, and a glyph that has the same meaning without colour."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first view: speed, where the time goes, what is slow and why, and the state of the machine."""
+"""The first view: speed, the time breakdown, what is slow and why, and the state of the machine."""
 
 from __future__ import annotations
 
@@ -221,12 +221,12 @@ def _without_label(text: str) -> str:
 
 
 def _bricks_in_layers(source: SourceView) -> int | None:
-    """Return the number of different bricks in layers, or None if there are no layers."""
+    """Return the number of different bricks in layers, or None without layers."""
     return None if source.layer_times is None else len(source.layer_times.bricks)
 
 
 def _layers(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return every layer as a bar, and a sentence about the layer that stands out."""
+    """Return every layer as a bar, and a sentence about the slowest layer."""
     layers = source.layer_times
     if layers is None:
         return []
@@ -272,7 +272,7 @@ def _device_count(source: SourceView) -> int:
 
 
 def _devices(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return a line per device, and the number of devices for which there is no room."""
+    """Return a line per device that fits, and the number of further devices."""
     rows = [row for machine in source.machines for row in machine.devices]
     if not rows:
         return []

@@ -98,7 +98,7 @@ def change_column(changes: Mapping[Brick, WorkChange]) -> Column[LetteredPoint]:
 
 
 class Roofline(View):
-    """How far each brick is from the limits of this machine."""
+    """The roofline, which shows how far each brick is from the limits of this machine."""
 
     title = "Roofline"
     section = "roofline"

@@ -5,7 +5,8 @@
 #   plot list their letters, from left to right.
 # - The trail of the brick under the cursor is drawn below roofs, marks and names, and is clipped at the axes. The
 #   hollow mark of the baseline is drawn only inside the axes and in a cell without another mark.
-# - A brick that is so far from the others that it would squeeze them is not drawn. The lines below the plot list it.
+# - A brick is not drawn if it is so distant from the others that it would squeeze them. The lines below the plot list
+#   it.
 
 from __future__ import annotations
 
@@ -171,9 +172,9 @@ def _outliers(points: Sequence[LetteredPoint], selected: str) -> Iterator[Line]:
 
 
 def _wrapped(parts: Sequence[Line], width: int) -> list[Line]:
-    """Join the parts to lines of at most `width` cells.
+    """Join the parts to lines of at most `width` cells. Parts are not broken.
 
-    Parts are not broken, but a part that is wider than a line is cut.
+    Only a part that is wider than a line is cut.
     """
     lines: list[Line] = []
     for part in parts:

@@ -50,7 +50,7 @@ _STATE_ROLES = {
 def source_columns(
     row_of: Callable[[str], SourceRow], mark: Callable[[str], str], fold: Callable[[], str], *, is_compared: bool
 ) -> tuple[Column[str], ...]:
-    """Return the columns of a table whose rows are source keys. `mark` returns a sign before each name.
+    """Return the columns of a table. Its rows are source keys. `mark` returns a sign before each name.
 
     The row with the key FOLD shows only the text of `fold`. If `is_compared`, a column has the change since the
     baseline.
@@ -316,7 +316,7 @@ def _facts(row: SourceRow) -> list[tuple[str, str, str]]:
 
 
 class Costs(Drawing):
-    """The cost of cbtop. Each process has a line, or all share a line if there is no room."""
+    """The cost of cbtop. Each process has a line. If space is short, all share a line."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)

@@ -20,12 +20,12 @@ _SIGNS: dict[Mark, Span] = {
     Mark.PHASE: ("│", "dim"),
 }
 _URGENCY = list(Mark)
-_MIN_LEGEND = 60  # Cells. If the bar has fewer, there is no room for a legend.
+_MIN_LEGEND = 60  # Cells. A bar with fewer has no legend.
 _HOW = " [ looks back "
 
 
 class TimeBar(Drawing):
-    """One line from the beginning of a recording to its end, with a sign for each event that was found so far."""
+    """One line from the beginning of a recording to its end, with a sign for each event that is known."""
 
     class TimeChosen(Message):
         """The user wants to go to `share` of the recording. 0 is its beginning, and 1 is its end."""

@@ -39,10 +39,7 @@ class RowBlocks:
     blocks: Sequence[Block]
 
     def nearest(self, moment_ns: int) -> int:
-        """Return the index of the block at a moment.
-
-        If there is none, return the index of the last block before it.
-        """
+        """Return the index of the last block that has begun at a moment."""
         return max(0, bisect_right(self.parts, moment_ns, key=lambda part: part.start_ns) - 1)
 
 

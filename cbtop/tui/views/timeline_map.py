@@ -81,17 +81,14 @@ class TimelineMap(SourceDrawing, can_focus=True):
         super().redraw()
 
     def _show_lanes(self) -> None:
-        """Lay out the lanes of the shown timeline. If it is not held, lay out only the lanes of its newest step."""
+        """Prepare the lanes of the shown timeline. If it is not held, prepare only the lanes of its newest step."""
         shown = self._shown
         lanes = () if shown is None else shown.lanes if self._held else shown.newest_lanes
         if lanes is not self._drawn:
             self._drawn, self._rows = lanes, row_blocks(lanes)
 
     def _hold(self) -> bool:
-        """Hold the shown timeline, so that it no longer follows the newest step.
-
-        Returns False if there is no timeline.
-        """
+        """Hold the shown timeline, so that it no longer follows the newest step. Returns False without a timeline."""
         self._held = self._held or self._shown
         self._show_lanes()
         return self._held is not None
@@ -347,7 +344,7 @@ def _is_due(shown: TimelineView | None, newest: TimelineView | None) -> bool:
 
 
 def _zero_ns(shown: TimelineView) -> int:
-    """Return where the zero of the axis is, in nanoseconds from the beginning of the timeline."""
+    """Return the zero of the axis, in nanoseconds from the beginning of the timeline."""
     return shown.newest.start_ns if shown.newest else 0
 
 

@@ -1,4 +1,4 @@
-"""The rows of a foldable tree: which nodes are visible, in which order, and with which connectors."""
+"""The rows of a foldable tree: the visible nodes in their order, with connectors."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class FoldedTree:
         return frozenset(outer)
 
     def matches(self, wanted: str) -> list[int]:
-        """Return the indices of the nodes whose name or category matches `wanted`."""
+        """Return the indices of the nodes with a name or category that matches `wanted`."""
         looks_like = matcher(wanted)
         return [at for at, place in enumerate(self.places) if any(looks_like(word) for word in _words(place))]
 
@@ -85,7 +85,7 @@ class FoldedTree:
 def visible_rows(
     places: Sequence[Place], unfolded: frozenset[int], ranks: Mapping[int, float] | None = None
 ) -> list[TreeRow]:
-    """Return a row for each node whose ancestors are all unfolded, in drawing order.
+    """Return a row for each visible node, in drawing order. All ancestors of a visible node are unfolded.
 
     Siblings are in execution order, or in ascending order of `ranks`.
     """

@@ -16,10 +16,9 @@ _LEAST_SENTENCE = 40  # Cells that the sentence keeps if the gain follows it on 
 
 
 def verdict_lines(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return lines with the verdicts, the worst first. Verdicts for which there is no room are counted.
+    """Return lines with the verdicts, the worst first. Verdicts that do not fit are counted.
 
-    Advice and full texts are shown as far as there is room. If there is no room for the advice, the gain follows the
-    sentence.
+    Free lines show advice and full texts. If the advice does not fit, the gain follows the sentence.
     """
     verdicts = source.verdicts
     if not verdicts:
@@ -75,8 +74,8 @@ def _gain(verdict: Verdict) -> str:
 def _dealt(texts: Sequence[tuple[Sequence[Line], Sequence[Line]]], free: int) -> list[tuple[int, int]]:
     """Return (lines of the sentence, lines of the advice) for each verdict.
 
-    Each sentence gets one line. The `free` lines go first to one line of advice for each verdict. What remains goes
-    to the rest of the first verdict's text, then to the second, and so on.
+    Each sentence gets one line. The `free` lines go first to one line of advice for each verdict. Further lines go to
+    the rest of the first verdict's text, then to the second, and so on.
     """
     first = [min(1, max(0, free - at)) for at in range(len(texts))]
     free -= sum(first)

@@ -1,4 +1,4 @@
-"""The screen that replaces the views while there is no data."""
+"""The screen that replaces the views until there is data."""
 
 from __future__ import annotations
 
