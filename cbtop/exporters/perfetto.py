@@ -23,7 +23,7 @@ from cbtop.protocol.vocabulary import NodeKind
 PACKET, TIMESTAMP, SEQUENCE_ID, TRACK_EVENT, INTERNED, SEQUENCE_FLAGS, DEFAULTS, DESCRIPTOR, CLOCKS = (
     1, 8, 10, 11, 12, 13, 59, 60, 6,
 )  # fmt: skip
-# The first is a field of the defaults. The others are fields of a snapshot of clocks.
+# The first is a field of the defaults, and the rest are fields of a snapshot of clocks.
 CLOCK_ID, CLOCK, PRIMARY_CLOCK = 58, 1, 2
 UUID, NAME, PROCESS, PARENT = 1, 2, 3, 5  # Fields of TrackDescriptor.
 PID, PROCESS_NAME = 1, 6  # Fields of ProcessDescriptor.

@@ -122,7 +122,7 @@ class _Said:
 
 
 class _Chunk:
-    """Successive batches of one process in a recording: where they begin, how many they are, and how they overlap."""
+    """Successive batches of one process in a recording: their begin, their number, and their overlaps."""
 
     def __init__(
         self, reader: RecordingReader, key: str, nodes: NodeTable, frame: Frame, skip: int, errors: int

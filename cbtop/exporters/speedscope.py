@@ -89,7 +89,7 @@ class _Beside:
             self._write()
 
     def tracks(self) -> Iterator[Iterator[TimedRecord]]:
-        """Yield an iterator over the records of each track, in the order in which they were added."""
+        """Yield an iterator over the records of each track, in the order of adding."""
         self._write()
         for blocks in self._blocks:
             yield self._track(blocks)

@@ -72,7 +72,8 @@ class _Room(NamedTuple):
     """A possible place for a record on a track. The minimum of several places is the most likely one.
 
     If tasks interleave, several of them may have the record's parent. The most likely task contains the fewest
-    records of its node now. Of several such tasks, it is the one that ends first, because fewer others fit into it.
+    records of its node now. If several tasks do, the one that ends first is more likely, because fewer others fit
+    into it.
     """
 
     is_outside: bool  # Whether no record is open there.

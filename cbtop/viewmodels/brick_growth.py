@@ -1,4 +1,4 @@
-"""How much the time of each brick grows from the beginning of a window to its end."""
+"""Growth of each brick's time from the beginning of a window to its end."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ TREND_S = SECONDS
 
 @dataclass(frozen=True, slots=True)
 class SizePoint:
-    """Mean time per token of a brick, over those of the last 60 seconds in which its steps had about this size."""
+    """Mean time per token of a brick for steps of about this size, over the last 60 seconds."""
 
     from_size: int  # First mean size of a second, rounded, in this range.
     to_size: int  # End of the range. It is not included.
@@ -66,11 +66,12 @@ class BrickRow:
     uncounted: int = 0  # Number of calls that did not count their elements.
     size_bytes: float | None = None  # Bytes that a collective exchanges, derived from shapes.
     dtypes: tuple[str, ...] = ()  # Data types that the brick's calls multiply, as in `Work`.
-    host_us: float | None = None  # Host time of the median call without inner bricks, for a brick on a device.
+    # The host's time for the median call of a brick on a device. Inner bricks are not included.
+    host_us: float | None = None
     launches: int | None = None  # Number of kernels that a step launches for this brick.
     # Histogram of the brick's calls, the shortest first. Empty unless every call is counted in it.
     durations: Lazy[tuple[DurationBar, ...]] = Lazy(())
-    # µs per token (per call if there are no steps) in each of the last 60 s, oldest first. None if no call ended.
+    # µs per token (without steps: per call) in each of the last 60 s, oldest first. None if no call ended.
     trend_us: Lazy[tuple[float | None, ...]] = Lazy(())
     # (intensity, GFLOP/s) in each of these seconds, or None if unknown. Empty if all are unknown.
     trail: Lazy[tuple[tuple[float, float] | None, ...]] = Lazy(())
@@ -142,7 +143,7 @@ class BrickRow:
 
     @property
     def trend_last_us(self) -> float | None:
-        """The value of the newest second in which a call ended."""
+        """The newest known value of `trend_us`."""
         return next((us for us in reversed(self.trend_us) if us is not None), None)
 
     @property
@@ -241,7 +242,7 @@ def _row(
 
 
 def _by_size(us_of: Mapping[int, float], size_of: Mapping[int, float]) -> tuple[SizePoint, ...]:
-    """Group seconds whose sizes are between the same powers of two."""
+    """Group seconds with step sizes between the same powers of two, and return the mean time of each group."""
     found: dict[int, list[float]] = {}
     for second, us in us_of.items():
         if second in size_of:

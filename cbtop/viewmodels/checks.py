@@ -32,7 +32,7 @@ class CheckRow:
 
     @property
     def about(self) -> str:
-        """What may be the cause of a failure, in words."""
+        """The possible cause of a failure, in words."""
         if self.is_of_step:
             return "a step"
         return f"the input of {self.brick}" if self.is_of_input else self.brick

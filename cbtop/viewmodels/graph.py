@@ -52,7 +52,7 @@ class GraphRow:
     node_label: str = ""  # The program's own name for this place, or a layer's stack.
     kernel: KernelAttributes = NO_KERNEL
     on_critical_path: bool | None = None  # None if the node has no exclusive time or the path is unknown.
-    slack_us: float | None = None  # How much later the node could have started without delaying the end.
+    slack_us: float | None = None  # The node could have started this much later without delaying the end.
     transfer: TransferAttributes | None = None  # Set for a copy.
     burst: KernelTimes | None = None  # Times of a kernel in the last burst. They are not part of the times above.
     place: Place | None = None  # The node's place in a baseline: a layer, or a brick and its layer.

@@ -58,7 +58,7 @@ class TimelineSpan(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Time in which no brick of the lane ran."""
+    """Time on a lane without a brick."""
 
     start_ns: int
     duration_ns: int

@@ -10,14 +10,14 @@ from cbtop.protocol.messages import HostTimes, KernelBurst
 
 
 class Launches(NamedTuple):
-    """What one brick in all its places costs its host. None means not measured."""
+    """Cost of one brick, in all its places, for its host. None means not measured."""
 
     host_us: float | None = None  # The host's time in the median call, without the time of bricks inside the brick.
     kernels: int | None = None  # Number of kernel launches in a step.
 
 
 class LaunchesByNode:
-    """The host's times and the launched kernels by node, from the newest steps in which they were measured."""
+    """The host's times and the launched kernels by node, from the newest steps with such measurements."""
 
     def __init__(self, times: HostTimes | None, burst: KernelBurst | None, nodes: NodeTable) -> None:
         self._times = {one.node: one for one in times.bricks} if times else {}

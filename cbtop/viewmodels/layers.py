@@ -109,10 +109,10 @@ class BrickInLayer:
 
 @dataclass(frozen=True, slots=True)
 class LayersView:
-    """Every layer of one phase, in the order in which they run."""
+    """Every layer of one phase, in execution order."""
 
     unit: str  # "step", or "call" for a process without steps. Times are per this unit.
-    bricks: tuple[LayerBrick, ...]  # In the order in which they run.
+    bricks: tuple[LayerBrick, ...]  # Bricks in execution order.
     rows: tuple[LayerRow, ...]
     # Returns the median call (µs) of the n-th of `bricks` in each of `rows`. If None, `p50_cells` of the rows is
     # used.
@@ -126,7 +126,7 @@ class LayersView:
         return median(known) if known else None
 
     def stands_out(self, row: LayerRow) -> int:
-        """Return the number of odd peers of `row`, including itself, or 0 if `row` does not stand out.
+        """Return the number of odd peers of `row`, including itself, or 0 if `row` is not odd.
 
         Peers count if they are at least half as far above the median as `row`. If too many peers count, the model is
         built that way, and the result is 0. The first layer of a stack does not count against other layers, because
@@ -259,7 +259,7 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
     )
     p50_of = partial(_p50_of, totals, places, p50_cells)
     found = LayersView("step" if totals.step else "call", bricks, rows, p50_of, steps)
-    # `odd` refers to the rows of `found`. These rows refer to neither, so there is no reference cycle.
+    # `odd` refers to the rows of `found`. These rows refer to neither, so a reference cycle does not exist.
     odd = tuple(
         with_parts(row, excess=LazyValue(partial(_of_id, excess, row.id))) if row.is_odd else row for row in rows
     )
@@ -284,7 +284,7 @@ class _Places:
         self.runs_in[self.place] = True
         self.kinds = [(layer.label, self.runs_in[at].tobytes()) for at, layer in enumerate(self.layers)]
         self.cells = self.place[0] * len(firsts) + column
-        # Cells whose brick runs at several places of its layer.
+        # Cells of bricks that run at several places of their layer.
         self.several = np.flatnonzero(np.bincount(self.cells, minlength=self.runs_in.size) > 1)
         self.of_several = [self.ids[self.cells == one].tolist() for one in self.several]
 
@@ -397,7 +397,7 @@ def _cells(us: NDArray[np.float64], runs: NDArray[np.bool_]) -> list[tuple[float
 
 
 def _medians(kinds: Sequence[Hashable], p50_us: Sequence[float | None]) -> list[float | None]:
-    """Return, for each layer, the median of the layers of its kind, including itself."""
+    """Return the peers' median for each layer. The peers include the layer itself."""
     like: dict[Hashable, list[float]] = {}
     for kind, us in zip(kinds, p50_us, strict=True):
         if us is not None:

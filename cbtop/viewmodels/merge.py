@@ -203,7 +203,7 @@ class _WindowOfAll(Window):
 
 
 def _watched(records: Sequence[SourceRecord]) -> list[SourceRecord]:
-    """Return the records whose windows are summed.
+    """Return the records to sum the windows of.
 
     An ended source is left out, because its window is of a different time.
 
@@ -266,7 +266,7 @@ def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceReco
 
 
 def _place_nodes(nodes: NodeTable, table: NodeTable, known: dict[Hashable, int]) -> Column:
-    """Return, for each node of `nodes`, its id in `table`. Nodes that are not in `known` are added to both."""
+    """Return the ids in `table` of all `nodes`. Nodes that are not in `known` are added to `table` and `known`."""
     place = np.zeros(len(nodes) + 1, np.int64)
     seen: dict[Hashable, int] = {}  # Number of equal earlier nodes with the same parent.
     for node in nodes.nodes:

@@ -55,7 +55,7 @@ class RankRow:
     category: str
     us: tuple[float | None, ...]
     slowest: int  # Index of the slowest rank.
-    spread_percent: float | None  # How far the slowest rank is above the median rank.
+    spread_percent: float | None  # The slowest rank's excess over the median rank, in percent.
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class CeilingRow:
 
     @property
     def spread_percent(self) -> float | None:
-        """How far the median round is below the best round, in percent. None if there is only one number."""
+        """Distance in percent of the median round below the best round. None if only one number is known."""
         return spread_percent(self.value, self.median)
 
     @property

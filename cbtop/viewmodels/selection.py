@@ -114,7 +114,7 @@ def state_of(record: SourceRecord) -> SourceStatus:
 
 
 def is_live(record: SourceRecord) -> bool:
-    """Return whether the process still runs, as far as known."""
+    """Return whether the process still runs. If unknown, return True."""
     return state_of(record) is SourceStatus.LIVE
 
 

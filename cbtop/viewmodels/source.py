@@ -73,7 +73,7 @@ class SourceSummary:
     key: str
     label: str  # program, pid@host
     state: SourceStatus
-    stale_s: float | None = None  # Seconds for which its daemon has been silent, or None if the daemon answers.
+    stale_s: float | None = None  # Silence of its daemon in seconds, or None if the daemon answers.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ class SourceView:
     # Calls outside every step. None without such calls, or without steps.
     outside: Lazy[BesideView | None] = Lazy(None)
     stall: StallView | None = None  # None if the process makes progress or has ended.
-    stale_s: float | None = None  # Seconds for which its daemon has been silent, or None if the daemon answers.
+    stale_s: float | None = None  # Silence of its daemon in seconds, or None if the daemon answers.
     clock: ClockView | None = None  # None if the offset of the host's clocks is unknown.
     straggler: StragglerView | None = None  # The straggler of the source's job.
     merged: MergedView | None = None  # None for one source. In a merge, `pid`, `host` etc. are of the first member.
@@ -148,12 +148,12 @@ class SourceView:
     # Pace of the shown steps in the last two minutes. Empty in a merge.
     pace: Lazy[tuple[PaceView, ...]] = Lazy(())
     brick_growth: Lazy[tuple[BrickGrowth, ...]] = Lazy(())  # Empty if the window is too short.
-    # Mean step time in each second. Its seconds are those of the rates above. Empty in a merge.
+    # Mean step time in each second. It has the same seconds as the rates above. Empty in a merge.
     step_us_history: Lazy[tuple[float | None, ...]] = Lazy(())
     # Comparison of the recent window with the baseline, or None without a baseline.
     baseline: Lazy[Comparison | None] = Lazy(None)
     verdicts: Lazy[tuple[Verdict, ...]] = Lazy(())  # Verdicts for the shown time range, the worst first.
-    # All sources, including this one. None if there is no list.
+    # List of all sources, including this one. None without a list.
     listed: Lazy[ListView | None] = Lazy(None)
     # The phase's kernels in the last burst, or empty without a burst.
     kernels: Lazy[tuple[BrickKernels, ...]] = Lazy(())

@@ -78,7 +78,7 @@ class SourceRow:
     sample_every: int
     overhead: Sampling | None
     unknown: tuple[Unknown, ...] = ()
-    stale_s: float | None = None  # Seconds for which its daemon has been silent, or None if the daemon answers.
+    stale_s: float | None = None  # Silence of its daemon in seconds, or None if the daemon answers.
     straggler: StragglerView | None = None  # The straggler of the source's job.
     tokens_per_sec_history: tuple[float, ...] = ()  # As in SourceView.
     steps_per_sec_history: tuple[float, ...] = ()
@@ -120,7 +120,7 @@ class ProcessCost:
 class ListView:
     """All sources, and the cost of cbtop itself.
 
-    Live sources come first, and newer sources before older ones. The first cost is that of the viewer.
+    Live sources come first, and newer sources before older ones. The first cost is the viewer's.
     """
 
     keys: tuple[str, ...]

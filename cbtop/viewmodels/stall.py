@@ -57,12 +57,12 @@ class StallView:
 
     word: StallKind
     age_s: float
-    limit_s: float  # Age from which on the lack of progress is reported.
+    limit_s: float  # The lack of progress is reported from this age on.
     place: tuple[str, ...] = ()
     phase: str | None = None  # Phase of the running step.
     layer: str | None = None
     brick: str | None = None
-    runs_s: float | None = None  # Seconds for which the last part of `place` has been running, or None if unknown.
+    runs_s: float | None = None  # Running time of the last part of `place`, or None if unknown.
     after: tuple[str, ...] = ()
     threads: int = 0
     usual_s: float | None = None  # p99 of `usual_of`. None if unknown, or if nothing is compared.
@@ -87,8 +87,8 @@ def stall_view(record: SourceRecord) -> StallView | None:
         return None
     path = _path(record.nodes, quiet.in_flight)
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
-    # These calls are around or next to steps, for example a server's loop or its wait for a request. A long one is no
-    # hang.
+    # These calls are around or next to steps, for example a server's loop or its wait for a request. A long call is
+    # not a hang.
     is_outside = bool(steps and path) and path[0].kind is not NodeKind.STEP
     compared = [] if is_outside else path[:1]
     usual_s = _p99_s(record, compared or steps)

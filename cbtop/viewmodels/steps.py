@@ -75,7 +75,7 @@ class StepsView:
     us_per_token_p50: float | None = None
     us_per_token_p99: float | None = None
     us_per_token_max: float | None = None
-    union_us: float | None = None  # Time in which at least one step ran, including time before the range.
+    union_us: float | None = None  # Time with at least one running step, including time before the range.
     at_once: float | None = None  # Average number of concurrent steps: sum of their times / `union_us`.
     sequences: SpanView | None = None  # Sequences per step.
     cached: SpanView | None = None  # Cached positions of each sequence before a step.
@@ -111,9 +111,7 @@ class WarmUpView:
 
 
 def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | None) -> tuple[StepsView, ...]:
-    """Return one entry per phase of which a step has ended.
-
-    Phases are in order of their first run, with warm-ups last.
+    """Return one entry per phase that has an ended step. Phases are in order of their first run, with warm-ups last.
 
     The figures come from `stats`, which cover `time_range`.
     """

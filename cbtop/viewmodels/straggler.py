@@ -44,7 +44,7 @@ class StragglerView:
     steps: int  # Number of this rank's steps that were used.
     busy_us: float  # Time outside communication per step. Median of slices.
     others_us: float  # Median of the other ranks' medians.
-    percent: float  # How much slower it is than `others_us`, in percent.
+    percent: float  # The straggler is slower than `others_us` by this much.
     brick: str  # The brick, or the gaps between bricks, with the largest excess.
     brick_excess_us: float  # Excess of `brick` per step over the median of the other ranks.
     step_us: float  # Time of the whole step, including communication. Median of slices.
@@ -53,7 +53,7 @@ class StragglerView:
 
     @property
     def waited_us(self) -> float:
-        """Time in a step for which another rank is not busy. It cannot have waited for longer."""
+        """Time in a step while another rank is not busy. This rank cannot have waited for longer."""
         return max(0.0, self.others_step_us - self.others_us)
 
 

@@ -9,7 +9,7 @@ from cbtop.profiler.analysis.time_breakdown import Beside, TimeBreakdown
 from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE
 from cbtop.viewmodels.time_range import NamedTime
 
-# Names of the time in which no kernel ran, in a step that is recorded by its kernels.
+# Names of the time without a running kernel, in a step that is recorded by its kernels.
 GPU_WAITED, NOT_ITS_KERNELS = "GPU waited", "GPU waited, or ran what came before"
 
 

@@ -1,4 +1,4 @@
-"""The wall-clock time range of figures: its begin, its length, and the time in which steps ran."""
+"""The wall-clock time range of figures: its begin, its length, and the time with running steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TimeRangeView:
 
     wall_us: float
     in_steps_us: float | None
-    by_phase: tuple[NamedTime, ...]  # Time in which steps of each phase ran. Phases may overlap.
+    by_phase: tuple[NamedTime, ...]  # Time with running steps of each phase. Phases may overlap.
     between_us: float | None
     since_last_us: float | None
     # Whether steps that began before the range count in full, because it is not reported when steps ran.
@@ -173,7 +173,7 @@ def since_s(record: SourceRecord) -> float | None:
 
 
 def _steps(record: SourceRecord) -> list[Node]:
-    """Return the nodes of steps of which at least one has ended."""
+    """Return the step nodes that have an ended step."""
     known = record.stats.sparse["first_ns"].keys()
     return [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP and node.id in known]
 
@@ -208,7 +208,7 @@ def _is_of_host(record: SourceRecord, moment_ns: int) -> bool:
 
 
 def _any_step(record: SourceRecord, steps: Sequence[Node]) -> int | None:
-    """Return the node that counts the time in which any step ran, or None if this time is unknown."""
+    """Return the node that counts the time with any running step, or None if this time is unknown."""
     if record.stats.sparse["union_ns"].get(ANY_STEP) is not None:
         return ANY_STEP
     # Older daemons do not report this time. It is then unknown whether several phases overlapped.

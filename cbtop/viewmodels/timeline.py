@@ -311,7 +311,7 @@ def _titled(lanes: Iterable[Lane]) -> tuple[Lane, ...]:
 
 
 def _together(found: _Records, chosen: NDArray[np.bool_], begin_ns: int) -> list[tuple[int, int]]:
-    """Return the times in which any of the chosen records ran, as disjoint and sorted ranges."""
+    """Return the times when any of the chosen records ran, as disjoint and sorted ranges."""
     at = np.flatnonzero(chosen)
     if not len(at):
         return []

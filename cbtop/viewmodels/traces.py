@@ -36,7 +36,7 @@ class TraceView:
 
 
 def trace_views(summaries: Iterable[TraceSummary]) -> tuple[TraceView, ...]:
-    """Return the traces, sorted by id. The numbers of a row are in the order in which they were sent."""
+    """Return the traces, sorted by id. The numbers of a row are in the order of sending."""
     return tuple(_view(summary) for summary in sorted(summaries, key=lambda summary: summary.trace))
 
 

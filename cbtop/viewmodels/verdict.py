@@ -11,7 +11,7 @@ class Severity(StrEnum):
 
     ERROR = "error"  # The figures cannot be trusted, or nothing runs.
     WARNING = "warning"  # Time is wasted.
-    NOTE = "note"  # What limits the process, or what a figure does not include.
+    NOTE = "note"  # A limit of the process, or something that a figure does not include.
 
 
 class About(StrEnum):

@@ -32,7 +32,7 @@ class SteadyOrder:
         self._taken = 0
 
     def take(self, values: Values, *, descending: bool, apart: int = 1) -> None:
-        """Sort the keys of `values`. Of the earlier redraws, only every `apart`th is kept for comparison."""
+        """Sort the keys of `values`. Only every `apart`th earlier redraw is kept for comparison."""
         if self._redraws and (self._taken - 1) % apart:
             self._redraws.pop()
         self._redraws.append(values)

@@ -16,7 +16,7 @@ from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 APART = 1.20  # Multiple of the fast mode. A smaller difference is not worth a verdict.
 MIN_PERCENT = 10.0  # Share of the steps in each mode. Rarer steps are a tail.
 VALLEY = 0.5  # Share of the smaller mode. The valley between two modes is lower than this.
-BEYOND_CHANCE = 2.0  # Standard deviations by which chance may make a valley look lower, and a mode look higher.
+BEYOND_CHANCE = 2.0  # Standard deviations. By this much, chance may make a valley look lower, and a mode look higher.
 _SHAPES = {2: "bimodal", 3: "trimodal"}
 MIN_COUNT = 200  # Steps. With fewer, the bars of a histogram vary too much by chance.
 

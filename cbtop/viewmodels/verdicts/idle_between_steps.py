@@ -41,7 +41,7 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _kernels_after_steps_us(view: SourceView) -> float:
-    """Return the time in which a GPU ran kernels of steps after the calls of the steps had returned.
+    """Return the time that a GPU ran kernels of steps after the calls of the steps had returned.
 
     A call returns when its kernels have been launched. The program then waits for the kernels, and is not idle.
     """

@@ -10,7 +10,7 @@ from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
 BUSY_PERCENT = 95.0  # Load of all processors together.
-MISSING_PERCENT = 20.0  # Share of the time in which steps run but the process has no processor.
+MISSING_PERCENT = 20.0  # Share of the time when steps run but the process has no processor.
 # Share of the extra time of long steps. If waits take this much, they explain the extra time, and the code does not.
 EXPLAINED = 0.5
 
