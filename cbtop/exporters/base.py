@@ -14,9 +14,9 @@ from cbtop.protocol.messages import Dependency, Node
 
 @dataclass(frozen=True, slots=True)
 class RecordedProcess:
-    """The records of one process, in the order of their end. Each record has a node of `nodes` and a valid duration.
+    """The records of one process, in the order of their end. Each has a node of `nodes` and a valid duration.
 
-    `records` can be iterated more than once while the reader of a recording is open. The other counts are of written
+    `records` can be iterated more than once while the reader of a recording is open. The counts are of written
     records that are missing. `overwritten` records were lost in the ring before they were read. `rejected` records
     have an unknown node or a negative duration. `missed` records are not in the recording, because it began later or
     they were lost on the way.
@@ -50,7 +50,7 @@ def text_of_many(write: Callable[[Sequence[RecordedProcess], TextIO], None]) -> 
     def write_bytes(processes: Sequence[RecordedProcess], out: BinaryIO) -> None:
         text = io.TextIOWrapper(out, encoding="utf-8", newline="")
         write(processes, text)
-        text.detach()  # This flushes `text`, and leaves `out` open.
+        text.detach()  # This flushes, and leaves `out` open.
 
     return Exporter(write_bytes, holds_many=True)
 

@@ -18,8 +18,7 @@ class DiffStack:
     now_ns: int
 
 
-# Speedscope does not draw differences. So the added time and the saved time are profiles of their own, in addition to
-# both runs.
+# Speedscope does not draw differences, so added and saved times are profiles of their own, in addition to both runs.
 _PROFILES: dict[str, Callable[[DiffStack], int]] = {
     "before": lambda one: one.before_ns,
     "now": lambda one: one.now_ns,

@@ -1,9 +1,9 @@
 """Perfetto's own format, a stream of protobuf packets. ui.perfetto.dev opens it.
 
 The fields are described at https://perfetto.dev/docs/reference/trace-packet-proto and
-https://perfetto.dev/docs/reference/synthetic-track-event. Protobuf itself is described at
-https://protobuf.dev/programming-guides/encoding: a tag, number << 3 | type, is before each field. Type 0 is an
-integer in groups of seven bits, the lowest group first. Type 2 is a length and that many bytes.
+https://perfetto.dev/docs/reference/synthetic-track-event. Protobuf itself
+(https://protobuf.dev/programming-guides/encoding) has a tag, number << 3 | type, before each field. Type 0 is an
+integer in groups of seven bits, the lowest first. Type 2 is a length and that many bytes.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def write_perfetto(processes: Sequence[RecordedProcess], out: BinaryIO) -> None:
 
 
 def _slices(recorded: RecordedProcess, process: int, uuids: Iterator[int], first_name: int) -> Iterator[bytes]:
-    """Yield the packets of a process: each track before its first use, and the events of all tracks.
+    """Yield each track of a process before its first use, and the events of all tracks.
 
-    The events of a track are in order.
+    A track's events are in order.
     """
     tracks: list[tuple[int, list[TimedRecord]]] = []  # By track: its uuid, and its open records.
     for track, record in laid_out(recorded):

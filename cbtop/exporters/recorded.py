@@ -41,7 +41,7 @@ def process_of_files(ring: Path, catalog: Path) -> RecordedProcess:
     gone = not is_running(reader.pid, reader.process_start)
     batch = reader.read(final=gone)
     reader.close()
-    # Read the catalog after the ring, because a node is in the catalog before its first record is in the ring.
+    # After the ring, because a node is in the catalog before its first record is in the ring.
     catalog_reader = CatalogReader(catalog)
     messages = catalog_reader.read()
     catalog_reader.close()
@@ -136,7 +136,7 @@ class _Chunk:
         self._skip = skip  # Number of batches to skip in the first frame of this chunk.
         self._kinds: set[int] = set()  # Kinds of the frames that contain these batches.
         self._batches = 0
-        # By index of a batch with overlap: how many of its first records were in an earlier batch.
+        # By index of a batch with overlap: the number of its first records that an earlier batch had.
         self._known: dict[int, int] = {}
 
     def add(self, batch: RecordBatch, known: int, frame: Frame) -> None:

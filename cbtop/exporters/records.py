@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    # One column per record. Its rows are start, ~end, node and number (these are the sort keys), then the other
-    # fields.
+    # One column per record: start, ~end, node and number (the sort keys), then the other fields.
     Rows = NDArray[np.int64]
 
 LISTED_RECORDS = 4_096  # Number of records that are converted to objects at a time.
@@ -41,7 +40,7 @@ class TimedRecord(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """A chunk with the number of its first record, and with the earliest and the latest start of its records."""
+    """A chunk, the number of its first record, and its earliest and latest start of a record."""
 
     read: Chunk
     number: int
@@ -53,8 +52,7 @@ class Records:
     """The records of `chunks`, in the order of their end. Each iteration calls every chunk."""
 
     def __init__(self, chunks: Iterable[Chunk]) -> None:
-        # Number of records read. This includes records that are not calls: amounts of work, and cancelled steps.
-        self.read = 0
+        self.read = 0  # Number of records read, including amounts of work and cancelled steps, which are not calls.
         self._count = 0
         self._spans: list[_Span] = []
         for read in chunks:
@@ -87,7 +85,7 @@ class Records:
     def by_start(self) -> Iterator[TimedRecord]:
         """Yield the records by start. Each record comes before the records that it contains.
 
-        A parent has a smaller id than its children. So it comes first if it has the same times as a child.
+        A parent has a smaller id than its children, so it comes first if both have the same times.
         """
         left = sorted(self._spans, key=lambda span: span.first_ns)
         rows, is_all = _first(left, None)

@@ -34,8 +34,7 @@ def write_speedscope(processes: Sequence[RecordedProcess], out: TextIO) -> None:
     separator = "\n"
     for recorded in processes:
         frame_of = [frames[display_name(node)] for node in recorded.nodes.nodes]
-        # The file is on the disk as soon as anything is written to it.
-        with tempfile.SpooledTemporaryFile(max_size=1) as file:
+        with tempfile.SpooledTemporaryFile(max_size=1) as file:  # On the disk as soon as anything is written.
             beside = _Beside(file)
             out.write(separator)
             _write_profile(f"{recorded.process}, track 1", _first_track(recorded, beside), frame_of, out)

@@ -1,8 +1,8 @@
 """Assigns records to tracks so that the records of a track nest. Flame charts require this."""
 
 # Threads are not recorded, so a track is not a thread. Records of one thread nest and share a track. A record that
-# overlaps another without nesting ran in parallel, and takes a different track. This is a track on which its parent
-# is open, else the first track with room.
+# overlaps another without nesting ran in parallel and takes a different track: one on which its parent is open, else
+# the first with room.
 
 from __future__ import annotations
 
@@ -69,11 +69,10 @@ class _Open(NamedTuple):
 
 
 class _Room(NamedTuple):
-    """A possible place for a record on a track. The minimum of several places is the most likely one.
+    """A possible place for a record on a track. The minimum is the most likely one.
 
-    If tasks interleave, several of them may have the record's parent. The most likely task contains the fewest
-    records of its node now. If several tasks do, the one that ends first is more likely, because fewer others fit
-    into it.
+    If tasks interleave, several of them may have the record's parent. The most likely one contains the fewest records
+    of the record's node now. Of several, it is the one that ends first, because fewer others fit into it.
     """
 
     is_outside: bool  # Whether no record is open there.
@@ -88,10 +87,7 @@ _NO_ROOM = _Room(True, True, 0, 0, 0)
 
 
 def _room(nodes: NodeTable, record: TimedRecord, around: Sequence[_Open]) -> _Room:
-    """Return the place of `record` after closing ended records.
-
-    If it does not fit into the open records, it has no room.
-    """
+    """Return the place of `record` after closing ended records, or no room if it does not fit into the open ones."""
     depth = len(around)
     while depth:
         outer, held = around[depth - 1]

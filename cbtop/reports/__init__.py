@@ -1,6 +1,6 @@
 """Reports: the view models as text for stdout, with one file per format."""
 
-# `cbtop --help` imports this list. So slow imports, such as numpy, are made by the first report.
+# `cbtop --help` imports this list, so slow imports such as numpy wait for the first report.
 
 from __future__ import annotations
 

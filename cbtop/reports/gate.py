@@ -62,7 +62,7 @@ def line_of(one: Judged) -> str:
 
 
 def summary(judged: Sequence[Judged]) -> str:
-    """Return for example `1 of 3 broken: …`. The text after the colon is the first verdict with the worst outcome."""
+    """Return for example `1 of 3 broken: …`, followed by the first verdict of the worst outcome."""
     for outcome in (Outcome.BROKEN, Outcome.UNKNOWN, Outcome.UNSURE):
         some = [one for one in judged if one.outcome is outcome]
         if some:

@@ -56,10 +56,7 @@ def _machine(machine: MachineView) -> str:
 
 
 def _devices(rows: Sequence[DeviceRow]) -> list[str]:
-    """Return two tables, each at most 80 columns wide, with all figures that any device has.
-
-    The names of the devices are in the last table.
-    """
+    """Return two tables for 80 columns, with all figures that any device has. The last one has the devices' names."""
     used = [column for column in DEVICE_COLUMNS if any(has_figure(column.statistic, row.device) for row in rows)]
     parts = [part for part in (used[:_FIRST], used[_FIRST:]) if part]
     tables = []

@@ -9,7 +9,7 @@ Table = list[tuple[str, ...]]
 
 
 def table(rows: Table, *, left: int) -> str:
-    """Return the table as text. The first `left` columns are aligned to the left, and the others to the right."""
+    """Return the rows as aligned columns, the first `left` columns to the left and the others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(

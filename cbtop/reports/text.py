@@ -110,10 +110,7 @@ def _source(view: SourceView, sections: Sequence[str], rows: RowChoice) -> str:
 
 
 def filtered_text(view: SourceView, shown: SourceView, text: str) -> str:
-    """Return a line with the number of bricks that match the filter.
-
-    Shares and the time breakdown cover all bricks.
-    """
+    """Return a line with the number of bricks that match the filter. Other figures cover all bricks."""
     return f"bricks shown: {len(shown.bricks)} of {len(view.bricks)}, with {text!r} in name or category"
 
 
@@ -483,7 +480,7 @@ def _work_cells(found: WorkChange | None) -> tuple[str, str]:
 
 
 def _measured(ceiling: CeilingRow) -> str:
-    """Return the provenance of a ceiling. A measured ceiling has the day of the measurement and its rounds."""
+    """Return the provenance of a ceiling, with the day and the rounds of its measurement."""
     if ceiling.provenance is not Provenance.MEASURED:
         return ceiling.provenance.value
     day = f" {time_text.day(ceiling.measured_on)}" if ceiling.measured_on else ""

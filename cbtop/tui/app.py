@@ -125,10 +125,9 @@ class CbtopApp(App[int]):
         look_back: AskBack | None = None,
         section: str = "all",
     ) -> None:
-        """Create the app. The view of the report section `section` opens first.
+        """Create the app, which opens the view of the report section `section` first (default: the overview).
 
-        If no view shows `section`, the overview opens first. `save_history` writes the daemon's history to a file,
-        and `look_back` opens the history.
+        `save_history` writes the daemon's history to a file, and `look_back` opens the history.
         """
         super().__init__(driver_class=AskingDriver)
         self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
@@ -148,8 +147,7 @@ class CbtopApp(App[int]):
         self.phase: str | None = None
         self.window = True
         self.merge: MergeMode | None = None
-        # Key of the shown process, if the history that the user looks back into does not contain it.
-        self._missed: str | None = None
+        self._missed: str | None = None  # Key of the shown process, if the history does not contain it.
         self.rows = AS_THEY_COME
         # (column, largest first) of each table that `rows` does not name.
         self.orders: dict[str, tuple[str, bool]] = {}
@@ -186,7 +184,7 @@ class CbtopApp(App[int]):
 
     @property
     def _shown_feed(self) -> AppFeed:
-        """The feed that the screen shows: live data, or a recording while the user looks back."""
+        """The feed that the screen shows: live, or a recording while the user looks back."""
         return self._travel.past or self.feed
 
     def get_default_screen(self) -> Screen[Any]:
@@ -339,7 +337,7 @@ class CbtopApp(App[int]):
         """Show the view `index`."""
         self._tabs.set_active(index)
         self._follow_records()
-        # Records of the shown moment are available immediately in a recording, even while the screen is paused.
+        # In a recording, the records of the shown moment are available at once, even while the screen is paused.
         if self.SHOWN[index].needs_records and (self.replay() is not None or not self.paused):
             self.show()
         else:
@@ -363,10 +361,7 @@ class CbtopApp(App[int]):
         self.show()
 
     def action_pause(self) -> None:
-        """Pause the screen, or resume it (also from a look back).
-
-        The feed is still polled while the screen is paused.
-        """
+        """Pause the screen, or resume it (also from a look back). The feed is polled meanwhile."""
         if self.paused:
             self.action_now()
         else:
@@ -392,17 +387,17 @@ class CbtopApp(App[int]):
             self.show()
 
     def action_steps(self, steps: int) -> None:
-        """Pause the screen if it is live, then move in time by `steps` steps of the shown process."""
+        """Pause the screen, then move in time by `steps` steps of the shown process."""
         self._hold()
         self._travel.move_steps(steps)
 
     def action_seek(self, by_s: float) -> None:
-        """Pause the screen if it is live, then move in time by `by_s` seconds."""
+        """Pause the screen, then move in time by `by_s` seconds."""
         self._hold()
         self._travel.move(by_s)
 
     def action_range(self) -> None:
-        """Begin a time range at the shown moment. If a range has begun, end it there and show it in every view."""
+        """Begin a time range at the shown moment, or end the begun range there and show it in every view."""
         self._hold()
         self._travel.mark()
 
@@ -477,7 +472,7 @@ class CbtopApp(App[int]):
         return f"{found.merged.members[0]} alone runs this model in this program: a merge needs two"
 
     def action_step_source(self, steps: int) -> None:
-        """Show the source `steps` further in the list, and stop following the newest process."""
+        """Show the source `steps` further in the list, and stay with it."""
         self.selection.step(steps, self._shown_feed.sources())
         self.show()
 
@@ -531,7 +526,7 @@ class CbtopApp(App[int]):
 
     def action_export(self) -> None:
         """Ask for a format and export the shown view to a file in the working directory."""
-        # This import is local because loading all reports would delay the first frame by a thirtieth of a second.
+        # A local import, because loading all reports would delay the first frame by a thirtieth of a second.
         from cbtop.tui.export import ask_and_export
 
         view = self._views[self._tabs.active]

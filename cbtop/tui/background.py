@@ -45,7 +45,7 @@ class AnswerParser(XTermParser):
     _held = ""
 
     def feed(self, data: str) -> Iterable[Message]:
-        if not data:  # end of input
+        if not data:
             return super().feed(data)
         data, self._held = self._held + data, ""
         told: list[Message] = []
@@ -64,12 +64,12 @@ vars(linux_driver)["selectors"] = SimpleNamespace(**vars(selectors) | {"SelectSe
 
 
 class AskingDriver(LinuxDriver):
-    """Textual's driver, which can also ask the terminal for its background colour."""
+    """Textual's driver, which also asks the terminal for its background colour."""
 
-    _asked_s: float | None = None  # Time of the question to the terminal, or None if no answer is pending.
+    _asked_s: float | None = None  # When the terminal was asked. None if no answer is pending.
 
     def ask_background(self) -> None:
-        """Ask the terminal for its background colour, unless terminals of its type never answer."""
+        """Ask the terminal for its background colour, if its type may answer."""
         if self.input_tty and os.environ.get("TERM", "") not in _NEVER_ANSWER:
             self._asked_s = time.monotonic()
             self.write(ASK)
@@ -92,7 +92,7 @@ def is_light_by_environment() -> bool:
 
 
 def _is_light(colour: str) -> bool | None:
-    """Return whether a colour such as `rgb:ffff/ffff/dddd` is light, or None if the text is not a colour."""
+    """Return whether `rgb:ffff/ffff/dddd` or the like is a light colour, or None if it is not a colour."""
     if (found := _COLOUR.match(colour)) is None:
         return None
     return luminance(*(int(part, 16) / (16 ** len(part) - 1) for part in found.groups())) > _BLACK_ON_IT

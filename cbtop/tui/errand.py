@@ -26,7 +26,7 @@ Found_co = TypeVar("Found_co", covariant=True)
 
 
 class Progress(Protocol):
-    """Function that shows a status and the completed share (0 to 1, None if unknown). An empty status hides both."""
+    """Shows a status and the completed share (0 to 1, None if unknown). An empty status hides both."""
 
     def __call__(self, status: str, done: float | None = None, /) -> None: ...
 
@@ -45,7 +45,7 @@ class Awaited(Protocol[Found_co]):
 
 
 class BackgroundTask(ABC, Generic[Found]):
-    """A task that runs only once at the same time. It ends when the user leaves the screen."""
+    """A task that runs once at a time. It ends when the user leaves the screen."""
 
     TITLE: ClassVar[str]
     AT_IT: ClassVar[str]  # Why the task cannot start while it is running.
@@ -99,7 +99,7 @@ class BackgroundTask(ABC, Generic[Found]):
         try:
             with self.ask(source) as asked:
                 while (found := asked.poll()) is None:
-                    if worker.is_cancelled:  # The user has left the screen.
+                    if worker.is_cancelled:
                         return
                     if shown != (asked.status, asked.done):
                         shown = asked.status, asked.done

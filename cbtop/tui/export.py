@@ -25,7 +25,7 @@ from cbtop.tui.widgets.lines import Line, clean
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.time_travel import ReplayView
 
-# A displayed number of four digits or more, with commas between groups of three digits.
+# A displayed number of four digits or more, with commas between groups of three.
 _GROUPED = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
 
 # (key, file extension, description) of each export format.
@@ -39,7 +39,7 @@ KINDS = {
 
 
 class ExportScreen(ModalScreen[str | None]):
-    """Asks the user for a format. The result is the file extension, or None if the user chose nothing."""
+    """Asks the user for a format. The result is a file extension, or None."""
 
     AUTO_FOCUS = None
     BINDINGS: ClassVar[list[BindingType]] = [

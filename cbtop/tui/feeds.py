@@ -33,16 +33,16 @@ class AppFeed(Protocol):
     """Provider of all data on the screen. None of its methods blocks."""
 
     def poll(self) -> None:
-        """Apply the data that has arrived. The screen calls this at every tick, also while it is paused."""
+        """Apply the data that has arrived. Called at every tick, also while the screen is paused."""
 
     def sources(self) -> tuple[SourceSummary, ...]:
         """Return every source, in a stable order."""
 
     def view(self, key: str | None, phase: str | None, *, window: bool) -> SourceView | None:
-        """Return the view of source `key` in `phase`, or None if this source does not exist.
+        """Return the view of source `key` in `phase`, or None if the source does not exist.
 
-        If `key` is None, uses the newest live source. If `phase` is None, uses the default phase. The statistics
-        cover all data, or only the recent window if `window` is true.
+        A `key` of None selects the newest live source, and a `phase` of None the default phase. The statistics cover
+        all data, or the recent window if `window` is true.
         """
 
     def merged(self, mode: MergeMode, key: str | None, phase: str | None, *, window: bool) -> SourceView | None:

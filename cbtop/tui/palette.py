@@ -12,7 +12,7 @@ from cbtop.tui.widgets.footer import shown_key
 
 
 class KeysByName(Provider):
-    """Provides the entries of the palette. Choosing an entry is the same as pressing its key."""
+    """Provides the palette's entries. Choosing an entry is the same as pressing its key."""
 
     async def discover(self) -> Hits:
         for binding in self._bindings():
@@ -26,9 +26,9 @@ class KeysByName(Provider):
                 yield Hit(score, matcher.highlight(_text(binding)), press)
 
     def _bindings(self) -> Iterator[Binding]:
-        """Yield one binding per action. Bindings of the focused widget come first.
+        """Yield one binding per action, the bindings of the focused widget first.
 
-        This includes actions that are disabled only while the palette is open, and excludes Textual's own actions.
+        Includes actions that are disabled only while the palette is open. Excludes Textual's own actions.
         """
         told: set[str] = set()
         for active in self.screen.active_bindings.values():

@@ -30,7 +30,7 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
         _seek("home", "seek_to(0)", "to the beginning"),
         _seek("end", "seek_to(1)", "to the end"),
         Binding("w", "save_history", "write the range to a file", show=False),
-        # These bindings are last because the footer drops its last two, help and quit, only after all others.
+        # Last, because the footer drops its last two bindings, help and quit, only after all others.
         *(each for each in CbtopApp.BINDINGS if not (isinstance(each, Binding) and each.action in _NOT_HERE)),
     ]
 
@@ -45,7 +45,7 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
         )
 
     def action_pause(self) -> None:
-        """Pause the recording or resume it. If a time range is shown, resume at the end of the range."""
+        """Pause the recording or resume it. A shown time range resumes at its end."""
         if self.paused or self._recording.range_s is not None:
             self.paused, self._recording.is_playing = False, True
             self._travel.leave_range()
@@ -71,6 +71,6 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
             super().action_save_history()
 
     def tick(self) -> None:
-        """Update the screen, unless the recording is seeking. Until it has arrived, the previous picture stays."""
+        """Update the screen. While the recording is seeking, keep the previous picture."""
         if self._recording.on_its_way is None:
             super().tick()

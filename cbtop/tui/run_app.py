@@ -1,4 +1,4 @@
-"""The dashboard for a program that cbtop has started. It has the usual views, and one with the program's output."""
+"""The dashboard for a program that cbtop has started. It has the usual views and the program's output."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class AppProgram(Protocol):
 
 
 class RunApp(CbtopApp, inherit_bindings=False):
-    """The dashboard for a started program. After the user leaves it, the program continues on the user's terminal."""
+    """The dashboard for a started program. When the user leaves it, the program continues on the terminal."""
 
     SHOWN = (*VIEWS, Output)
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -29,8 +29,8 @@ class Selection:
         """Select the newest live process if the selection may move. Return a message for the user, or "".
 
         The selection does not move if the user chose a process or if `may_move` is false. The message names the
-        process that is selected now, or reports that a process started or ended and which key shows it. Nothing is
-        selected permanently before `is_complete`, because some running processes may be unknown until then.
+        process selected now, or one that started or ended and the key that shows it. Before `is_complete`, some
+        running processes may be unknown, so the selection stays open.
         """
         live = {summary.key: clean(summary.label) for summary in sources if summary.state == SourceStatus.LIVE}
         before, self._live = self._live, live
@@ -62,7 +62,7 @@ class Selection:
             self.key = keys[((keys.index(self.key) if self.key in keys else 0) + steps) % len(keys)]
 
     def position(self, sources: Sequence[SourceSummary]) -> str:
-        """Return the position of the selected process, for example `2/3`, or "" if there is only one process."""
+        """Return the position of the selected process, for example `2/3`, or "" for a single process."""
         keys = [summary.key for summary in sources]
         return f"{keys.index(self.key) + 1}/{len(keys)}" if len(keys) > 1 and self.key in keys else ""
 

@@ -17,8 +17,7 @@ from types import FrameType
 TERMINAL_CHECK_S = 1.0
 LEAVE_WITHIN_S = 8.0  # Stopping the workload of a demo takes up to five seconds.
 MAKE_WAY_EVERY_S = 0.05
-# Number of consecutive checks with room in the output buffer after which every waiting writer has finished.
-ROOM_FOR_GOOD = 3
+ROOM_FOR_GOOD = 3  # Consecutive checks with room in the output buffer. Every waiting writer has finished by then.
 HANG_UP_EXIT = 129
 # Terminal modes after Textual exits. Off: synchronised drawing, paste, sizes, mouse, focus. On: line wrapping, keys,
 # main screen, cursor.
@@ -76,7 +75,7 @@ class TerminalWatch:
         Terminal modes do not have to be restored.
         """
         _write_nowhere()  # Otherwise flushing at exit would fail, and Python's exit code would be 120.
-        with suppress(RuntimeError):  # If the event loop is closed, the app has left already.
+        with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._leave, HANG_UP_EXIT)
         time.sleep(LEAVE_WITHIN_S)
         os._exit(HANG_UP_EXIT)

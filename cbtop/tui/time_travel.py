@@ -30,10 +30,10 @@ NO_HISTORY = "there is no one daemon here whose memory could be looked into"
 
 
 class TimeTravel:
-    """Moves the screen through the recording `past`. Without `past`, moves through the history returned by `ask`.
+    """Moves the screen through the recording `past`, or without one through the history from `ask`.
 
-    `leave` returns to the present. `show` is called to redraw the same moment, and `arrive` after a move to a
-    different moment. Moves by steps count the steps of `source`.
+    `leave` returns to the present. `show` redraws the same moment, and `arrive` draws a different one. Moves by steps
+    count the steps of `source`.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class TimeTravel:
         self._held_s = self._clock_s()
 
     def leave(self) -> None:
-        """Return to the present. If the history was requested, ignore it when it arrives."""
+        """Return to the present. Ignore a requested history that arrives later."""
         if self._asked_s is not None or (self.past is not None and self.past.on_its_way is not None):
             self._show_progress("")
         self._asked_s = self.begun_s = self._begins_after = None
@@ -116,7 +116,7 @@ class TimeTravel:
             self._set_out(partial(self.past.aim, at_s))
 
     def mark(self) -> None:
-        """Begin a time range at the shown moment. If a range has begun, end it there and show it."""
+        """Begin a time range at the shown moment, or end the begun range there and show it."""
         past = self.past
         if past is None:
             self._look_back(begins_range=True)
@@ -213,7 +213,7 @@ class TimeTravel:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Read some of the recording, and continue later so that the screen can handle keys."""
+        """Read some of the recording, then continue later so that the screen can handle keys."""
         if self.past is None:
             return
         if self.past.advance(ADVANCE_S):

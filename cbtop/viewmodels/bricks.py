@@ -24,7 +24,7 @@ class SizePoint:
     """Mean time per token of a brick for steps of about this size, over the last 60 seconds."""
 
     from_size: int  # First mean size of a second, rounded, in this range.
-    to_size: int  # End of the range. It is not included.
+    to_size: int  # End of the range (exclusive).
     seconds: int
     us_per_token: float  # Mean over these seconds (derived).
 
@@ -59,15 +59,15 @@ class BrickRow:
     checks_passed: int
     checks_failed: int
     backend: str
-    roof: Distance | None = None  # None if the brick's work or the machine's roofs are unknown.
+    # Distance from the roof. None if the brick's work or the machine's roofs are unknown.
+    roof: Distance | None = None
     rank: str | None = None  # The rank that has these figures. Only set in a merge by maximum.
-    # Rate that the budget per token was derived from, or None if the budget is static.
+    # Rate that the budget per token was derived from, or None for a static budget.
     budget_gb_per_sec: float | None = None
     uncounted: int = 0  # Number of calls that did not count their elements.
     size_bytes: float | None = None  # Bytes that a collective exchanges, derived from shapes.
     dtypes: tuple[str, ...] = ()  # Data types that the brick's calls multiply, as in `Work`.
-    # The host's time for the median call of a brick on a device. Inner bricks are not included.
-    host_us: float | None = None
+    host_us: float | None = None  # Host time of the median call of a brick on a device, without inner bricks.
     launches: int | None = None  # Number of kernels that a step launches for this brick.
     # Histogram of the brick's calls, the shortest first. Empty unless every call is counted in it.
     durations: Lazy[tuple[DurationBar, ...]] = Lazy(())
@@ -100,7 +100,7 @@ class BrickRow:
 
     @property
     def budget_over_us(self) -> float | None:
-        """µs/token above the budget, or 0 if the brick is within its budget."""
+        """µs/token above the budget, or 0 within it."""
         if self.us_per_token is None or not self.budget_us_per_token:
             return None
         return max(0.0, self.us_per_token - self.budget_us_per_token)
@@ -125,9 +125,9 @@ class BrickRow:
 
     @property
     def bound(self) -> str | None:
-        """The nearest roof: `memory` or `compute`. A brick far below all roofs has `latency or overhead`.
+        """The nearest roof: `memory` or `compute`, or `latency or overhead` far below all roofs.
 
-        If steps run at the same time and share the roofs, it is `several at once`.
+        It is `several at once` if concurrent steps share the roofs.
         """
         return self.roof.bound if self.roof else None
 
@@ -171,8 +171,8 @@ def brick_rows(
 ) -> tuple[BrickRow, ...]:
     """Return one row per brick that ran, in the given order.
 
-    `checks` has the results of each brick's checks, and `launches` has what bricks on a device cost the host.
-    `cached` returns the cached positions per sequence, and `batch` the number of sequences per step, both by second.
+    `checks` has the results of each brick's checks, and `launches` what bricks on a device cost the host. By second,
+    `cached` returns the cached positions per sequence, and `batch` the number of sequences per step.
     """
     nodes_of = brick_nodes(totals)
     return tuple(
@@ -242,7 +242,7 @@ def _row(
 
 
 def _by_size(us_of: Mapping[int, float], size_of: Mapping[int, float]) -> tuple[SizePoint, ...]:
-    """Group seconds with step sizes between the same powers of two, and return the mean time of each group."""
+    """Return the mean of the seconds with step sizes between the same powers of two, by size."""
     found: dict[int, list[float]] = {}
     for second, us in us_of.items():
         if second in size_of:

@@ -12,7 +12,7 @@ from cbtop.protocol.device_messages import Device, DeviceProcess
 from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
 
 STALE_AFTER_S = 3.0  # This is three samples.
-LATEST, LEAST_SAMPLES = 10, 3  # Numbers of samples. There is one sample a second.
+LATEST, LEAST_SAMPLES = 10, 3  # Numbers of samples. Samples are a second apart.
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +49,19 @@ class ProcessRow:
     pid: int
     name: str
     source: str | None  # Key of the process's source, or None if the process is not profiled.
-    device: str  # Label of the GPU, or "" if the process is on none.
+    device: str  # Label of the GPU, or "" without a GPU.
     device_uuid: str
     gpu_memory_bytes: float | None = None
     gpu_utilization_percent: float | None = None
     cpu_percent: float | None = None
     waiting_percent: float | None = None
     resident_bytes: float | None = None
-    history: tuple[ProcessMoment, ...] = ()  # Samples of the last two minutes, oldest first.
+    history: tuple[ProcessMoment, ...] = ()  # Samples of the last two minutes.
 
 
 @dataclass(frozen=True, slots=True)
 class WhyView:
-    """The reason why figures are n/a, and the devices that it applies to."""
+    """Why figures are n/a, and the devices that this applies to."""
 
     figures: tuple[str, ...]  # JSON keys of the figures.
     devices: tuple[str, ...]  # Labels of the devices.
@@ -77,8 +77,7 @@ class MachineView:
     devices: tuple[DeviceRow, ...]
     processes: tuple[ProcessRow, ...]  # Profiled processes come first.
     unknown: tuple[WhyView, ...]
-    # Keys of sources in other pid namespaces. The samplers know nothing about their processes.
-    elsewhere: tuple[str, ...]
+    elsewhere: tuple[str, ...]  # Keys of sources in other pid namespaces, which the samplers cannot see.
     troubles: tuple[str, ...]  # Samplers that found nothing, with the reason, for example `nvml: why`.
 
     @property
@@ -93,10 +92,7 @@ class MachineView:
 
 
 def machine_view(store: Store, stale_s: float | None = None) -> MachineView:
-    """Return the machine of the daemon that feeds `store`.
-
-    The daemon has been silent for `stale_s` (None: it is not silent).
-    """
+    """Return the machine of the daemon that feeds `store`. If the daemon is silent, `stale_s` is for how long."""
     rows: list[DeviceRow] = []
     troubles: list[str] = []
     for sampler, known in store.devices.items():
@@ -125,7 +121,7 @@ def _rows(sampler: str, known: SampledDevices, age_s: float) -> Iterable[DeviceR
 
 
 def _processes(store: Store, rows: Iterable[DeviceRow]) -> tuple[ProcessRow, ...]:
-    """Return a row per process and GPU, and a row per profiled process without a GPU.
+    """Return a row per process and GPU, and one per profiled process without a GPU.
 
     A process is identified by its pid and its start time.
     """
@@ -165,10 +161,7 @@ def _namespaces(store: Store) -> set[int | None]:
 
 
 def _elsewhere(store: Store) -> tuple[str, ...]:
-    """Return running sources in other pid namespaces.
-
-    Their pids mean different processes, or no process, to the daemon.
-    """
+    """Return running sources in other pid namespaces. To the daemon, their pids mean different processes, or none."""
     spaces = _namespaces(store)
     return tuple(
         record.key

@@ -43,7 +43,7 @@ def at_most(bars: int, counts: Column) -> int:
 
 
 def coarser(bars: Sequence[DurationBar], most: int) -> tuple[DurationBar, ...]:
-    """Return at most `most` bars. Each is merged from the same number of the given bars, except possibly the last."""
+    """Return at most `most` bars, each merged from the same number of given bars. The last may have fewer."""
     each = -(-len(bars) // max(1, most))
     groups = [bars[at : at + each] for at in range(0, len(bars), max(1, each))]
     return tuple(DurationBar(group[0].from_us, group[-1].to_us, sum(bar.count for bar in group)) for group in groups)

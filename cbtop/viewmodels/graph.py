@@ -23,7 +23,7 @@ from cbtop.protocol.messages import Dependency, KernelTimes, Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
 # For this many nodes, the critical path and its graph take 0.3 s, and the rest of the view takes 0.03 s (2 shared
-# cores). A longer wait twice a second would not be worth it.
+# cores). More would not be worth the wait twice a second.
 MAX_PATH_NODES = 10_000
 LONGER = 1.01  # Limit of path / mean step. Times of two clocks may differ by this much.
 BESIDE = (NodeKind.ASYNC_TASK, NodeKind.TRANSFER)  # Kinds of nodes that may run in parallel to their siblings.
@@ -51,7 +51,8 @@ class GraphRow:
     percent: float | None  # Share of the step's wall time.
     node_label: str = ""  # The program's own name for this place, or a layer's stack.
     kernel: KernelAttributes = NO_KERNEL
-    on_critical_path: bool | None = None  # None if the node has no exclusive time or the path is unknown.
+    # Whether it is on the path. None without exclusive time, or if the path is unknown.
+    on_critical_path: bool | None = None
     slack_us: float | None = None  # The node could have started this much later without delaying the end.
     transfer: TransferAttributes | None = None  # Set for a copy.
     burst: KernelTimes | None = None  # Times of a kernel in the last burst. They are not part of the times above.
@@ -78,7 +79,7 @@ class CriticalPathView:
 class GraphRows(Sequence[GraphRow]):
     """A sequence with one row per node, parents before children. Rows are made on access, because a screen shows few.
 
-    The rows reflect the current statistics. To keep rows while statistics change, make a tuple of them.
+    Rows reflect the current statistics. To keep them while statistics change, make a tuple.
     """
 
     def __init__(
@@ -174,9 +175,9 @@ class GraphRows(Sequence[GraphRow]):
         )
 
     def _place_of(self, node: Node) -> Place | None:
-        """Return the node's place: its name if it is an outermost layer, or a brick with its outermost layer, if any.
+        """Return the place of an outermost layer, or of a brick with its outermost layer, if any.
 
-        Returns None for other nodes.
+        None for other nodes.
         """
         outer, at = None, node
         while at.kind is not NodeKind.STEP:
@@ -201,9 +202,9 @@ class GraphRows(Sequence[GraphRow]):
 def graph_rows(
     totals: PhaseTotals, dependencies: Collection[Dependency], in_burst: Mapping[int, KernelTimes] | None = None
 ) -> tuple[GraphRows, CriticalPathView | None]:
-    """Return the rows of a phase. If anything runs in parallel, also return the critical path.
+    """Return the rows of a phase and, if anything runs in parallel, its critical path.
 
-    In a plain sequence, all nodes are critical.
+    In a sequence, all is critical.
     """
     ids, known = totals.inside.ids, totals.count.keys()
     is_beside = np.isin(totals.table.column("kind_of")[ids], BESIDE).any()
@@ -267,7 +268,7 @@ def tree_text(rows: Sequence[GraphRow], note: Callable[[GraphRow], str] = lambda
 def _path_of(graph: ExecutionGraph) -> CriticalPath | CycleError:
     """Return the critical path of `graph`.
 
-    If an equal graph was used recently, return its path (4 ms instead of 130).
+    If an equal graph was used recently, reuse its path (4 ms instead of 130).
     """
     for known, path in tuple(_recent):
         if known == graph:
@@ -275,6 +276,6 @@ def _path_of(graph: ExecutionGraph) -> CriticalPath | CycleError:
     try:
         found: CriticalPath | CycleError = critical_path(graph)
     except CycleError as error:
-        found = error.with_traceback(None)  # A traceback would keep every frame alive, and with it the whole view.
+        found = error.with_traceback(None)  # A traceback would keep every frame, and so the whole view, alive.
     _recent.append((graph, found))
     return found

@@ -1,4 +1,4 @@
-"""The kernels of a burst as rows. The kernels of a brick are merged over all its layers."""
+"""The kernels of a burst as rows, merged for each brick over all its layers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def burst_view(source: str, pid: int, nodes: Sequence[Node], burst: KernelBurst)
 def kernels_of(nodes: Sequence[Node], burst: KernelBurst) -> tuple[PhaseKernels, ...]:
     """Return the kernels of `burst` by phase and brick.
 
-    Entries are ignored if their node is unknown or is not a kernel.
+    Ignore entries with a node that is unknown or not a kernel.
     """
     phases: dict[int, dict[tuple[str, str], dict[tuple[str, KernelAttributes], list[KernelTimes]]]] = {}
     layers: dict[tuple[int, str, str], set[int]] = {}

@@ -98,7 +98,7 @@ class LaneMaker:
 
     def _layers(self, records: Sequence[tuple[int, TimedRecord]]) -> int:
         """Return the largest number of nested layers outside bricks."""
-        # `open_` has a flag per open record: whether the record and all records around it are steps or layers.
+        # A flag per open record: whether it and all records around it are steps or layers.
         deepest, open_ = 0, list[bool]()
         for depth, record in records:
             del open_[depth:]
@@ -110,8 +110,7 @@ class LaneMaker:
     def _holds(self, outer: int, node: int) -> bool:
         """Return whether node `outer` contains `node`.
 
-        This is needed for a record of zero length, because it may be placed in any record that began at the same
-        moment.
+        A record of zero length may be placed in any record that began at the same moment.
         """
         at = self._nodes.parent_of[node]
         while at > outer:
@@ -136,7 +135,7 @@ class LaneMaker:
 class GapNames:
     """Names the gaps of a lane.
 
-    `ran` has the times when steps of any lane ran, or is None on a lane without steps. `cut_short` has the times when
+    `ran` has the times when steps of any lane ran. It is None on a lane without steps. `cut_short` has the times when
     parts of missing steps ran.
     """
 

@@ -31,12 +31,11 @@ BRICKS = "bricks"  # Name of the time on a lane that is not in a gap.
 STEPS, BESIDE, HOST, ADOPTED, OUTSIDE = "steps", "beside steps", "host", "adopted", "outside steps"
 
 
-# TimelineSpan and Gap are named tuples because a timeline makes hundreds a frame. Making a frozen dataclass takes
-# five times as long.
+# Named tuples, because a timeline makes hundreds a frame. Making a frozen dataclass takes five times as long.
 class TimelineSpan(NamedTuple):
-    """One record. `start_ns` counts from the beginning of the timeline.
+    """One record. `start_ns` counts from the timeline's beginning.
 
-    `level` is the index of the span's row. Rows are ordered from steps over layers to bricks.
+    `level` is its row: steps, then layers, then bricks.
     """
 
     start_ns: int
@@ -48,7 +47,7 @@ class TimelineSpan(NamedTuple):
     category: BrickCategory | None
     where: tuple[str, ...]  # Names of the spans around it, from the step inwards.
     backend: str
-    elements: int | None  # None if the elements are not counted.
+    elements: int | None  # Number of elements, or None if not counted.
     is_failed: bool = False
     is_plain: bool = False  # Whether it is a step that was timed only as a whole.
 
@@ -80,9 +79,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A lane. Its rows are ordered from the steps inwards.
+    """A lane. The spans of its row `bricks` and its `gaps` add up to the whole timeline.
 
-    The spans of the row `bricks` and the `gaps` add up to the whole timeline.
+    Rows are ordered from the steps inwards.
     """
 
     name: str

@@ -12,7 +12,7 @@ from cbtop.protocol.messages import HostTimes, KernelBurst
 class Launches(NamedTuple):
     """Cost of one brick, in all its places, for its host. None means not measured."""
 
-    host_us: float | None = None  # The host's time in the median call, without the time of bricks inside the brick.
+    host_us: float | None = None  # The host's time in the median call, without inner bricks.
     kernels: int | None = None  # Number of kernel launches in a step.
 
 

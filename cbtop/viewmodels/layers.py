@@ -38,7 +38,7 @@ FIRST_US = 15.0  # Extra µs per brick in the first layer of a recorded step. cb
 
 @dataclass(frozen=True, slots=True)
 class LayerBrick:
-    """One brick in all layers that run it. This is a column of the table of layers."""
+    """One brick in all layers that run it, as a column of a table."""
 
     name: str
     category: BrickCategory
@@ -58,12 +58,11 @@ class LayerRow:
     cells: tuple[float | None, ...]
     between_us: float  # Part of `us` that is in no brick.
     calls: float  # Mean calls of the layer per step. It is below 1 if only some steps run the layer.
-    # Median of the peers' p50_us, or None if there are fewer than three. Peers have the same stack and bricks.
-    median_us: float | None
-    # (brick, or time between bricks; µs per step above the peers' median) with the largest such excess.
+    median_us: float | None  # Median of p50_us over the peers (same stack and bricks), or None for fewer than three.
+    # (brick or time between bricks, excess over the peers' median in µs per step) with the largest excess.
     #
-    # The medians of calls are compared, because medians ignore single events. If medians explain less than half of
-    # the excess, means are compared. None if the layer is not odd.
+    # Medians of calls are compared, because they ignore single events. If medians explain less than half of the
+    # excess, means are compared. None if the layer is not odd.
     excess: Lazy[tuple[str, float] | None] = Lazy(None)
     # Median call in µs of each of LayersView.bricks, as measured.
     p50_cells: Lazy[tuple[float | None, ...]] = Lazy(())
@@ -83,9 +82,10 @@ class LayerRow:
 
 @dataclass(frozen=True, slots=True)
 class BrickInLayers:
-    """The median call of one brick in each layer. Layers are in the order of LayersView.rows."""
+    """The median call of one brick in each layer, in the order of LayersView.rows."""
 
-    p50_us: tuple[float | None, ...]  # None if the brick does not run in the layer, or if its median is unknown.
+    # Median call in each layer. None if the brick does not run there, or if it is unknown.
+    p50_us: tuple[float | None, ...]
     odd: tuple[bool, ...]  # Whether the time is at least ODD times the median of the layer's peers.
     median_us: float | None  # Median over all layers.
     slowest: int  # Index of the layer with the longest time.
@@ -98,7 +98,7 @@ class BrickInLayer:
     brick: LayerBrick
     us: float  # Exclusive time.
     p50_us: float | None  # Median of one call.
-    usual_p50_us: float | None  # Median of the brick's median calls in the peers. None if there are too few peers.
+    usual_p50_us: float | None  # Median of its median calls in the peers. None for too few peers.
     percent: float | None  # Share of the layer's time.
 
     @property
@@ -128,10 +128,9 @@ class LayersView:
     def stands_out(self, row: LayerRow) -> int:
         """Return the number of odd peers of `row`, including itself, or 0 if `row` is not odd.
 
-        Peers count if they are at least half as far above the median as `row`. If too many peers count, the model is
-        built that way, and the result is 0. The first layer of a stack does not count against other layers, because
-        its caches are cold. cbtop's own code is cold in it, too. So the first layer must exceed the limit by FIRST_US
-        for each of its bricks.
+        Only peers that are at least half as far above the median count. The result is 0 if too many do, because the
+        model is then built that way. The first layer of a stack does not count against others, because its caches are
+        cold. cbtop's own code is cold in it, too, so it must exceed the limit by FIRST_US for each of its bricks.
         """
         times_us = [other.p50_us for other in self.like(row) if other.p50_us is not None]
         too_few = self.steps is not None and self.steps < MIN_STEPS
@@ -267,7 +266,7 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
 
 
 class _Places:
-    """The outermost layers of a phase. Has the layer and the column of each brick node in `ids` that ran."""
+    """The outermost layers of a phase, and the layer and column of each brick node in `ids` that ran."""
 
     def __init__(self, totals: PhaseTotals, ids: Column) -> None:
         table, layer_of = totals.table, layer_of_nodes(totals)
@@ -292,9 +291,9 @@ class _Places:
 def _p50_of(
     totals: PhaseTotals, places: _Places, cells: LazyValue[list[tuple[float | None, ...]]], brick: int
 ) -> list[float | None]:
-    """Return the median calls (µs) of the brick with index `brick`, as LayersView.p50_of.
+    """Return LayersView.p50_of for the brick with index `brick`.
 
-    If `cells` are made, use them, so that all values are from the same time. Otherwise compute only this brick.
+    Uses `cells` if made, so that all values are from the same time. Otherwise computes only this brick.
     """
     ran = totals.columns["count"][places.layer_ids].tolist()
     if cells.is_made or len(places.several):
@@ -350,7 +349,7 @@ def _excesses(layers: LayersView, usual_by_layer: Mapping[int, NDArray[np.float6
 
 def _over(us: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return how far each value is above the median of its column."""
-    # NumPy's median would load its masked arrays, and that takes as long as three frames.
+    # NumPy's own median loads its masked arrays, which takes as long as three frames.
     over: NDArray[np.float64] = us - [median(column) for column in us.T.tolist()]
     return over
 
@@ -378,10 +377,7 @@ def _p50_cells(
 
 
 def _usual(totals: PhaseTotals, own_ns: Column, ids: Column, p50_ns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the exclusive time of each brick if every call took the median time.
-
-    If the median is unknown, return the actual time.
-    """
+    """Return each brick's exclusive time if every call took the median, or its actual time if that is unknown."""
     mean_ns: NDArray[np.float64] = totals.columns["total_ns"][ids] / totals.columns["count"][ids]
     known = ~np.isnan(p50_ns) & (mean_ns > 0)
     ratio = np.divide(p50_ns, mean_ns, out=np.ones(len(ids)), where=known)

@@ -11,10 +11,9 @@ from cbtop.client.source_record import SourceRecord
 class LossView:
     """Counts of records. Always, produced == received + dropped.
 
-    `dropped` has these parts: `before_attach` records were overwritten before the daemon first read the ring,
-    `rejected` records named an unknown node, and `on_the_wire` records are missing only in this viewer until the next
-    update. `unread` records are written but not read yet. `left_out` counts announcements (not records) beyond the
-    limits.
+    In `dropped` are `before_attach` records that were overwritten before the daemon first read the ring, `rejected`
+    records that named an unknown node, and `on_the_wire` records that the next update brings. `unread` records are
+    written but not read yet. `left_out` counts announcements (not records) beyond the limits.
     """
 
     produced: int
@@ -41,7 +40,7 @@ class LossView:
 
     @property
     def lost_percent(self) -> float:
-        """Lost records as a percentage of the records written since the daemon attached."""
+        """Lost records, in percent of all records since the daemon attached."""
         return 100 * self.lost / self.seen if self.seen else 0.0
 
 
@@ -50,7 +49,7 @@ def loss_view(record: SourceRecord) -> LossView:
     received, state = record.stats.received, record.state
     if state is None:
         return LossView(received, received, 0, 0, 0, 0, 0)
-    # If totals come in several messages, the state comes after the last of them. Until then, the state is old.
+    # If totals come in several messages, the state follows the last of them, and is old until then.
     ahead = max(0, received - state.received)
     on_the_wire = max(0, state.received - received)
     return LossView(

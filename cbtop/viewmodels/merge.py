@@ -36,7 +36,7 @@ from cbtop.viewmodels.time_range import NamedTime, TimeRangeView, since_s, time_
 
 KEYS_JOINED_BY = "+"  # The key of a sum is its members' keys, joined by this.
 
-# Static properties of a node. Two nodes are merged if these are equal and if their parents are merged.
+# Two nodes are merged if these static properties are equal and their parents are merged.
 _static = attrgetter(*(f.name for f in fields(Node) if f.name not in ("id", "parent", "function")))
 
 # States from good to bad. A merge has the state of its worst member.
@@ -58,9 +58,9 @@ def merged_view(
     """Return one view of `records`, which are sources of one program and model.
 
     `sum` adds counts, times, tokens and histograms of equal places. So the parts of its time breakdown add up, and
-    its percentiles are percentiles of all calls. If members report that they compute tokens together, these tokens
-    count once in rates. `max` takes each brick from the rank that takes longest for the brick per step. `ranks` is
-    the sum, plus the time of every brick in each rank.
+    its percentiles are of all calls. Tokens that members report to compute together count once in rates. `max` takes
+    each brick from the rank that takes longest for it per step. `ranks` is the sum, plus the time of every brick in
+    each rank.
     """
     ordered = sorted(records, key=_by_rank)
     summed, taken = _sum(ordered)
@@ -105,11 +105,11 @@ def _range_of(records: Sequence[SourceRecord]) -> tuple[float, float] | None:
 
 
 def members_of(record: SourceRecord, records: Iterable[SourceRecord]) -> list[SourceRecord]:
-    """Return the `records` to merge with `record`. They have the same model, the same program and the same state.
+    """Return the `records` to merge with `record`. They have the same model, program and state.
 
-    A killed process is merged with the running processes that it ran next to, so that the user sees the loss. For a
-    job, return the newest processes of each rank, in any state. If two processes have the same rank or ran at the
-    same time, return both. They belong to two jobs with the same properties.
+    A killed process is merged with the running processes next to it, so that the user sees the loss. For a job,
+    return the newest processes of each rank, in any state. If two of them have the same rank or ran at the same time,
+    return both, because they belong to two jobs that look the same.
     """
     job = job_of(record)
     if job is None:
@@ -203,11 +203,9 @@ class _WindowOfAll(Window):
 
 
 def _watched(records: Sequence[SourceRecord]) -> list[SourceRecord]:
-    """Return the records to sum the windows of.
+    """Return the records to sum the windows of. An ended source's window is of a different time, so it is left out.
 
-    An ended source is left out, because its window is of a different time.
-
-    A chosen range is summed over all sources that had not ended before the range.
+    A chosen range is summed over all sources that had not ended before it.
     """
     watched = [record for record in records if record.window.has_watched]
     run = [record for record in watched if not record.has_ended or _lies_in_range(record)]
@@ -367,8 +365,7 @@ def _with_rates(view: SourceView, records: Sequence[SourceRecord], together: int
     )
     of_tokens, of_steps = (
         [
-            # Zeros for the time since this source ended.
-            (*history(record, steps), *[0.0] * round((range_us - wall_us) / 1e6))
+            (*history(record, steps), *[0.0] * round((range_us - wall_us) / 1e6))  # Zeros since the source ended.
             for record, member, wall_us in zip(records, members, walls_us, strict=True)
             for steps in member.phases
             if steps.phase == view.phase
@@ -389,7 +386,7 @@ def _with_rates(view: SourceView, records: Sequence[SourceRecord], together: int
 
 
 def _sum_of_histories(histories: Sequence[Sequence[float]], together: int) -> tuple[float, ...]:
-    # Align the histories at their newest values, because hosts may disagree about the time.
+    # Align at the newest value, because hosts may disagree about the time.
     length = min(map(len, histories), default=0)
     newest = (history[len(history) - length :] for history in histories)
     return tuple(sum(rates) / together for rates in zip(*newest, strict=True))
@@ -460,9 +457,9 @@ def _sum_or_none(values: Sequence[float | None]) -> float | None:
 
 
 def _slowest(view: SourceView, members: Sequence[tuple[str, SourceView]]) -> SourceView:
-    """Return `view` with each brick and category of its slowest rank, and with the steps of the slowest rank.
+    """Return `view` with each brick and category from its slowest rank, and the steps of the slowest rank.
 
-    Values from several ranks do not add up, so the result has no time breakdown and no graph.
+    Values from several ranks do not add up, so there is no time breakdown and no graph.
     """
     slowest = max((member for _, member in members), key=lambda one: (one.steps and one.steps.mean_us) or 0)
     bricks: dict[tuple[str, BrickCategory], BrickRow] = {}
@@ -471,7 +468,7 @@ def _slowest(view: SourceView, members: Sequence[tuple[str, SourceView]]) -> Sou
     for name, member in members:
         for brick in member.bricks:
             if (us := _a_step(brick, member)) > max_us.get(brick.key, -1):
-                # A row cannot show that the parts of its step do not add up, so drop the share.
+                # A row cannot show that its step's parts do not add up.
                 percent = brick.percent if _closes(member) else None
                 max_us[brick.key], bricks[brick.key] = us, replace(brick, rank=name, roof=None, percent=percent)
         for category in member.categories:

@@ -26,11 +26,10 @@ class MergedView:
     members: tuple[str, ...]  # Names of the members: `rank 3`, or `pid 7` without a rank.
     keys: tuple[str, ...]
     left_out: int  # Number of sources of the model that are not merged: silent, not read yet, or too large.
-    # Number of running members that were watched. If it is above 0, the recent window covers only these members.
-    running: int = 0
-    # Members that are gone, suspended or stalled, the worst first. Without the member that has the shown state.
+    running: int = 0  # Number of running members that were watched. If above 0, the recent window is theirs.
+    # Members that are gone, suspended or stalled, the worst first, except the one with the shown state.
     troubled: tuple[TroubledMember, ...] = ()
-    together: int = 1  # Number of members that report to compute each token together. Rates count such a token once.
+    together: int = 1  # Number of members that report to compute each token together. Rates count it once.
     may_share_tokens: bool = False  # Whether members exchange results but do not report whether they share tokens.
 
 

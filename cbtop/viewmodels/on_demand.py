@@ -34,10 +34,7 @@ class LazyValue(Generic[T]):
 
 
 class Lazy(Generic[T]):
-    """A field of a dataclass without slots. It can be set to a value or to a `LazyValue`.
-
-    Reading it returns the value.
-    """
+    """A field of a dataclass without slots, set to a value or a `LazyValue`. Reading it returns the value."""
 
     def __init__(self, *default: T) -> None:
         self._default = default
@@ -63,7 +60,7 @@ class Lazy(Generic[T]):
 
 
 def with_parts(view: V, **parts: Any) -> V:
-    """Return a copy of `view` with the fields in `parts` replaced. Unlike dataclasses.replace, make no lazy parts.
+    """Return a copy of `view` with fields replaced. Unlike dataclasses.replace, this makes no lazy parts.
 
     Raises TypeError for an unknown name.
     """

@@ -25,8 +25,5 @@ def rate_of(steps: StepsView | None, tokens_per_sec: tuple[float, ...], steps_pe
 
 
 def are_rates_least(window: WindowView | None, loss: LossView) -> bool:
-    """Return whether the rates are lower bounds.
-
-    They are if records were lost, because more steps ran than are known.
-    """
+    """Return whether the rates are lower bounds, because records of steps were lost."""
     return (window.lost if window else loss.lost) > 0

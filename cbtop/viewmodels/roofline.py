@@ -90,11 +90,9 @@ def ceiling_rows(ceilings: Iterable[Ceiling], now_s: float | None = None) -> tup
 def under_roofs(
     bricks: Iterable[BrickRow], ceilings: Sequence[CeilingRow], steps: StepsView | None
 ) -> tuple[BrickRow, ...]:
-    """Return every brick with its distance from its roof.
+    """Return the bricks with their distances from their roofs, if their work and both roofs are known.
 
-    The distance is set if the brick's work and both roofs are known.
-
-    If steps ran at the same time, the limit of one brick is unknown, because the steps together may reach the roof.
+    If steps ran at the same time, the limit of one brick is unknown, because together they may reach the roof.
     """
     bandwidths = [ceiling for ceiling in ceilings if ceiling.kind == "bandwidth"]
     roofs = [(row, _roof(row, peaks_over(row, ceilings), bandwidths)) for row in bricks]

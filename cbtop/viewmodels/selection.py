@@ -51,9 +51,9 @@ class PhaseSelection:
 
 
 def shown(record: SourceRecord, *, window: bool) -> PhaseSelection:
-    """Return all data of `record`, or only its window if `window`.
+    """Return all data of `record`, or its window if `window`.
 
-    If a source was watched for less than a second, or had ended when it was found, it has no window. Then return all
+    A source that was watched for less than a second, or had ended when it was found, has no window. Then return all
     data.
     """
     is_all = not (window and record.window.has_watched)
@@ -68,11 +68,10 @@ def shown(record: SourceRecord, *, window: bool) -> PhaseSelection:
 
 
 def shown_phase(record: SourceRecord, phase: str | None) -> str | None:
-    """Return `phase` if the source has such steps, else the most relevant phase. Returns None without steps.
+    """Return `phase`, or the most relevant phase if the source has no such steps. Returns None without steps.
 
-    Criteria, in this order: it is not a warm-up; its model ran at least a tenth as long as any other; it decodes; its
-    model is the named one, and it decodes or its model ran at least half as long as any other; it is `decode` itself;
-    it took the most time.
+    Criteria, in this order: not a warm-up; a model that ran at least a tenth as long as any other; decoding; the
+    named model, if it decodes or ran at least half as long as any other; `decode` itself; the most time.
     """
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
     named = record.manifest.steps_of if record.manifest else ""
@@ -119,7 +118,7 @@ def is_live(record: SourceRecord) -> bool:
 
 
 def is_selected(record: SourceRecord, wanted: Sequence[str]) -> bool:
-    """Return whether an entry of `wanted` is the key, the pid or the rank (`rank=N`) of `record`."""
+    """Return whether `wanted` contains the key, pid or `rank=N` of `record`."""
     names = [record.key]
     if record.hello is not None:
         names += [str(record.hello.pid), f"rank={record.hello.rank}"]

@@ -34,10 +34,10 @@ def snapshot(
     *,
     inside: bool = True,
 ) -> Snapshot:
-    """Return a snapshot of the window of `record`. It has the times of every phase, or only of `phase` if given.
+    """Return a snapshot of the window of `record`, with the times of every phase or only of `phase`.
 
     Blocks that overlap a snapshot of the same process in `beside` are excluded, so that no data is compared with
-    itself. If `inside` is false, times inside steps are omitted.
+    itself. Unless `inside`, times inside steps are omitted.
     """
     blocks = record.window.blocks()
     for other in beside:
@@ -172,7 +172,7 @@ def _work(totals: PhaseTotals, units: float) -> dict[Brick, BrickWork]:
 
 
 def _recorded(growth: Growth, step: int) -> tuple[int, int]:
-    """Return the number of steps that were recorded inside, and the number of their tokens."""
+    """Return the number of steps recorded inside, and of their tokens."""
     plain, plain_tokens = (growth.rare.get((column, step), 0) for column in (_PLAIN, _PLAIN_TOKENS))
     return _of(growth, "count", step) - plain, _of(growth, "elements", step) - plain_tokens
 

@@ -116,17 +116,18 @@ class SourceView:
     steps_per_sec_history: tuple[float, ...] = ()  # One value per second, oldest first, at most 120.
     traces: Lazy[tuple[TraceView, ...]] = Lazy(())  # Empty if the process traces nothing.
     window: WindowView | None = None  # None if all data since the start is shown.
-    since_s: float | None = None  # Unix time at which the source's data begins, or None if unknown.
-    time_range: TimeRangeView | None = None  # None without steps, or until a step has ended.
+    since_s: float | None = None  # Unix time when the source's data begins, or None if unknown.
+    # Time range of the figures. None without steps, or until a step has ended.
+    time_range: TimeRangeView | None = None
     warm_up: WarmUpView | None = None  # None without warm-ups.
-    # Whether bricks and layers cover all steps, because the window has too few recorded steps.
-    is_inside_of_all: bool = False
-    compiling: CompilingView | None = None  # None in a merge, or if the process has reported no compilation.
+    is_inside_of_all: bool = False  # Whether bricks and layers cover all steps, because the window has too few.
+    # Compilations in the shown time. None in a merge, or without compilations.
+    compiling: CompilingView | None = None
     rank: int | None = None  # Reported by the launcher of the process.
     local_rank: int | None = None
     world_size: int | None = None
     trains: bool = False  # Whether the process computes gradients between its steps.
-    # Recent share of time that the busiest thread waited for a processor, or None if unknown.
+    # Recent share of time that its busiest thread waited for a processor, or None.
     waiting_percent: float | None = None
     has_compiled: bool = False  # Whether torch.compile has compiled code of this process.
     sample_every: int | None = 1  # One step in this many is recorded. None in a merge of different values.
@@ -134,21 +135,21 @@ class SourceView:
     overhead: Sampling | None = None  # Cost of recording, or None if not measured.
     # Calls outside every step. None without such calls, or without steps.
     outside: Lazy[BesideView | None] = Lazy(None)
-    stall: StallView | None = None  # None if the process makes progress or has ended.
+    stall: StallView | None = None  # Why the process makes no progress. None if it does, or if it has ended.
     stale_s: float | None = None  # Silence of its daemon in seconds, or None if the daemon answers.
-    clock: ClockView | None = None  # None if the offset of the host's clocks is unknown.
+    clock: ClockView | None = None  # Offset of the host's clocks, or None if unknown.
     straggler: StragglerView | None = None  # The straggler of the source's job.
-    merged: MergedView | None = None  # None for one source. In a merge, `pid`, `host` etc. are of the first member.
+    merged: MergedView | None = None  # Members of a merge, or None. `pid`, `host` etc. are of the first member.
     ranks: RanksView | None = None  # Set only with MergeMode.RANKS.
-    # None if all nodes run in sequence. All nodes are critical then.
+    # Critical path, or None if all nodes run in sequence.
     critical_path: Lazy[CriticalPathView | None] = Lazy(None)
-    # None without layers, or in a merge by maximum.
+    # Times of layers. None without layers, or in a merge by maximum.
     layer_times: Lazy[LayersView | None] = Lazy(None)
     machines: tuple[MachineView, ...] = ()  # The machine that it runs on. A merge may have several.
     # Pace of the shown steps in the last two minutes. Empty in a merge.
     pace: Lazy[tuple[PaceView, ...]] = Lazy(())
     brick_growth: Lazy[tuple[BrickGrowth, ...]] = Lazy(())  # Empty if the window is too short.
-    # Mean step time in each second. It has the same seconds as the rates above. Empty in a merge.
+    # Mean step time in each second, as for the rates. Empty in a merge.
     step_us_history: Lazy[tuple[float | None, ...]] = Lazy(())
     # Comparison of the recent window with the baseline, or None without a baseline.
     baseline: Lazy[Comparison | None] = Lazy(None)
@@ -159,7 +160,7 @@ class SourceView:
     kernels: Lazy[tuple[BrickKernels, ...]] = Lazy(())
     # The last steps of all phases, or None if records are not followed.
     timeline: Lazy[TimelineView | None] = Lazy(None)
-    # Second of the daemon's clock, because plots are drawn once per second. None for a view that is not updated.
+    # Second of the daemon's clock, for plots that are drawn once per second. None if the view is not updated.
     second: int | None = field(default=None, compare=False)
 
     @property
@@ -176,8 +177,8 @@ class SourceView:
     def failed_checks(self) -> list[CheckRow]:
         """The failed checks, the most likely cause first.
 
-        The check of the guard comes first, because the guard has located the origin. Then come failures in order of
-        occurrence. Checks of inputs are last.
+        The guard's check comes first, because it has located the origin. Then come failures in order of occurrence,
+        and checks of inputs last.
         """
         failed = [check for check in self.checks if not check.passed]
         return sorted(failed, key=lambda check: (check.assertion != GUARD_CHECK, check.is_of_input))
@@ -198,10 +199,7 @@ class SourceView:
 
     @property
     def gpus(self) -> tuple[DeviceRow, ...]:
-        """The GPUs that the process is known to use.
-
-        If none is known, the GPU of its machine if there is only one.
-        """
+        """The GPUs that the process is known to use, or else the only GPU of its machine."""
         used = tuple(row for machine in self.machines for row in machine.gpus_of(self.key))
         all_there_are = tuple(row for machine in self.machines for row in machine.gpus)
         return used or (all_there_are if len(all_there_are) == 1 else ())
@@ -242,7 +240,7 @@ class SourceView:
 
 
 def summaries(records: Iterable[SourceRecord]) -> tuple[SourceSummary, ...]:
-    """Return a summary of every source. Live sources come first, and newer sources before older ones."""
+    """Return a summary of every source, live ones first, then newer ones first."""
     ordered = sorted(records, key=_newest_first)
     return tuple(SourceSummary(record.key, _label(record), state_of(record)) for record in ordered)
 
@@ -360,7 +358,7 @@ class _Parts:
 
     @cached_property
     def is_inside_of_all(self) -> bool:
-        """Whether bricks and layers cover all steps, because the window has too few recorded steps."""
+        """Whether bricks and layers cover all steps, because the window has too few."""
         if self._found.window is None or self._record.window.is_range or not self._record.leaves_steps_out:
             return False
         if self.steps is None or not self.steps.count:
@@ -372,7 +370,7 @@ class _Parts:
         )
 
     def with_recorded(self, steps: StepsView) -> StepsView:
-        """Return `steps` with the number and the mean of the steps that were recorded since the start."""
+        """Return `steps` with the number and mean of the steps recorded since the start."""
         every = self.all_steps
         return (
             steps
@@ -395,8 +393,7 @@ class _Parts:
     def bricks(self) -> list[BrickStats]:
         bricks = brick_stats(self.totals)
         if self._found.window and self.totals is not self.whole and self.totals.step is not None:
-            # The window's edge may separate a brick from bricks inside it. The brick's exclusive time would then be
-            # negative.
+            # If the window's edge separates a brick from its inner bricks, its exclusive time would be negative.
             bricks = [
                 replace(
                     one,
@@ -451,7 +448,7 @@ class _Parts:
 
 
 def _second(record: SourceRecord) -> int | None:
-    """Return SourceView.second, or None for a merge, because a merge has no clock."""
+    """Return SourceView.second, or None for a merge."""
     has_clock = record.window.has_begun and not record.has_ended
     return record.window.now_ns // 1_000_000_000 if has_clock else None
 
@@ -480,9 +477,6 @@ def _kernels(record: SourceRecord, phase: str | None) -> tuple[BrickKernels, ...
 
 
 def _only_backend(record: SourceRecord) -> str | None:
-    """Return the backend of all bricks, or None if bricks have different backends.
-
-    Used if no manifest names a backend.
-    """
+    """Return the backend that all bricks have in common, if no manifest names one."""
     named = record.nodes.backends
     return next(iter(named)) if len(named) == 1 else None

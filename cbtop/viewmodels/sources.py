@@ -36,10 +36,7 @@ TWO_SAMPLES = "a mean needs two samples"
 
 @dataclass(frozen=True, slots=True)
 class ClockView:
-    """The clocks of a source's host minus the clocks of this host (derived).
-
-    The error is at most `uncertainty_us`.
-    """
+    """A host's clocks minus this host's clocks (derived), accurate to `uncertainty_us`."""
 
     offset_us: float  # Offset of real time.
     monotonic_offset_us: float  # Offset of the clock that records use.
@@ -74,7 +71,7 @@ class SourceRow:
     loss: LossView
     lag_s: float | None  # Age of the newest data. None if the source has ended or if clock offsets are unknown.
     clock: ClockView | None
-    devices: tuple[str, ...] | None  # The GPUs that the source is known to use, or `cpu` if it uses none.
+    devices: tuple[str, ...] | None  # The GPUs that the source is known to use, or `cpu`.
     sample_every: int
     overhead: Sampling | None
     unknown: tuple[Unknown, ...] = ()
@@ -97,10 +94,7 @@ class SourceRow:
 
     @property
     def are_rates_least(self) -> bool:
-        """Whether the rates are lower bounds.
-
-        They are if records were lost, because more steps ran than are known.
-        """
+        """Whether the rates are lower bounds, because records of steps were lost."""
         return are_rates_least(self.window, self.loss)
 
 
@@ -110,18 +104,14 @@ class ProcessCost:
 
     name: str  # For example `this viewer` or `daemon 812@host`.
     cpu_percent: float | None
-    # Time that the mean covers. None means the time between two samples of the daemon, about a second.
-    over_s: float | None
+    over_s: float | None  # Time that the mean covers. None: between two samples of the daemon, about a second.
     resident_bytes: float | None
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ListView:
-    """All sources, and the cost of cbtop itself.
-
-    Live sources come first, and newer sources before older ones. The first cost is the viewer's.
-    """
+    """All sources, live ones first, then newer ones first; and the costs of cbtop, the viewer's first."""
 
     keys: tuple[str, ...]
     ended: int  # Number of ended sources. They are at the end of `keys`.
@@ -143,12 +133,9 @@ def source_row(
     clock: ClockView | None = None,
     now_ns: int | None = None,
 ) -> SourceRow:
-    """Return the row of `record` in the list.
+    """Return the row of `record` in the list, with rates of `phase` (default: decode, or what it has).
 
-    If `phase` is None, the rates are of decode or of the most relevant phase.
-
-    `machine` is the machine of the source's daemon. `now_ns` is the current time of its host's clock, or None if
-    unknown.
+    `machine` is the machine of its daemon. `now_ns` is the current time of its host's clock, or None if unknown.
     """
     found, name, hello, state = shown(record, window=window), shown_phase(record, phase), record.hello, record.state
     steps = next((steps for steps in found.phases if steps.phase == name), None)
@@ -188,7 +175,7 @@ def source_row(
 
 
 def _devices(key: str, machine: MachineView | None) -> tuple[str, ...] | None:
-    """Return the GPUs that source `key` uses, `cpu` if it uses none, or None if this is unknown."""
+    """Return the GPUs that source `key` uses, or `cpu`, or None if unknown."""
     if machine is None:
         return None
     gpus = tuple(row.label for row in machine.gpus_of(key))

@@ -1,4 +1,4 @@
-"""Whether a running process makes progress. If not: stalled in a step, idle between steps, suspended, or quiet.
+"""Whether a running process makes progress. If not, it is stalled in a step, idle between steps, suspended, or quiet.
 
 Rules
 - A lack of progress is reported after max(MIN_S, SLOW × p99). The p99 is of all calls of the running step, or brick
@@ -6,11 +6,10 @@ Rules
 - Stalled means that a step is known to run and that earlier ones have ended. It is unknown how long a first step may
   take.
 - A step may take the time per token (per sequence, if tokens are unknown) of earlier steps of its name, times its own
-  number of tokens. If this number is unknown, and steps of its name have different numbers, the context length is
-  used. No limit is known without a context length. No limit is known either if no step has a number and the bricks of
-  this step leave no records.
-- A process is idle only if it is known to be in no step. If steps are sampled or the hot path is Python's, it is
-  unknown what runs in a step that is not recorded, and whether such a step has begun.
+  number of tokens. If this number is unknown, and the numbers of earlier steps differ, the context length is used. No
+  limit is known without a context length, or if no step has a number and this step's bricks leave no records.
+- A process is idle only if it is known to be in no step. If steps are sampled or the hot path is Python's, steps that
+  are not recorded are unknown.
 - A process that announces other work (compiling) is not judged.
 - The age comes from the daemon, which reads the clock of the process's host.
 """
@@ -43,7 +42,7 @@ class StallKind(StrEnum):
     STALLED = "stalled"  # A step or brick has been running for far longer than usual.
     SUSPENDED = "suspended"  # Stopped by a signal or a debugger.
     IDLE = "idle"  # Between two steps.
-    QUIET = "quiet"  # It is unknown which of the above applies. The reason is in `why`.
+    QUIET = "quiet"  # Unknown which of the above. The reason is in `why`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +86,7 @@ def stall_view(record: SourceRecord) -> StallView | None:
         return None
     path = _path(record.nodes, quiet.in_flight)
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
-    # These calls are around or next to steps, for example a server's loop or its wait for a request. A long call is
-    # not a hang.
+    # Calls around or next to steps, such as a server's loop or its wait for a request. A long one is not a hang.
     is_outside = bool(steps and path) and path[0].kind is not NodeKind.STEP
     compared = [] if is_outside else path[:1]
     usual_s = _p99_s(record, compared or steps)
@@ -129,9 +127,9 @@ def stall_view(record: SourceRecord) -> StallView | None:
 def _judged(
     record: SourceRecord, quiet: Quiet, usual_s: float | None, none_known: str, *, has_steps: bool, runs: bool
 ) -> tuple[StallKind, str] | None:
-    """Return the kind of stall, and why a more specific kind is unknown. Returns None if nothing can be concluded.
+    """Return the kind of stall, and why a more specific one is unknown. Returns None if nothing can be concluded.
 
-    `runs` is true if a step is running, or a brick if the process marks no steps.
+    `runs` means that a step is running, or a brick if the process marks no steps.
     """
     if quiet.is_suspended:
         return StallKind.SUSPENDED, ""
@@ -161,10 +159,10 @@ def _p99_s(record: SourceRecord, nodes: list[Node]) -> float | None:
 
 
 def _most_s(record: SourceRecord, step: Node, size: int, *, is_seen_inside: bool) -> float | None:
-    """Return the seconds that a step of `size` tokens or sequences may take. A `size` of 0 means unknown.
+    """Return the seconds that a step of `size` tokens or sequences may take. If `size` is 0, it is unknown.
 
-    If `size` is unknown, use the largest possible number of tokens. Returns 0 if all steps have the same number, and
-    None if the largest number is unknown. `is_seen_inside` means that the step's bricks would leave records.
+    Then use the largest possible number. Returns 0 if all steps have the same number, and None if the largest is
+    unknown. `is_seen_inside` means that the step's bricks would leave records.
     """
     calls = record.stats.calls([step.id]) if step.kind is NodeKind.STEP else None
     if calls is None:

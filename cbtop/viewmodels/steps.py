@@ -19,8 +19,7 @@ from cbtop.viewmodels.durations import DurationBar, duration_bars
 from cbtop.viewmodels.on_demand import Lazy, LazyValue
 from cbtop.viewmodels.time_range import of_model
 
-# Relative to the squared sum of tokens. This is the rounding error of sums of squares, which are sent as float64.
-UNEVEN = 1e-9
+UNEVEN = 1e-9  # Relative to the squared sum of tokens: rounding error of sums of squares, which are sent as float64.
 BUCKETS_A_BAR = 4  # This makes 16 bars per octave. The width of a bar is 3 to 6 % of its value.
 
 
@@ -61,8 +60,7 @@ class StepsView:
     tokens_per_sec: float | None  # Wall-clock rate over the shown time range.
     recorded: int  # Number of steps recorded inside. Only these steps contain times of bricks.
     failed: int = 0  # Steps that ended with an exception or were cancelled. Their tokens count.
-    # Tokens / `union_us`, or tokens per time range if the range is shorter.
-    tokens_per_sec_in_steps: float | None = None
+    tokens_per_sec_in_steps: float | None = None  # Tokens / `union_us`, or per time range if that is shorter.
     steps_per_sec: float | None = None  # Wall-clock rate. It is also known for models without tokens.
     samples_per_sec: float | None = None  # Sequences per second. None unless all steps report their sequences.
     mean_us: float | None = None
@@ -79,8 +77,7 @@ class StepsView:
     at_once: float | None = None  # Average number of concurrent steps: sum of their times / `union_us`.
     sequences: SpanView | None = None  # Sequences per step.
     cached: SpanView | None = None  # Cached positions of each sequence before a step.
-    # Wall-clock time that the rates are based on, or 0 if unknown. The longest of several processes.
-    wall_us: float = 0.0
+    wall_us: float = 0.0  # Wall-clock time that the rates are based on, or 0 if unknown. In a merge, the longest.
     is_sample: bool = False  # Whether steps may be missing because they left no record.
     # Histogram of step times, the shortest first.
     durations: Lazy[tuple[DurationBar, ...]] = Lazy(())
@@ -97,13 +94,13 @@ class StepsView:
 
     @property
     def overlap(self) -> bool:
-        """Whether steps ran at the same time. Less overlap than the clock's accuracy does not count."""
+        """Whether steps ran at the same time, beyond the clock's accuracy."""
         return self.at_once is not None and self.at_once >= OVERLAP
 
 
 @dataclass(frozen=True, slots=True)
 class WarmUpView:
-    """The steps of the warm-ups. No other figure includes them, except before other steps have ended."""
+    """The steps of the warm-ups. Other figures do not include them."""
 
     steps: int
     took_us: float
@@ -127,7 +124,7 @@ def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | 
         """Return whether some steps of this name may be missing.
 
         If no step was plain, others may have left no record (llama.cpp's do). Steps inside a plain step leave no
-        record either. If later steps of this name are a sample, the earlier steps count as one, too.
+        record either. If steps of a name become a sample, earlier ones count as one.
         """
         name = display_name(step)
         if name.endswith(SAMPLE) or name + SAMPLE in names:
@@ -231,10 +228,7 @@ def _names_in_others(nodes: NodeTable) -> set[str]:
 
 
 def are_alike(tokens: int, steps: int, squared: int | None) -> bool:
-    """Return whether all `steps` had the same number of tokens.
-
-    `tokens` is the sum of the numbers, and `squared` is the sum of their squares.
-    """
+    """Return whether all `steps` had the same number of tokens. `squared` is the sum of the numbers' squares."""
     if squared is None:  # Older daemons report no squares. If the mean is fractional, the numbers differ.
         return tokens % steps == 0
     # This is 0 only if all numbers are equal (Cauchy-Schwarz).
@@ -254,8 +248,8 @@ def _steps_view(
         return StepsView(phase, 0, 0, _rate(0, tokens_ns), recorded=0, is_sample=is_sample, steps_per_sec=none)
     count, tokens, total_ns = calls.count, calls.elements, calls.total_ns
     union_ns = stats.rare("union_ns", (step.id,))
-    # Tokens are counted for whole steps, so count the whole time of a step that began before the range. But count at
-    # most the length of the range, because otherwise this rate could be below the wall-clock rate.
+    # Tokens are counted for whole steps, so count the whole time of a step that began before the range, but at most
+    # the range. Otherwise this rate could be below the wall-clock rate.
     took_ns = min(union_ns, (time_range.end_ns - time_range.begin_ns if time_range else 0) or union_ns)
     p50, p95, p99, longest = (_us(value) for value in (calls.p50_ns, calls.p95_ns, calls.p99_ns, calls.max_ns))
     sequences = _span(stats, step.id, "sequences")

@@ -1,4 +1,4 @@
-"""The straggler of a job: a rank that is busy with its steps for longer than each of the other ranks."""
+"""The straggler: the rank that is busy longer with its steps than each other rank of its job."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cbtop.client.source_record import SourceRecord
 from cbtop.protocol.vocabulary import LAUNCHES, BrickCategory
 
 THRESHOLD = 0.10  # The straggler is slower than each other rank by at least this share.
-# Limits for ranks that wait for the straggler. The duration of such a rank's whole step is within the first share of
-# the straggler's, and the remaining difference is at most the second share of the difference in busy time.
+# Other ranks wait for a rank if their whole steps take about as long as its own: within the first share of its
+# duration, and within the second share of the difference in busy time.
 WAIT_WITHIN, NEARER = 0.10, 0.5
 ALPHA = 0.1  # Probability that a bound of a median is on the wrong side of the median. A verdict uses two bounds.
 MIN_SLICES = 4  # Fewer slices have no such bounds.
@@ -49,11 +49,11 @@ class StragglerView:
     brick_excess_us: float  # Excess of `brick` per step over the median of the other ranks.
     step_us: float  # Time of the whole step, including communication. Median of slices.
     others_step_us: float  # Median of the other ranks' medians.
-    others_wait: bool  # Whether the whole steps of all other ranks take about as long as this rank's steps.
+    others_wait: bool  # Whether the whole steps of all other ranks take about as long.
 
     @property
     def waited_us(self) -> float:
-        """Time in a step while another rank is not busy. This rank cannot have waited for longer."""
+        """Time that another rank is not busy in its step, which is the longest that it can have waited."""
         return max(0.0, self.others_step_us - self.others_us)
 
 
@@ -88,12 +88,12 @@ class _Rank:
         return apart_ns <= min(WAIT_WITHIN * self.step_ns, NEARER * (self.median_ns - other.median_ns))
 
     def is_slower_than(self, other: _Rank) -> bool:
-        """Return whether this rank's median is higher by more than THRESHOLD, in spite of pauses and noise.
+        """Return whether this rank's median is higher by more than THRESHOLD, beyond pauses and noise.
 
         The comparison uses bounds of both medians that hold for any distribution: the k-th smallest and the k-th
         largest slice (W. R. Thompson, "On confidence ranges for the median and other expectation distributions for
         populations of unknown distribution form", Annals of Mathematical Statistics 7, 1936). So pauses in some
-        slices, however long, prove nothing for either rank.
+        slices, however long, prove nothing on either side.
         """
         low_ns = self.busy_ns[bound_of_median(len(self.busy_ns)) - 1]
         high_ns = other.busy_ns[-bound_of_median(len(other.busy_ns))]
@@ -116,9 +116,9 @@ def straggler(records: Iterable[SourceRecord], phase: str) -> StragglerView | No
     """Return the rank among `records` of one job that is clearly slower than every other rank, or None.
 
     A rank's busy time is its step time outside communication, because ranks wait in communication. If no
-    communication is seen, or if the host sees only launches, waits cannot be located. Then only the time of bricks
-    counts, without gaps. Returns None while a running rank has too little data, because that rank may be as slow.
-    Also returns None if two processes have the same rank, because they belong to two jobs.
+    communication is seen, or the host sees only launches, waits cannot be located. Then only the time of bricks
+    counts, without gaps. The result is None while a running rank has too little data, because it may be as slow, and
+    if two processes have the same rank, because they belong to two jobs.
     """
     ranks: list[_Rank] = []
     for record in records:

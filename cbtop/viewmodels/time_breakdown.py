@@ -24,11 +24,11 @@ class BesideView:
 
 @dataclass(frozen=True, slots=True)
 class TimeBreakdownView:
-    """Wall time of the recorded steps of a phase: wall = bricks + gaps - overlap + unattributed.
+    """Wall time of a phase's ended, recorded steps: wall = bricks + gaps - overlap + unattributed.
 
-    Only steps that have ended count. The fields after `unattributed_us`, except `overlap_us`, are not part of this
-    sum. Bricks that overlap, for example on two streams of a device, count in full in `bricks_us`. If parts exceed
-    their whole, `close` is false. They exceed `over` steps by `over_us`, and the layers and bricks in `exceeded`.
+    Other fields are not part of this sum. Bricks that overlap, for example on two streams of a device, count in full
+    in `bricks_us`. `close` is false if parts exceed their whole, which are `over` steps (by `over_us`) and those in
+    `exceeded`.
     """
 
     wall_us: float
@@ -38,15 +38,14 @@ class TimeBreakdownView:
     unattributed_us: float
     residual_percent: float | None
     open_us: float  # Time of bricks in a step that has not ended.
-    overlap_us: float = 0.0  # Time of overlapping parts. It is counted once for each part beyond the first.
+    overlap_us: float = 0.0  # Time of overlapping parts, counted once for each part beyond the first.
     close: bool = True
     over: int = 0  # Number of steps that are exceeded by their parts.
     over_us: float = 0.0  # By how much the parts exceed these steps.
-    exceeded: tuple[NamedTime, ...] = ()  # Layers and bricks that are exceeded by their parts, and by how much.
-    # Calls that were stopped twice, out of order or after their step. They are not in the breakdown.
-    unmatched_calls: int = 0
+    exceeded: tuple[NamedTime, ...] = ()  # Layers and bricks that their parts exceed, and by how much.
+    unmatched_calls: int = 0  # Calls stopped twice, out of order or after their step. The breakdown leaves them out.
     unmatched_us: float = 0.0
-    cancelled: int = 0  # Steps that were cancelled or renamed. Their bricks are not in the breakdown.
+    cancelled: int = 0  # Steps that were cancelled or renamed. The breakdown leaves out their bricks.
     in_shared_lane: int = 0  # Steps that overlapped fifteen others. Their bricks are unknown.
     adopted: BesideView | None = None  # Work for these steps in other threads or tasks.
 

@@ -13,8 +13,8 @@ from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.messages import Compilation, Node
 from cbtop.protocol.vocabulary import NodeKind, is_warm_up
 
-# Tolerance for clocks. A process says hello when it writes its first record, and no record ends in the future. If a
-# record is further outside this range, it has a different clock than the host, and its time is unknown.
+# Tolerance. A process says hello when it writes its first record, and no record ends in the future. A record further
+# outside this range has a different clock than the host, so its time is unknown.
 OF_HOST_WITHIN_NS = 10_000_000_000
 
 
@@ -29,8 +29,8 @@ class TimeRangeView:
     """Wall-clock time of the figures: wall = in steps + between steps + since the last step ended (derived).
 
     The range begins with the first step seen or with the window. It ends now, or with the last step of an ended
-    process. A step that began before the range counts only partly. It is unknown whether a step has been running
-    since the last one ended. Fields are None if it is unknown when steps ran, or when the last step ended.
+    process. A step that began earlier counts only partly. It is unknown whether a step has been running since the
+    last one ended. Fields are None if it is unknown when steps ran, or when the last one ended.
     """
 
     wall_us: float
@@ -38,8 +38,7 @@ class TimeRangeView:
     by_phase: tuple[NamedTime, ...]  # Time with running steps of each phase. Phases may overlap.
     between_us: float | None
     since_last_us: float | None
-    # Whether steps that began before the range count in full, because it is not reported when steps ran.
-    counts_whole: bool = False
+    counts_whole: bool = False  # Whether earlier steps count in full, because it is not reported when steps ran.
 
     @property
     def between_percent(self) -> float | None:
@@ -61,13 +60,11 @@ class CompilingView:
 
 
 def time_range_of(record: SourceRecord, window: TimeRange | None) -> TimeRange | None:
-    """Return the time range of the `window`, or of all data if `window` is None.
+    """Return the time range of the `window`, or of all data without one. Returns None if no step has been seen.
 
-    Returns None if no step has been seen.
-
-    The range begins with the first step after the warm-up, unless the window begins later. So time before the first
-    step does not count as time between steps. The range ends now, or with the last step of an ended process. The
-    begin of a chosen range is not changed.
+    It begins with the first step after the warm-up, unless the window begins later. So time before the first step
+    does not count as between steps. It ends now, or with the last step of an ended process. A chosen range keeps its
+    begin.
     """
     steps = _steps(record)
     if not steps:
@@ -87,10 +84,10 @@ def time_range_of(record: SourceRecord, window: TimeRange | None) -> TimeRange |
 
 
 def of_model(record: SourceRecord, time_range: TimeRange, model: str) -> TimeRange:
-    """Return the part of `time_range` for the rates of a model. `model` is the label of the model's steps.
+    """Return the part of `time_range` for the rates of a model. `model` is the label of its steps.
 
-    If several models run one after another, the time before a model's first step does not belong to the model. The
-    time after its last step does not either, if another model has begun since.
+    If several models run one after another, the time before a model's first step is not its own. The time after its
+    last step is not either, if another model has begun since.
     """
     steps = _steps(record)
     own = [step for step in steps if step.label == model]
@@ -105,10 +102,7 @@ def of_model(record: SourceRecord, time_range: TimeRange, model: str) -> TimeRan
 
 
 def heard_ns(record: SourceRecord) -> int:
-    """Return when the source was last heard of, on its daemon's clock.
-
-    For an ended process, this is its last step's end.
-    """
+    """Return when the source was last heard of, on its daemon's clock. An ended process has its last step's end."""
     steps = _steps(record)
     if record.has_ended and steps and _is_of_host(record, last_ns := _last_ns(record, steps)):
         return last_ns
@@ -139,8 +133,7 @@ def time_range_view(record: SourceRecord, stats: NodeStats, time_range: TimeRang
     wall_ns, last_ns = time_range.end_ns - time_range.begin_ns, _last_ns(record, steps)
     is_of_host = _is_of_host(record, last_ns)
     since_last_ns = min(max(time_range.end_ns - last_ns, 0), wall_ns) if is_of_host else None
-    # If clocks differ, a window's end cannot be compared with the end of the last step. The time between is then
-    # unknown.
+    # If clocks differ, a window's end cannot be compared with the last step's end, so the time between is unknown.
     is_known = is_of_host or time_range.end_ns == last_ns
     before_ns = (time_range.before_ns if is_of_host else None) or {}
     room_ns = wall_ns - (since_last_ns or 0)
@@ -211,5 +204,5 @@ def _any_step(record: SourceRecord, steps: Sequence[Node]) -> int | None:
     """Return the node that counts the time with any running step, or None if this time is unknown."""
     if record.stats.sparse["union_ns"].get(ANY_STEP) is not None:
         return ANY_STEP
-    # Older daemons do not report this time. It is then unknown whether several phases overlapped.
+    # Older daemons do not report this time, so overlaps of several phases are unknown.
     return steps[0].id if len(steps) == 1 else None

@@ -41,7 +41,7 @@ from cbtop.viewmodels.on_demand import Lazy, LazyValue
 MAX_SPANS = 4_096  # Maximum number of records. One whole step is always shown, even if it has more.
 MAX_LIKE_NEWEST = 256  # Steps. This is the number of cells of a wide screen.
 KINDS = (STEPS, HOST, ADOPTED, OUTSIDE)
-# Share of the newest step's duration. The lanes of the newest step have all records from this long before the step.
+# Share of the newest step's duration. From this long before the step, its lanes have all records.
 _BEFORE_NEWEST = 0.1
 _ON_DEVICE = re.compile(r" on (?!cpu)\w")
 
@@ -59,8 +59,8 @@ class TimelineView:
     missing: int  # Number of records lost since the timeline was followed.
     steps: int  # Number of steps on all lanes.
     lanes: Lazy[tuple[Lane, ...]] = Lazy()
-    # The part that can be visible while the user follows the newest step. Each lane begins at an earlier moment when
-    # it was empty. Lanes and rows without later records are omitted.
+    # The part that can be visible while following the newest step. Each lane begins at an earlier moment when it was
+    # empty. Lanes and rows without later records are omitted.
     newest_lanes: Lazy[tuple[Lane, ...]] = Lazy()
     # The newest completely recorded step, of the shown phase if possible.
     newest: Lazy[TimelineSpan | None] = Lazy()
@@ -178,7 +178,7 @@ class _Records:
     def newest_whole(self, recent: RecentRecords, phase: str | None) -> int | None:
         """Return the index of the newest step that has all its records.
 
-        Prefers steps of `phase` that were recorded inside, then other steps recorded inside.
+        Prefers steps recorded inside, and of these, steps of `phase`.
         """
         whole = self.is_step & (self.batch.start_ns >= recent.horizon_ns)
         for hole in recent.holes:
@@ -205,10 +205,10 @@ class _Records:
         return tuple((self.batch.end_ns[at] - self.batch.start_ns[at]).tolist())
 
     def quiet_from(self, at: NDArray[np.int64], moment_ns: float) -> tuple[NDArray[np.int64], int]:
-        """Return the records of `at` (sorted by start) after a pause before `moment_ns`, and the begin of that pause.
+        """Return the records of `at` (sorted by start) after a pause before `moment_ns`, and the pause's begin.
 
-        None of these records ran in the pause, so they nest as they do among all records. Without such a pause,
-        returns all records, and 0.
+        No record spans the pause, so nesting is the same as among all records. Without a pause, returns all records,
+        and 0.
         """
         start_ns = self.batch.start_ns[at]
         ended_ns = np.maximum.accumulate(self.batch.end_ns[at])[:-1]
@@ -288,7 +288,7 @@ class _Lanes:
 
 
 def _kind_of(nodes: NodeTable, ran: Sequence[int]) -> NDArray[np.int64]:
-    """Return an array that has, by node id, the index in KINDS of each node that ran."""
+    """Return an array with the index in KINDS of each node that ran, by node id."""
     on_device = {node for node in ran if _ON_DEVICE.search(_timed_by(nodes, node))}
     device_steps = {nodes.step_of[node] for node in on_device}
     kinds = np.zeros(len(nodes) + 1, np.int64)

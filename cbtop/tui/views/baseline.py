@@ -10,9 +10,9 @@ from cbtop.tui.widgets.lines import Line, clean, join, join_fitting, width_of
 
 
 def baseline_lines(found: Comparison | None, width: int) -> list[Line]:
-    """Return lines with tokens/s and step time compared with the baseline, then other differences.
+    """Return tokens/s and step time compared with the baseline, then other differences.
 
-    The rate and the time share one line if possible. Returns [] without a baseline.
+    The first two share one line if possible. Returns [] without a baseline.
     """
     if found is None:
         return []

@@ -38,7 +38,7 @@ class TimeBreakdownPanel(SourceDrawing):
 
 
 def books_rule(source: SourceView, title: str, width: int) -> Line:
-    """Return the rule above the breakdown, with `title` at the left end and notes at the right end."""
+    """Return the rule above the breakdown, with `title` at the left and notes at the right."""
     room = width - len(title) - 8
     beside = beside_books(source)
     if not _is_much_between(source) and (between := range_text.between_steps(source.time_range)):
@@ -49,8 +49,8 @@ def books_rule(source: SourceView, title: str, width: int) -> Line:
 def beside_books(source: SourceView) -> list[Line]:
     """Return notes on the time breakdown, the worst first.
 
-    There are notes for: parts that do not add up to the wall time, much time that is not instrumented, much time
-    between steps, time outside the wall time.
+    Notes are about parts that do not add up to the wall time, much time that is not instrumented, much time between
+    steps, and time outside the wall time.
     """
     trouble = breakdown_text.books_trouble(source.books)
     found: list[Line] = [((trouble.partition(":")[0], "bad strong"),)] if trouble else []

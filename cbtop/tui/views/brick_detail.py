@@ -24,7 +24,7 @@ Fact = tuple[str, str, str]  # (name, value, colour role).
 
 # Figures derived from a roof. They are grey with a `?` if the roof is uncertain.
 ROOFED = ("percent_of_roof", "bound")
-# Lines of the panel. It is useless with fewer than the first, and complete with the second.
+# Lines of the panel. Fewer than the first are useless. The second is enough for everything.
 LEAST_LINES, ALL_LINES = 5, 26
 TWO_COLUMNS = 110  # Cells. From this width on, pictures are to the right of the figures.
 
@@ -59,11 +59,9 @@ class BrickDetail(Drawing):
 def detail_lines(
     brick: BrickRow, source: SourceView, width: int, height: int, pictures: Pictures | None = None
 ) -> list[Line]:
-    """Return the panel of `brick`, with at most `height` lines.
+    """Return the panel of `brick` in at most `height` lines. The least useful parts are dropped first.
 
-    If space is short, the least useful parts are dropped.
-
-    `pictures` caches drawings. If it is None, a new cache is used.
+    `pictures` caches drawings. If it is None, nothing is cached yet.
     """
     pictures = pictures or Pictures()
     pictures.begin(source, brick.key)

@@ -26,10 +26,7 @@ _LABEL_GAP = 2
 
 
 def heading_line(heading: str, provenance: str, width: int, about: Sequence[Line] = ()) -> Line:
-    """Return the heading line of a group, with its provenance at the right end.
-
-    If there is room, the heading includes the descriptions in `about`.
-    """
+    """Return the heading of a group with its provenance at the right end and, if they fit, the texts in `about`."""
     said = join_fitting(about, width - len(heading) - len(provenance) - 5, ", ")
     line: Line = ((" " + heading, "accent"), *((("  ", ""), *said) if said else ()))
     return (*line, (provenance.rjust(max(0, width - width_of(line) - 1)), "faint"))
@@ -58,7 +55,7 @@ def _bars(brick: BrickRow, width: int, height: int) -> tuple[int, list[Line]] | 
     highest = max(bar.count for bar in bars)
     spacing = Spacing.of(len(bars), max(1, width - 2 * _MARGIN))
     role = CATEGORY_LOOKS[brick.category].role
-    tall = height - 2 if height < 6 else height - 3  # Leave room for a blank line.
+    tall = height - 2 if height < 6 else height - 3
     drawn = upright([Bar(bar.count or None, role) for bar in bars], spacing, max(1, tall), highest)
     return highest, [*(((" " * _MARGIN, ""), *line) for line in drawn), _axis(bars, spacing, width), BLANK]
 
@@ -76,7 +73,7 @@ def _axis(bars: Sequence[DurationBar], spacing: Spacing, width: int) -> Line:
 
 
 def layers_part(brick: BrickRow, source: SourceView, pictures: Pictures) -> ScreenPart:
-    """Return the part of the screen that shows the brick's median call in each layer."""
+    """Return the part that shows the brick's median call in each layer."""
 
     def is_there() -> bool:
         return source.layer_times is not None and LayerBrick(*brick.key) in source.layer_times.bricks
@@ -122,7 +119,7 @@ def trend(brick: BrickRow, source: SourceView, width: int, height: int) -> list[
     figures = (("last", brick.trend_last_us), ("least", brick.trend_least_us), ("most", brick.trend_most_us))
     about: list[Line] = [((f"{word} {units.duration(us)}", ""),) for word, us in figures]
     role = CATEGORY_LOOKS[brick.category].role
-    tall = height - 1 if height < 6 else height - 2  # Leave room for a blank line.
+    tall = height - 1 if height < 6 else height - 2
     drawn = curve(brick.trend_us, max(1, width - 2 * _MARGIN), tall, role, units.duration)
     lines = [heading_line(f"{unit}, {TREND_S} s", Provenance.DERIVED.value, width, about)]
     return [*lines, *(((" " * _MARGIN, ""), *line) for line in drawn), BLANK][:height]

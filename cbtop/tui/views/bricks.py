@@ -1,4 +1,4 @@
-"""The view of bricks: a table by exclusive time, the time breakdown below it, and one brick in detail."""
+"""The view of bricks: a table by exclusive time, the time breakdown, and one brick in detail."""
 
 from __future__ import annotations
 

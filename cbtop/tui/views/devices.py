@@ -149,7 +149,7 @@ class DevicesPage(Page):
             return
         self._machines, self._made = machines, None
         width, height = self.size
-        # A layout sends the whole screen again, so request one only if the height has changed.
+        # A layout sends the whole screen again, so request one only if necessary.
         if len(self.text(width)) != height:
             self.refresh(layout=True)
         self.redraw()

@@ -24,8 +24,8 @@ def figure_columns(
 ) -> tuple[Column[RowT], ...]:
     """Return a column for each of `places`.
 
-    `row_of` converts a row to the object that has the statistics. `cells` draws the columns with the keys that it
-    contains. `roles` has the colour role of other columns, by key.
+    `row_of` returns the object of a row that has the statistics. `cells` draws the columns with its keys. `roles` has
+    the colour roles of other columns, by key.
     """
 
     def column(place: ScreenColumn) -> Column[RowT]:

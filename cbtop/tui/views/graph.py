@@ -36,7 +36,7 @@ def path_line(path: CriticalPathView) -> Line:
 
 
 class PathLine(SourceDrawing):
-    """One line about the critical path. It is hidden if all nodes run one after the other."""
+    """One line about the critical path. It is hidden if all nodes run in sequence."""
 
     def show_source(self, source: SourceView) -> None:
         self.display = source.critical_path is not None
@@ -74,7 +74,7 @@ class TreeTable(Table[TreeRow]):
 
     @property
     def orders(self) -> list[str]:
-        """Titles of the visible columns that can sort siblings, and "" for execution order."""
+        """Titles of the visible columns that can sort siblings. "" stands for execution order."""
         return ["", *(column.title for column in self.visible_columns if column.sort_key is not None)]
 
 
@@ -115,7 +115,7 @@ class Graph(View):
     def compose(self) -> ComposeResult:
         self._tree = FoldedTree()
         self._fold_state_of = ""
-        # The table's rows were made from these nodes and these unfolded nodes.
+        # The nodes and the unfolded nodes in the table.
         self._drawn: tuple[Sequence[Place], frozenset[int]] | None = None
         self._table = TreeTable(
             graph_columns((), tuple, slack=False, burst=False),

@@ -1,4 +1,4 @@
-"""Columns of the graph's tree: a node's name, figures, share of the wall time, and change since the baseline."""
+"""Columns of the graph's tree: a node's name, figures, share, and change since the baseline."""
 
 from __future__ import annotations
 
@@ -102,10 +102,10 @@ def graph_columns(
     burst: bool,
     changes: Mapping[Place, Change] | None = None,
 ) -> tuple[Column[TreeRow], ...]:
-    """Return the columns of the tree of `graph`. `rows` returns the rows of the tree's table.
+    """Return the columns of the tree of `graph`. `rows` returns the rows of its table.
 
-    There is a slack column only if a node is off the critical path, a burst column only if there was a burst, and a
-    column for `changes` only with a baseline.
+    There is a slack column only if a node is off the critical path, a burst column only after a burst, and a change
+    column only with a baseline.
     """
     cells = _Cells(graph, rows, changes or {})
     in_burst = Column("burst µs", 8, 1, cells.burst, "mean µs of one launch in the last burst: in no other time")
@@ -143,7 +143,7 @@ def graph_columns(
 
 
 def columns_of(source: SourceView, rows: Callable[[], Sequence[TreeRow]]) -> tuple[Column[TreeRow], ...]:
-    """Return the columns of the tree of `source`. `rows` returns the rows of the tree's table."""
+    """Return the columns of the tree of `source`. `rows` returns the rows of its table."""
     path = source.critical_path
     has_slack = path is not None and path.nodes < path.timed_nodes
     found = source.baseline if source.merged is None else None

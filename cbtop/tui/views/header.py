@@ -27,14 +27,14 @@ class Heading:
 
     source: SourceView | None
     paused: bool
-    position: str  # Position of the source in the list, for example "2/3", or "" if there is only one source.
-    replay: ReplayView | None = None  # Position in a recording, or None if the screen shows live data.
+    position: str  # For example "2/3" among the sources, or "" if there is only one source.
+    replay: ReplayView | None = None  # Position in a recording, or None for live data.
 
 
 class Header(Drawing):
-    """The header: a line with the source's identity, then two lines of tiles. A tile is a label above a value.
+    """The header: a line with the source's identity, and two lines of tiles, which are labels above values.
 
-    A terminal with few lines has a header of two lines, which shows the figures without labels above them.
+    On a terminal with few lines, one line with the figures replaces the tiles.
     """
 
     def __init__(self, *, id: str | None = None) -> None:
@@ -253,7 +253,7 @@ class Notice(Drawing):
 def notice(source: SourceView) -> Line:
     """Return the most urgent notice about `source`, or an empty line.
 
-    If the parts of the time breakdown do not add up, the line says so first.
+    It begins with the error if the parts of the time breakdown do not add up.
     """
     urgent, trouble = _urgent(source), breakdown_text.books_trouble(source.books)
     if not trouble:

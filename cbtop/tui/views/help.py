@@ -96,10 +96,7 @@ class HelpPage(Page):
 
 
 def help_lines(app_bindings: Iterable[Binding], views: Iterable[type[View]], width: int) -> list[Line]:
-    """Return the whole help for `width` cells.
-
-    The help of the first of `views` is at the top. Below it are the general keys, then everything else.
-    """
+    """Return the whole help for `width` cells: the first of `views`, then general keys, then everything else."""
     first, *others = views
     in_lists = [*_declared(Table), *_declared(SortedTable)]
     lines = [*_view(first, width), BLANK]

@@ -23,7 +23,7 @@ from cbtop.viewmodels.layers import MIN_LAYERS, MIN_STEPS, ODD, LayerRow, Layers
 _NAME_WIDTH = 18
 _FIGURE_WIDTH = 9
 MAX_BAR_HEIGHT = 6
-SMALL_STRIP = 3  # Lines that one brick takes below the bars of whole layers: its bars, and a blank line above them.
+SMALL_STRIP = 3  # Lines for the bars of one brick below the whole layers, and for the blank line above them.
 _SCALED = 3  # Lines of a bar. From this height on, a scale is to the left of the bars.
 AROUND = 6  # Lines of the map that are not bars, at most.
 _ROOMY = 140  # Cells. From this width on, the median has a column of its own.
@@ -33,7 +33,7 @@ NUMBERED = 5  # Every fifth layer has its number above its bar.
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """One row of bars, a bar per layer. The row belongs to a brick, to all bricks, or to the time between bricks."""
+    """One row of bars, a bar per layer: for a brick, for all bricks, or for the time between bricks."""
 
     name: str
     role: str
@@ -42,7 +42,7 @@ class Strip:
 
 
 def slowest_line(layers: LayersView, width: int) -> Line:
-    """Return `Layer 17: 2.4× the median layer, +1.1 ms in DownProjection …`, as much of it as fits.
+    """Return `Layer 17: 2.4× the median layer, +1.1 ms in DownProjection …`, as much as fits.
 
     If all layers are similar, or if there are too few steps, the line says so.
     """
@@ -149,7 +149,7 @@ def map_lines(
 def _worst_line(baseline: Comparison | None, width: int) -> list[Line]:
     """Return a line about the layer with the largest increase since the baseline, and its worst brick.
 
-    Without such a layer or a comparison, the line gives the reason. Returns [] without a baseline.
+    Without such a layer, the line gives the reason. Returns [] without a baseline.
     """
     if baseline is None:
         return []
@@ -171,9 +171,9 @@ def _worst_line(baseline: Comparison | None, width: int) -> list[Line]:
 
 
 def _chosen(strips: Sequence[Strip], line: int, free: int) -> tuple[list[Strip], int]:
-    """Choose strips that fit into `free` lines: whole layers, the strip under the cursor, then the longest ones.
+    """Choose strips that fit into `free` lines: whole layers, the one under the cursor, then the longest.
 
-    Returns the chosen strips in their order, and the number of strips left out.
+    Returns these strips in their order, and the number of other strips.
     """
     if len(strips) <= free:
         return list(strips), 0
@@ -260,7 +260,7 @@ def _role(us: float | None, strip: Strip, *, is_cursor: bool) -> str:
 
 
 def _detail(layers: LayersView, strip: Strip, at: int, width: int, baseline: Comparison | None) -> Line:
-    """Return a line with the figures of the brick under the cursor in the layer under the cursor."""
+    """Return a line with the figures of the brick and layer under the cursor."""
     row, us = layers.rows[at], strip.us[at]
     parts: list[Line] = [((f"  {clean(row.name)}", "strong"), (f" · {strip.name}", strip.role))]
     if us is None:

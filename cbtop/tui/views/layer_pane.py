@@ -26,9 +26,9 @@ def pane_height(layers: LayersView, row: LayerRow, width: int) -> int:
 
 
 def layer_lines(layers: LayersView, row: LayerRow, width: int, height: int) -> list[Line]:
-    """Return a table with the bricks of the layer `row`, and a table with all layers next to it or below it.
+    """Return a table with the bricks of the layer `row` and the time between them, and a table of all layers.
 
-    The first table also has the time between the bricks.
+    The second table is next to the first, or below it.
     """
     if width >= TWO_TABLES:
         widths = even_widths(width, 2)
@@ -120,5 +120,5 @@ def _layer_columns(current: LayerRow, unit: str) -> tuple[Column[LayerRow], ...]
 
 
 def _times(ratio: float | None) -> Line:
-    """Return a ratio to the usual time of similar layers, or n/a without similar layers."""
+    """Return a ratio to the usual time of similar layers, or n/a."""
     return figure(units.number(ratio), "strong warn" if ratio is not None and ratio >= ODD else "")

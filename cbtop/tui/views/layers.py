@@ -25,7 +25,7 @@ from cbtop.tui.widgets.parts import GAP, ScreenPart, beside, parts_lines
 from cbtop.viewmodels.layers import LayerRow
 from cbtop.viewmodels.source import SourceView
 
-LEAST_PICTURES = 8  # Lines of the pictures. They are useless with fewer.
+LEAST_PICTURES = 8  # Lines. Fewer are useless for pictures.
 # Cells. From this width on, the layer's figures are to the right of the map. Otherwise they are below it.
 BESIDE = 160
 
@@ -110,13 +110,12 @@ class Layers(View):
 
 
 class LayerMap(SourceDrawing, can_focus=True):
-    """The map of layers and its cursor. The cursor is on a layer, and on a line that belongs to a brick."""
+    """The map of layers, with a cursor that is on a layer and on the line of a brick."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._pictures = Pictures()
-        # Node of the layer under the cursor. None until the user moves the cursor, which is then on the slowest
-        # layer.
+        # Node of the layer under the cursor. Until the user moves it, this is None and means the slowest layer.
         self._layer: int | None = None
         self._line = 0
 

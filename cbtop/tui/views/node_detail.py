@@ -55,9 +55,9 @@ class NodeDetail(Drawing):
 def node_lines(
     node: GraphRow, source: SourceView, width: int, height: int, pictures: Pictures | None = None
 ) -> list[Line]:
-    """Return the panel of `node`, at most `height` lines high.
+    """Return the panel of `node` in at most `height` lines.
 
-    `pictures` caches drawings. If it is None, a new cache is used.
+    `pictures` caches drawings. If it is None, nothing is cached yet.
     """
     pictures = pictures or Pictures()
     pictures.begin(source, node.id)

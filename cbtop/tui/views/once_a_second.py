@@ -23,9 +23,7 @@ class Pictures:
     def begin(self, source: SourceView, *of: Hashable) -> None:
         """Prepare for a picture of `source` that depends on the keys in `of`.
 
-        Drop cached pictures that are out of date.
-
-        They are out of date if the source or the keys have changed, if a new second of the daemon or of this
+        Drop cached pictures if the source or the keys have changed, if a new second of the daemon or of this
         process's clock has begun, or if the source is held.
         """
         now, now_s = (source.second, source.rows_of, *of), self._clock_s()
@@ -34,7 +32,7 @@ class Pictures:
             self._of, self._begun_s = now, now_s
 
     def drawn(self, what: Hashable, draw: Callable[[], T]) -> T:
-        """Return the result of `draw`. If the picture `what` is cached, return it without drawing."""
+        """Return the picture `what` from the cache, or else the result of `draw`."""
         if what not in self._drawn:
             self._drawn[what] = draw()
         return cast("T", self._drawn[what])

@@ -34,7 +34,7 @@ from cbtop.viewmodels.steps import StepsView
 
 TWO_COLUMNS = 160  # Cells. From this width on, verdicts and bricks are to the right of the other parts.
 _WORST = 3  # Number of verdicts that get room before the rest of the view.
-# Lines of the view. From the first height on, each verdict has a line. From the second on, advice has one, too.
+# Lines of the view. From these heights on, each verdict has a line, and advice has a line.
 _ROOMY, _ROOM_FOR_ADVICE = 17, 26
 _TWO_CHARTS = 100  # Cells. From this width on, there are two charts.
 _RATE_ROLE, _TIME_ROLE = "accent", "norm"
@@ -168,10 +168,7 @@ class OverviewDrawing(SourceDrawing):
 
 
 def _speed(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return a chart of tokens/s (or steps/s) in the last two minutes.
-
-    If there is room, add a chart of the step time.
-    """
+    """Return a chart of tokens/s (or steps/s) in the last two minutes and, if there is room, one of the step time."""
     phase = clean(source.phase or units.NOT_MEASURED)
     rate = source.rate
     now: Line = (
@@ -253,8 +250,7 @@ def _bricks(source: SourceView, width: int, height: int) -> list[Line]:
 def _brick(row: BrickRow, longest: int, largest: float, width: int) -> Line:
     look = CATEGORY_LOOKS[row.category]
     name = fit_line(((f"  {look.glyph} ", look.role), (clean(row.name), "strong")), longest + 4)
-    # This time is exclusive, because the share of the wall time is exclusive, too.
-    us, of_what = row.exclusive_us_per_token, " a token"
+    us, of_what = row.exclusive_us_per_token, " a token"  # Exclusive, like the share of the wall time.
     if us is None:
         us, of_what = row.avg_exclusive_us, " a call "
     figures: Line = (
@@ -305,9 +301,9 @@ def _device(row: DeviceRow, source: SourceView, width: int) -> Line:
 
 
 def _moved(source: SourceView) -> Line:
-    """Return the memory bandwidth that the source's bricks reach by their declared bytes.
+    """Return the memory bandwidth of the source's bricks by their declared bytes.
 
-    The machine's memory counters are not used, because reading them requires privileges.
+    Reading the machine's memory counters would require privileges.
     """
     if source.moved_gb_per_sec is None:
         is_declared = any(row.bytes is not None for row in source.bricks)
@@ -321,7 +317,7 @@ def _of(limit: float | None, unit: str) -> Line:
 
 
 def _cost(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return a line with lost records, the cost of recording if it was measured, and the cost of cbtop itself."""
+    """Return a line with lost records, the cost of recording if measured, and the cost of cbtop itself."""
     loss = source.loss
     records: Line = ((units.count(loss.received), ""), (" records, ", "dim"))
     records += ((f"{units.count(loss.lost)} lost", "strong bad" if loss.lost else "good"),)

@@ -74,10 +74,7 @@ class RoofDetail(Drawing):
 def _roofs(
     brick: BrickRow, ceilings: Sequence[CeilingRow], said: Sequence[Line], width: int, height: int
 ) -> list[Line]:
-    """Return a table of roofs with their properties and the share of each roof that the brick reaches.
-
-    The lines `said` follow the table.
-    """
+    """Return a table of the roofs and the share of each that the brick reaches, then the lines `said`."""
     look = CATEGORY_LOOKS[brick.category]
     title: Line = ((f"{look.glyph} ", look.role), (clean(brick.name), "strong"), (" under each roof", "dim"))
     rates = f"{units.number(brick.gb_per_sec)} GB/s · {units.number(brick.gflops)} GFLOP/s"
@@ -116,10 +113,7 @@ def _other_roof(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> CeilingRow |
 
 
 def _where_from(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> str:
-    """Return a sentence about a brick above its roof.
-
-    It names the slowest cache level that is fast enough for the brick.
-    """
+    """Return a sentence about a brick above its roof. It names the slowest cache level that is fast enough."""
     levels = sorted((one for one in ceilings if one.kind == "cache"), key=lambda one: one.value)
     fast = next((one for one in levels if one.value >= (brick.gb_per_sec or 0.0)), None)
     if fast is None:
@@ -185,7 +179,7 @@ def _sizes(title: str, points: tuple[SizePoint, ...], unit: str, role: str, widt
 
 
 def _savings(source: SourceView) -> list[_Saving]:
-    """Return what each brick would save at its roof, the largest saving first.
+    """Return what each brick would save at its roof, the largest first.
 
     Bricks with an uncertain roof are left out.
     """

@@ -1,4 +1,4 @@
-"""The view of the roofline: how fast the bricks are, compared with ceilings measured on this machine."""
+"""The roofline view: how fast the bricks are, compared with ceilings measured on this machine."""
 
 # No roof is ever invented. Without measured ceilings, the plot shows only the points and says so.
 
@@ -33,8 +33,7 @@ from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.roofline import RooflineView, missing_ceilings
 from cbtop.viewmodels.source import SourceView
 
-# Cells. From this width on, the table is to the right of the plot. The style sheet cbtop.tcss has the same width.
-BESIDE = 100
+BESIDE = 100  # Cells. From this width on, the table is to the right of the plot, as in cbtop.tcss.
 
 
 def _brick(row: LetteredPoint, width: int) -> Line:

@@ -65,7 +65,7 @@ class LetteredPoint:
 
 
 class RooflinePlot(Drawing):
-    """The plot, and below it the letters of marks that share a cell."""
+    """The plot, and the letters of marks that share a cell."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -104,17 +104,16 @@ def roofline_lines(
     trail: Sequence[tuple[float, float] | None] = (),
     before: tuple[float, float] | None = None,
 ) -> list[Line]:
-    """Return the plot and the lists of its marks below it, in `width` x `height` cells together.
+    """Return the plot with the lists of its marks below it, in `width` x `height` cells.
 
-    `trail` is the BrickRow.trail of the brick `selected`. `before` is that brick's FLOP/B and GFLOP/s at the
-    baseline.
+    `trail` is the BrickRow.trail of the brick `selected`, and `before` its FLOP/B and GFLOP/s at the baseline.
     """
     drawable = [row for row in points if row.flop_per_byte > 0 and row.gflops > 0]
     x, y = axes(roofline, drawable)
     inside = [row for row in drawable if x.holds(row.flop_per_byte) and y.holds(row.gflops)]
     outside = [row for row in drawable if not (x.holds(row.flop_per_byte) and y.holds(row.gflops))]
     named: list[Line] = []
-    while True:  # The lines below the plot make it smaller, and that changes the cells of the marks.
+    while True:  # The lines below the plot make it smaller, which changes the cells of its marks.
         plot = LogLogPlot(width, height - len(named), x, y)
         cells = _cells(plot, inside)
         wanted = _wrapped([*_clusters(cells, selected, width), *_outliers(outside, selected)], width)
@@ -150,10 +149,7 @@ def _mark(rows: Sequence[LetteredPoint]) -> str:
 
 
 def _clusters(cells: Cells, selected: str, width: int) -> Iterator[Line]:
-    """Yield texts such as `in one cell: 2=cd`, `4=efgh`, from left to right.
-
-    Long lists are split into pieces that fit.
-    """
+    """Yield `in one cell: 2=cd`, `4=efgh` etc. from left to right. Long lists are split into pieces that fit."""
     said: Line = (("in one cell: ", "dim"),) if width >= ROOM_FOR_WORDS else BLANK
     for _, rows in sorted(cells.items()):
         if len(rows) > 1:
@@ -172,10 +168,7 @@ def _outliers(points: Sequence[LetteredPoint], selected: str) -> Iterator[Line]:
 
 
 def _wrapped(parts: Sequence[Line], width: int) -> list[Line]:
-    """Join the parts to lines of at most `width` cells. Parts are not broken.
-
-    Only a part that is wider than a line is cut.
-    """
+    """Join the parts to lines of at most `width` cells. Only a part that is wider than a line is cut."""
     lines: list[Line] = []
     for part in parts:
         longer = join((lines[-1], part)) if lines else BLANK
@@ -224,11 +217,10 @@ def _drawn(
     unnamed = 0
     for peak in peaks:
         spots = [Spot(x.value(along), peak.value, up, right=True) for up in (1, 2) for along in _ALONG_PEAK]
-        # This place is to the left of the roof's line.
+        # To the left of the roof's line.
         spots.append(Spot(_begin(peak, bandwidths, x), peak.value, columns_right=-3, right=True))
         unnamed += not _name_roof(plot, peak, spots)
-    # Write the name of the highest bandwidth above its line and other names below their line, so that no name crosses
-    # a roof.
+    # The highest bandwidth has its name above its line, and the others below, so that no name crosses a roof.
     for index, bandwidth in enumerate(sorted(bandwidths, key=lambda ceiling: -ceiling.value)):
         heights = [at for at in map(y.value, _UP_BANDWIDTH) if at <= (roof or y.high)]
         points_on_it = [(at / bandwidth.value, at) for at in heights if x.low <= at / bandwidth.value <= x.high]
@@ -257,10 +249,7 @@ def _begin(peak: CeilingRow, bandwidths: Sequence[CeilingRow], x: Span1D) -> flo
 
 
 def _name_roof(plot: LogLogPlot, ceiling: CeilingRow, spots: Sequence[Spot]) -> bool:
-    """Write the name of a roof, as completely as fits. The word "measured" may be left out.
-
-    Return False if nothing fits.
-    """
+    """Write the name of a roof as completely as fits, or without "measured". Return False if nothing fits."""
     unsure = "? " if ceiling.is_unsure else ""
     short = f"{unsure}{clean(ceiling.name)} {units.number(ceiling.value)} {clean(ceiling.unit)}"
     texts = [f"{short} ({ceiling.provenance.value})"]

@@ -50,10 +50,9 @@ _STATE_ROLES = {
 def source_columns(
     row_of: Callable[[str], SourceRow], mark: Callable[[str], str], fold: Callable[[], str], *, is_compared: bool
 ) -> tuple[Column[str], ...]:
-    """Return the columns of a table. Its rows are source keys. `mark` returns a sign before each name.
+    """Return the columns of a table of source keys. `mark` returns a sign for each name.
 
-    The row with the key FOLD shows only the text of `fold`. If `is_compared`, a column has the change since the
-    baseline.
+    The row FOLD shows only the text of `fold`. If `is_compared`, a column has the change since the baseline.
     """
 
     def column(
@@ -158,8 +157,7 @@ class Sources(View):
     def compose(self) -> ComposeResult:
         self._listed = ListView((), 0, lambda _: NotImplemented)
         self._shown: frozenset[str] = frozenset()
-        # Whether the ended sources are unfolded, or None until the user decides. None unfolds them if no process
-        # runs.
+        # Whether ended sources are unfolded. Until the user decides, this is None: unfolded if no process runs.
         self._unfolded: bool | None = None
         self._table: Table[str] = Table(
             self._columns(),
@@ -252,10 +250,7 @@ class SourceInWords(Drawing):
         self._process: ProcessRow | None = None
 
     def show(self, row: SourceRow | None, process: ProcessRow | None = None) -> None:
-        """Draw the source `row` from now on.
-
-        `process` has its host resources, if the daemon's samplers know the process.
-        """
+        """Draw the source `row` from now on. `process` has its host resources, if known."""
         self._row, self._process = row, process
         self.redraw()
 

@@ -54,7 +54,7 @@ class TimeBar(Drawing):
     def _ends(self, found: TimeView, width: int) -> tuple[Line, Line]:
         """Return the texts before and after the bar: the position, and the length with a legend.
 
-        The legend shows the most urgent signs and takes at most half of the width.
+        The legend has the most urgent signs, in at most half of the width.
         """
         length = time_text.position(found.duration_s)
         before: Line = ((f" {time_text.position(found.at_s):>{len(length)}} ", "strong"),)

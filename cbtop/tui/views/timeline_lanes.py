@@ -30,7 +30,7 @@ _UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
 
 @dataclass(frozen=True, slots=True)
 class RowBlocks:
-    """One row of a lane: its spans, and the blocks that draw them. The row of bricks also contains the gaps."""
+    """One row of a lane: its spans, and the blocks that draw them. The row of bricks also has the gaps."""
 
     lane: Lane
     title: str
@@ -44,7 +44,7 @@ class RowBlocks:
 
 
 class Blocks(Sequence[Block]):
-    """Blocks that draw the parts of a row. A block is made when it is accessed, because few blocks are visible."""
+    """Blocks that draw the parts of a row. They are made on access, because few are visible."""
 
     def __init__(self, parts: Sequence[TimelineSpan | Gap]) -> None:
         self._parts = parts
@@ -114,7 +114,7 @@ def label_width(width: int) -> int:
 
 
 def axis(scale: Scale, zero_ns: int, labels: int) -> Line:
-    """Return the time axis. Its ticks are at round times, counted from `zero_ns`, and have a unit."""
+    """Return the time axis, with ticks at round times counted from `zero_ns`, and their unit."""
     length_ns = max(1, scale.end_ns - scale.begin_ns)
     tick_ns = _tick(length_ns * TICK_CELLS / scale.width)
     size_ns, unit = next((size, unit) for size, unit in _UNITS if tick_ns >= size)
@@ -180,7 +180,7 @@ def sums(row: RowBlocks, scale: Scale, lines: int, width: int) -> list[Line]:
 
 
 def like_newest(shown: TimelineView, lines: int, width: int) -> list[Line]:
-    """Return a picture with the durations of the last steps that are in the same phase as the newest step.
+    """Return a picture of the durations of the last steps in the same phase as the newest step.
 
     Returns [] if there are few steps or few lines.
     """

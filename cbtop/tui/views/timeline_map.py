@@ -32,7 +32,7 @@ from cbtop.viewmodels.timeline import TimelineView
 
 MIN_SHOWN_NS = 100
 ZOOM = 2
-TWO_LISTS = 160  # Cells. From this width on, the sums are to the right of the list of the longest blocks.
+TWO_LISTS = 160  # Cells. From this width on, the sums are to the right of the longest blocks.
 ROOM_FOR_LONGEST = 5  # Free lines. From this number on, there is a list of the longest blocks.
 MARGIN = 0.05  # Share of the visible time that stays free next to a block that is moved into view.
 HELD = "held, G goes to the newest"
@@ -46,8 +46,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        # The timeline that the user holds, or None while the drawing follows the newest step.
-        self._held: TimelineView | None = None
+        self._held: TimelineView | None = None  # The timeline that the user holds, or None to follow the newest step.
         self._newest: TimelineView | None = None  # The followed timeline that is shown.
         self._clock_s: Callable[[], float] = time.monotonic
         self._newest_since_s = 0.0  # When `_newest` was first shown.
@@ -67,7 +66,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
             self._who, self._held, self._at, self._newest = who, None, None, None
         self._source = source
         before, self._offered = self._offered, source.timeline
-        # If no newer timeline has arrived, show the latest at once, because a recording may play slowly.
+        # If nothing newer has arrived, show the latest at once, because a recording may play slowly.
         is_old = self._clock_s() - self._newest_since_s >= FOLLOWED_S
         if self._held is None and (self._offered is before or is_old or _is_due(self._newest, self._offered)):
             self._newest, self._newest_since_s = self._offered, self._clock_s()
@@ -88,7 +87,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
             self._drawn, self._rows = lanes, row_blocks(lanes)
 
     def _hold(self) -> bool:
-        """Hold the shown timeline, so that it no longer follows the newest step. Returns False without a timeline."""
+        """Hold the shown timeline, and stop following the newest step. Returns False without a timeline."""
         self._held = self._held or self._shown
         self._show_lanes()
         return self._held is not None
@@ -110,7 +109,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
         return blocks[min(self._at, len(blocks) - 1)] if blocks else None
 
     def zoom(self, steps: int) -> None:
-        """Zoom in or out around the cursor. The visible time becomes half or twice as long."""
+        """Halve or double the visible time around the cursor."""
         if not self._hold() or self._shown is None:
             return
         length_ns = self._end_ns - self._begin_ns
@@ -134,7 +133,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
             self._show_from(0, self._shown.length_ns)
 
     def newest(self) -> None:
-        """Go to the newest step, and follow the newest step from now on."""
+        """Go to the newest step, and follow new steps from now on."""
         self._held = self._at = None
         self._newest = self._offered
         self.redraw()
@@ -157,10 +156,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
             self._show_from(self._begin_ns + halves * (length_ns // 2), length_ns)
 
     def step(self, blocks: int) -> None:
-        """Move the cursor by `blocks` in its row.
-
-        Without a cursor, put it on a block in the middle of the visible range.
-        """
+        """Move the cursor by `blocks` in its row. Without a cursor, put it on a block in the middle."""
         if not self._hold() or not self._rows:
             return
         row = self._rows[self._selected]
@@ -259,10 +255,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
         return self._source.baseline if self._source is not None else None
 
     def _beside_baseline(self, shown: TimelineView) -> list[Line]:
-        """Return a line that compares the step with the median step of the baseline.
-
-        Returns [] without a baseline.
-        """
+        """Return a line that compares the step with the baseline's median step, or [] without a baseline."""
         if shown.newest is None or (found := self._baseline) is None:
             return []
         text = clean(comparison_text.step_beside(found, shown.newest))
@@ -344,7 +337,7 @@ def _is_due(shown: TimelineView | None, newest: TimelineView | None) -> bool:
 
 
 def _zero_ns(shown: TimelineView) -> int:
-    """Return the zero of the axis, in nanoseconds from the beginning of the timeline."""
+    """Return the zero of the axis, in nanoseconds since the timeline's beginning."""
     return shown.newest.start_ns if shown.newest else 0
 
 

@@ -12,7 +12,7 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import Severity, Verdict
 
 _LOOKS = {Severity.ERROR: ("✗", "strong bad"), Severity.WARNING: ("▲", "strong warn"), Severity.NOTE: ("·", "accent")}
-_LEAST_SENTENCE = 40  # Cells that the sentence keeps if the gain follows it on the same line.
+_LEAST_SENTENCE = 40  # Minimum cells of a sentence that is followed by the gain.
 
 
 def verdict_lines(source: SourceView, width: int, height: int) -> list[Line]:
@@ -74,8 +74,8 @@ def _gain(verdict: Verdict) -> str:
 def _dealt(texts: Sequence[tuple[Sequence[Line], Sequence[Line]]], free: int) -> list[tuple[int, int]]:
     """Return (lines of the sentence, lines of the advice) for each verdict.
 
-    Each sentence gets one line. The `free` lines go first to one line of advice for each verdict. Further lines go to
-    the rest of the first verdict's text, then to the second, and so on.
+    Each sentence gets one line. The `free` lines go first to a line of advice for each verdict, then to the rest of
+    the first verdict's text, then of the second, and so on.
     """
     first = [min(1, max(0, free - at)) for at in range(len(texts))]
     free -= sum(first)

@@ -46,7 +46,7 @@ def _how_to_start(install: str) -> tuple[Line, ...]:
 
 
 def _briefly(install: str) -> tuple[Line, ...]:
-    """Return the ways to start a program in fewer lines than `_how_to_start`."""
+    """Return the ways to start a program in fewer lines."""
     if install:
         return (
             *_WAITING,
@@ -61,7 +61,7 @@ def _briefly(install: str) -> tuple[Line, ...]:
 
 
 class Welcome(Drawing):
-    """The welcome screen. It shows how to start a program, and what a started program does before it has data.
+    """The welcome screen. It shows how to start a program, or what a started program does before it has data.
 
     If the daemon rejects this client, it shows the reason.
     """

@@ -24,10 +24,7 @@ class BarSegment:
 
 
 def bar(fraction: float | None, width: int, role: str) -> Line:
-    """Return a bar of `width` cells on a track, filled to `fraction` (0 to 1).
-
-    If `fraction` is None, the bar is dotted.
-    """
+    """Return a bar of `width` cells on a track, filled to `fraction` (0 to 1), or dotted if that is None."""
     if fraction is None:
         return (("·" * width, "faint"),)
     eighths = round(min(1.0, max(0.0, fraction)) * width * 8)
@@ -39,10 +36,9 @@ def bar(fraction: float | None, width: int, role: str) -> Line:
 
 
 def stacked(parts: Sequence[BarSegment], width: int) -> Line:
-    """Return a stacked bar of exactly `width` cells. The widths of its parts are proportional to their values.
+    """Return a stacked bar of exactly `width` cells. Its parts are proportional to their values.
 
-    Each part with a value above 0 gets at least one cell if possible. A thin line separates parts, so that the bar
-    can be read without colour.
+    Each part above 0 gets at least one cell if possible. A thin line separates parts without relying on colour.
     """
     cells = _share_cells([max(0.0, part.value) for part in parts], width)
     spans: list[Span] = []

@@ -15,7 +15,7 @@ from cbtop.tui.widgets.lines import Line, Span
 DOTS_ACROSS = 2
 DOTS_DOWN = 4
 _STEADY = 0.8
-KEPT = 8  # Number of cached areas. Most redraws come before the next second, and need the same areas again.
+KEPT = 8  # Number of cached areas. Most redraws come before the next second.
 _BASE = 0x2800
 _BITS = (
     (0x01, 0x08),
@@ -69,8 +69,7 @@ class BrailleCanvas:
         If `dash` is not 0, the line is dashed: `dash` dots on, `dash` dots off.
         """
         steps = max(1, round(max(abs(x1 - x0), abs(y1 - y0))))
-        # Begin and end of the part of the line that may be on the canvas, as shares of the line.
-        first, last = 0.0, 1.0
+        first, last = 0.0, 1.0  # The share of the line that may be on the canvas.
         for begin, end, size in ((x0, x1, self.width * DOTS_ACROSS), (y0, y1, self.height * DOTS_DOWN)):
             if begin != end:
                 low, high = sorted(((-1 - begin) / (end - begin), (size - begin) / (end - begin)))
@@ -117,7 +116,7 @@ class BrailleCanvas:
 
 
 def sparkline(values: Sequence[float | None], width: int, top: float, role: str) -> Line:
-    """Return the newest `values` on one line, on a scale from 0 to `top`. The newest value is at the right edge.
+    """Return the newest `values` on one line from 0 to `top`, the newest at the right edge.
 
     Values above `top` are cut. Known values have at least one dot, and unknown values are blank.
     """
@@ -133,7 +132,7 @@ def sparkline(values: Sequence[float | None], width: int, top: float, role: str)
 
 
 def area(values: Sequence[float], width: int, height: int, role: str) -> list[Line]:
-    """Return the newest `values` as a filled curve. The newest value is at the right edge.
+    """Return the newest `values` as a filled curve, the newest at the right edge.
 
     The scale ends at the maximum. It begins at the minimum, or at 0.8 of the maximum if that is lower. So the noise
     of a steady rate does not fill the full height.

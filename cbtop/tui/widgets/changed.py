@@ -14,7 +14,7 @@ from textual.widget import Widget
 
 
 class ChangedCells(CompositorUpdate):
-    """An update of the terminal. It consists of strips, each with its line and first column."""
+    """An update with strips for the terminal, each with its line and first column."""
 
     def __init__(self, strips: Sequence[tuple[int, int, Strip]]) -> None:
         self._strips = strips
@@ -34,15 +34,14 @@ class ChangedCellsScreen(Screen[None]):
 class _Compositor(Compositor):
     """Compositor that finds the changed cells.
 
-    Textual's own compositor paints every line between the first and the last change, in every widget on these lines
-    and in the widgets' containers. Together with a change, it also sends everything to the left of the change in its
-    widget.
+    Textual's own compositor paints every line between the first and the last change, in every widget there and in the
+    widgets' containers. With a change, it also sends everything to the left of the change in its widget.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._cuts_known: list[list[int]] = []  # The cuts at the last update. They change when widgets move.
-        # Front widget by (first column after a cut, line). It is valid for `_cuts_known`.
+        # Front widget by (first column after a cut, line).
         self._in_front: dict[tuple[int, int], tuple[Widget, Region]] = {}
 
     def render_partial_update(self) -> ChangedCells | None:  # type: ignore[override]

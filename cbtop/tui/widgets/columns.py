@@ -17,7 +17,7 @@ COLUMN_GAP = 2
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[RowT]):
-    """A column of a table: how to draw its cells, and its priority if the table is narrow."""
+    """A column of a table: how to draw its cells, and its priority."""
 
     title: str
     width: int
@@ -28,8 +28,7 @@ class Column(Generic[RowT]):
     stretch: int = 0  # Share of the spare width that this column gets, relative to other columns.
     max_width: int = 0  # Maximum width after stretching, or 0 for no maximum.
     sort_key: Callable[[RowT], float | str] | None = None  # None if the table cannot be sorted by this column.
-    # Whether it is a picture of values that another column has. Such a column is not copied or exported.
-    is_drawn: bool = False
+    is_drawn: bool = False  # Whether it draws values of other columns. If so, it is not copied or exported.
     # Whether its figures come from few calls and scatter. Rows sorted by such a column keep their places longer.
     of_few: bool = False
 
@@ -108,10 +107,11 @@ class Cells:
 
 
 def head_line(placed: Sequence[Placed[RowT]], sorted_by: str, descending: bool) -> Line:
-    """Return the titles of the columns, with an arrow at the sort column.
+    """Return the titles, with an arrow after the sort column's.
 
-    If its title fills the sort column, the arrow is in the gap after the column. If the sort column is not visible,
-    the first text column that is wide enough names it: `brick, by p95▼`.
+    If the title fills its column, the arrow is in the gap.
+
+    If the sort column is not visible, the first text column that is wide enough names it: `brick, by p95▼`.
     """
     spans: list[Span] = []
     arrow = "▼" if descending else "▲"

@@ -14,7 +14,7 @@ from cbtop.tui.widgets.parts import beside, even_widths
 
 _STEPS = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 10.0)
 NO_CURVE = "no curve: not one full second was watched or read back"
-KEPT = 32  # Number of cached curves. Most redraws come before the next second, and need the same curves again.
+KEPT = 32  # Number of cached curves. Most redraws come before the next second.
 MIN_HEIGHT = 3  # One line for the time axis, and two lines for the curve.
 LEAST_CHART, USUAL_CHART, MOST_CHART = 6, 14, 24  # Lines per chart: minimum, usual, and maximum.
 LEAST_CHART_WIDTH = 40
@@ -39,10 +39,10 @@ def curve(
     label: Callable[[float], str],
     top: float | None = None,
 ) -> list[Line]:
-    """Return `height` lines with the newest of `values`, one per second, and a time axis below them.
+    """Return `height` lines: the newest of `values`, one per second, above a time axis.
 
-    The scale runs from 0 to `top`. If `top` is None, the scale ends at a round number that is at least the maximum.
-    Unknown seconds are blank. `label` formats the numbers of the scale.
+    The scale runs from 0 to `top`, or to a round number above all values if `top` is None. Unknown seconds are blank.
+    `label` formats the numbers of the scale.
     """
     return list(_curve(tuple(values), width, height, role, label, top))
 
@@ -115,7 +115,7 @@ def charts(wanted: Sequence[Chart], width: int, height: int) -> list[Line]:
 
 
 def _times(seconds: int, begin: int, inner: int, margin: int) -> Line:
-    """Return the time axis `-60 s … 0 s`. Times are relative to the shown moment, and each is below its second."""
+    """Return the time axis `-60 s … 0 s`, relative to the shown moment."""
     if not seconds:
         return BLANK
     oldest = f"-{seconds} s"

@@ -29,8 +29,7 @@ class Drawing(Widget):
         self._looks: dict[str, _Look] = {}
         self._strips: dict[int, tuple[Line, Strip]] = {}  # By row: the line, and the strip painted for it.
         self._painted_for = 0  # Width of these strips.
-        # The widget's size, and below whether it has a border or padding. Both are cached because Textual computes
-        # them slowly.
+        # Size of the widget. It is cached, like `_has_gutter`, because Textual computes both slowly.
         self._room = Size(0, 0)
         self._has_gutter = False
 
@@ -57,10 +56,10 @@ class Drawing(Widget):
             self.refresh(*changed)
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """Return the strips of the rows of `crop`. Whole rows are painted once and cached.
+        """Return the strips of `crop`. Whole rows are painted once and cached.
 
         Textual's own method needs ten styles per row and filters each row in each frame. It takes twice the time, and
-        is used only for widgets with a border or padding. The stylesheet of cbtop sets no opacity and no tints.
+        is used only for widgets with a border or padding. The stylesheet of cbtop sets no opacity or tints.
         """
         if self._has_gutter:
             return super().render_lines(crop)
@@ -96,7 +95,7 @@ class Drawing(Widget):
     def _paint(self, y: int, begin: int, end: int) -> Strip:
         """Return a strip with the cells of row `y` from `begin` to before `end`."""
         looks = self._looks
-        # Spans with equal looks are joined, because each change of colour takes as many bytes as a dozen cells.
+        # Equal looks are joined, because each change of colour takes as many bytes as a dozen cells.
         joined: list[tuple[str, Style]] = []
         before: _Look | None = None
         column = 0
@@ -155,7 +154,7 @@ class _Look:
 
 
 def _cut(text: str, begin: int, end: int) -> str:
-    """Return the cells of `text` from `begin` to before `end`. Cells that do not exist are left out."""
+    """Return the existing cells of `text` from `begin` to before `end`."""
     begin, end = max(0, begin), max(0, end)
     if _is_narrow(text):
         return text[begin:end]
@@ -163,9 +162,9 @@ def _cut(text: str, begin: int, end: int) -> str:
 
 
 def changed_cells(before: Line, now: Line, width: int) -> tuple[int, int] | None:
-    """Return the range of columns that differ between `now` and `before`, at most `width`, or None if none differs.
+    """Return the range of columns, within `width`, that differ between `now` and `before`, or None.
 
-    The result is a single range, because for several ranges Textual would send everything to their left again.
+    It is a single range, because for several Textual would send everything to their left again.
     """
     if before == now:
         return None

@@ -48,7 +48,7 @@ class Filter(Horizontal):
 
 
 class Found(Drawing):
-    """The end of the search line. It shows the number of matches."""
+    """The end of the search line, with the number of matches."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Lines of styled text as plain data. Drawing functions return lines, and widgets paint them."""
 
-# A role is a name from `ROLES`. The look of a role is defined only in cbtop.tcss. Text from outside goes through
-# `clean` before it is put into a span, so that no control character reaches the terminal.
+# A role is a name from `ROLES`. Its look is defined only in cbtop.tcss. Text from outside goes through `clean` before
+# it is put into a span, so that no control character reaches the terminal.
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def fit_line(line: Line, width: int, align: str = "left") -> Line:
     for text, role in line:
         size = cell_len(text)
         if size >= left:
-            # More text follows or the span is cut, so the mark `…` takes the last cell.
+            # More text follows or is cut, so the mark `…` takes the last cell.
             kept.append((set_cell_size(text, left - 1) + "…" if left > 0 else "", role))
             break
         kept.append((text, role))
@@ -149,7 +149,7 @@ def join_fitting(parts: Iterable[Line], width: int, gap: str = "  ") -> Line:
 
 
 def both_ends(left: Line, right: Line, width: int) -> Line:
-    """Return `left` at the left end and `right` at the right end of a line of `width` cells.
+    """Return a line of `width` cells with `left` at its left end and `right` at its right end.
 
     If space is short, `right` is clipped first, then dropped.
     """

@@ -25,7 +25,7 @@ class Span1D:
     high: float
 
     def position(self, value: float) -> float:
-        """Return the position of `value` on the axis. It is 0 at `low` and 1 at `high`."""
+        """Return the position of `value` on the axis, 0 at `low` and 1 at `high`."""
         return math.log(value / self.low) / math.log(self.high / self.low)
 
     def value(self, position: float) -> float:
@@ -54,10 +54,9 @@ def span_around(values: Iterable[float], margin: float = 1.6) -> Span1D:
 
 
 def usual(values: Sequence[float]) -> Span1D:
-    """Return a range that contains the positive `values` except outliers. Outliers would squeeze the other values.
+    """Return a range of the positive `values` without outliers, which would squeeze the others.
 
-    The range ends at Tukey's fences around the quartiles of the logarithms, and at least a decade away from the
-    quartiles.
+    It ends at Tukey's fences around the quartiles of the logarithms, at least a decade away from the quartiles.
     """
     ordered = sorted(map(math.log10, values))
     if not ordered:
@@ -76,7 +75,7 @@ def _quantile(ordered: Sequence[float], part: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A place for a label. The label begins at the point, or ends there if `right`, and is moved by some cells."""
+    """A place for a label, which begins at the point (or ends there if `right`) and is moved by some cells."""
 
     x: float
     y: float
@@ -86,10 +85,10 @@ class Spot:
 
 
 class LogLogPlot:
-    """Lines and marks on `width` x `height` cells. This size includes the axes.
+    """Lines and marks on `width` x `height` cells, including the axes.
 
-    A mark is exactly in the cell of its values. Nothing else is written into the cells of the title and of labels. So
-    draw the lines first, then the marks, then the title and the labels.
+    A mark is exactly in the cell of its values. Nothing else is written into the cells of title and labels. So draw
+    the lines first, then the marks, then the title and the labels.
     """
 
     def __init__(self, width: int, height: int, x: Span1D, y: Span1D) -> None:
@@ -118,7 +117,7 @@ class LogLogPlot:
     def label(self, text: str, role: str, spots: Sequence[Spot]) -> bool:
         """Write `text` at the first of `spots` that crosses nothing, else at the first that hides only lines.
 
-        Returns False if the text does not fit at any of the spots.
+        Returns False if the text does not fit.
         """
         size = cell_len(text)
         places = []
@@ -167,10 +166,7 @@ class LogLogPlot:
         return max(0, min(column, self._canvas.width - 1)), max(0, min(row, self._canvas.height - 1))
 
     def lines(self, x_title: str) -> list[Line]:
-        """Return the plot with its axes.
-
-        Ticks are at the decades, and the title of the x axis is at the lower right.
-        """
+        """Return the plot with its axes: ticks at the decades, and the x title at the lower right."""
         rows = self._canvas.lines()
         ticks = {self.cell(self.x.low, value)[1]: _tick(value) for value in self.y.decades()}
         body: list[Line] = [

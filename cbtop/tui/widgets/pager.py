@@ -28,11 +28,11 @@ class Pager(VerticalScroll, can_focus=True, inherit_bindings=False):
 
 
 class Page(Drawing):
-    """A page of any number of lines. Its lines are at most as wide as the page."""
+    """A page of lines, which are at most as wide as the page."""
 
     @abstractmethod
     def text(self, width: int) -> Sequence[Line]:
-        """Return all lines of the page, for a width of `width` cells."""
+        """Return all lines of a page that is `width` cells wide."""
 
     def draw(self, width: int, height: int) -> list[Line]:
         return list(self.text(width))

@@ -15,7 +15,7 @@ from cbtop.tui.widgets.table import Table
 
 
 class SortedTable(Table[RowT]):
-    """A table with keys for sorting and filtering. `set_filter` compares the filter with the texts of `words`.
+    """A table that can be sorted and filtered. `set_filter` searches the texts of `words`.
 
     The key `s` selects the next sort column, and `S` reverses the order.
     """
@@ -57,7 +57,7 @@ class SortedTable(Table[RowT]):
         self._sort_as_wanted()
 
     def want(self, title: str, *, descending: bool | None = None) -> None:
-        """Prefer a sort column. By default, numbers are sorted from the largest down and names from A to Z."""
+        """Prefer a sort column. By default, the largest numbers come first, and names begin with A."""
         self._wanted = title, title != BY_NAME if descending is None else descending
         if self._sort_as_wanted():
             self.show_rows(self._all, of=self._of)

@@ -24,7 +24,7 @@ def redraws_apart(column: Column[RowT]) -> int:
 
 
 class SteadyOrder:
-    """The order of a table's rows, as a list of row keys. It is updated at each redraw."""
+    """The order of a table's row keys, updated at each redraw."""
 
     def __init__(self) -> None:
         self.keys: list[object] = []

@@ -1,9 +1,9 @@
 """A table with a cursor. The cursor stays on its row while numbers change."""
 
-# The cursor belongs to a row's key, not to its index, because rows may move, come and go. This is not Textual's
-# DataTable: 60 x 6 cells that all change take 0.2x of its CPU time (17 ms, 2 shared cores, Textual 8.2.8; `python -m
-# benchmarks widgets`). This table also scrolls by itself: the visible rows follow the cursor's key, and only these
-# rows are drawn. Textual scrolls only static text (pager.py).
+# The cursor belongs to a row's key, not to its index, because rows may move, come and go. Not Textual's DataTable: 60
+# x 6 cells that all change take 0.2x of its CPU time (17 ms, 2 shared cores, Textual 8.2.8; `python -m benchmarks
+# widgets`). Scrolling is done here, too: the visible rows follow the cursor's key, and only they are drawn. Static
+# text is scrolled by Textual (pager.py).
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import Line, fit_line, restyle, wrap_line
 
 _WHEEL_ROWS = 3
-_MARGIN = 3  # One cell for the cursor's mark on the left, and two on the right for a blank and the scroll mark.
+_MARGIN = 3  # Cells: the cursor's mark on the left, and a blank and the scroll mark on the right.
 
 
 class Table(Drawing, Generic[RowT], can_focus=True):
@@ -57,7 +57,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         self._top = 0
 
     def show_rows(self, rows: Sequence[RowT]) -> None:
-        """Replace the rows. The cursor stays on its row. If the row is gone, the cursor stays near its place."""
+        """Replace the rows. The cursor stays on its row, or near its place if the row is gone."""
         self.rows = tuple(rows)
         keys = [self.key(row) for row in self.rows]
         if self._cursor_key in keys:
@@ -170,7 +170,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
                 self.app.simulate_key("enter")
 
     def choose_column(self, column: Column[RowT]) -> None:
-        """Handle a click on the head of a column. Tables that can be sorted override this."""
+        """Handle a click on the head of a column. Subclasses that sort override this."""
 
     def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
         event.stop()

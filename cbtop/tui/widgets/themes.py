@@ -66,8 +66,8 @@ LIGHT = Theme(
     },
 )
 
-# Each of these is one of the 16 colours of a terminal. Rich takes the nearest colour, and these are at distance 0.
-# Only one grey is readable on black, and one on white, so the roles faint and dim have the same colour.
+# Each of these is one of a terminal's 16 colours. Rich takes the nearest colour, and these are at distance 0. Only
+# one grey is readable on black, and one on white, so the roles faint and dim look the same.
 _BLACK, _BROWN, _BLUE, _MAGENTA, _GREEN, _RED = "#000000", "#aa5500", "#0000aa", "#aa00aa", "#00aa00", "#aa0000"
 _GREY, _DARK_GREY, _WHITE = "#aaaaaa", "#555555", "#ffffff"
 _LIGHT_RED, _LIGHT_GREEN, _YELLOW = "#ff5555", "#55ff55", "#ffff55"

@@ -1,10 +1,9 @@
 """Blocks of time next to each other on one line.
 
-A block that covers at least one whole cell is drawn over the cells that it covers, with its name. Its ends are drawn
-in the adjacent cells, to an eighth of a cell. A block that covers no whole cell is counted in the cell of its middle.
-Adjacent cells with such blocks form a cluster. A cluster is labelled with the number of its blocks if there is room.
-The shade of a cell shows how much of the cell's time the blocks take. So each block is in one place, and no block is
-drawn longer than it is.
+A block that covers at least one whole cell is drawn over its cells, with its name. Its ends are drawn in the adjacent
+cells, to an eighth of a cell. A block that covers no whole cell is counted in the cell of its middle. Adjacent cells
+with such blocks form a cluster, which is labelled with the number of its blocks if there is room. The shade of a cell
+shows how much of its time the blocks take. So each block is in one place, and none is drawn longer than it is.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ SHADES, GAP = "░▒▓", "·"
 class Block(NamedTuple):
     """A block from `start_ns` to `end_ns`. Its label is the first name that fits, or else the last name, cut.
 
-    Names are made on access, because most blocks are in clusters, and clusters show no names. `role` colours text,
-    and `fill` colours the inside. A block without a `glyph` is a gap. A gap is dotted, and is not counted.
+    Names are made on access, because most blocks are in clusters, which show no names. `role` colours text, and
+    `fill` the inside. A block without a `glyph` is a gap, which is dotted and not counted.
     """
 
     start_ns: int
@@ -75,7 +74,7 @@ class Scale:
         return 8 * ((moment_ns - self.begin_ns) * self.width % self._length_ns) // self._length_ns
 
     def eighths_left(self, moment_ns: int) -> int:
-        """Return the eighths of a cell that are after a moment in its cell. At the end of a cell, return 0."""
+        """Return the eighths of a cell that are after a moment in its cell, or 0 at the end of a cell."""
         into = (moment_ns - self.begin_ns) * self.width % self._length_ns
         return 8 * (self._length_ns - into) // self._length_ns if into else 0
 
@@ -201,10 +200,7 @@ def _edges(before: Block | None, after: Block | None, width: int, scale: Scale) 
 def _cluster(
     blocks: Mapping[int, Block], place: CellSpan, scale: Scale, current: int | None
 ) -> list[tuple[str, str]]:
-    """Return the cells of a cluster.
-
-    Each has the colour of its longest block, and the block count is in the middle.
-    """
+    """Return the cells of a cluster in the colour of their longest block, with the block count in the middle."""
     inside: dict[int, list[int]] = {}
     for number, cell in zip(place.blocks, place.cells, strict=True):
         inside.setdefault(cell, []).append(number)

@@ -18,7 +18,7 @@ _LEAST_TOP, _GREATEST_TOP = 2.0, 4.0
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar with its value and colour role. If the value is None, there is nothing to draw."""
+    """A bar with its value and colour role. There is nothing to draw if the value is None."""
 
     value: float | None
     role: str
@@ -55,9 +55,9 @@ class Spacing:
 
 
 def usual_top(values: Sequence[float], usual: float) -> float:
-    """Return the end of a scale from 0. This is the highest of `values`, within limits.
+    """Return the end of a scale from 0: the highest of `values`, within limits.
 
-    With these limits, a bar of the `usual` value is at most half, and at least a quarter, as high as the chart.
+    With these limits, a `usual` bar is at most half, and at least a quarter, as high as the chart.
     """
     return max(_LEAST_TOP * usual, min(_GREATEST_TOP * usual, max(values, default=0.0)))
 

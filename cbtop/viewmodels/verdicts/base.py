@@ -66,8 +66,8 @@ class Rule:
 def gain(view: SourceView, percent: float) -> float | None:
     """Return the wall-clock tokens/s gained by saving `percent` of the time in steps (Amdahl's law).
 
-    Returns None if the gain cannot be derived: steps overlap, parts of the breakdown do not add up, or the rate is
-    unknown. Also returns None if steps spent more time before the time range than the median step takes.
+    Returns None if it cannot be derived: steps overlap, parts of the breakdown do not add up, or the rate is unknown.
+    Also returns None if steps spent longer before the time range than the median step takes.
     """
     steps, time_range = view.steps, view.time_range
     if steps is None or not in_turn(view) or not steps.union_us or steps.tokens_per_sec is None:
@@ -105,10 +105,7 @@ def _unlike_all(steps: StepsView | None) -> str:
 
 
 def in_turn(view: SourceView) -> bool:
-    """Return whether steps of all phases ran one after another in one process.
-
-    If their overlap is unknown, return True.
-    """
+    """Return whether steps of all phases ran one after another in one process. True if overlaps are unknown."""
     steps, time_range = view.steps, view.time_range
     if steps is None or steps.overlap or view.merged is not None or time_range is None:
         return False
@@ -117,10 +114,10 @@ def in_turn(view: SourceView) -> bool:
 
 
 def steps_alike(view: SourceView) -> StepsView | None:
-    """Return the steps if there are enough and if all have the same number of tokens, so that their times compare.
+    """Return the steps if there are enough and all have the same number of tokens, so that times compare.
 
-    Records do not have the tokens of single steps. Numbers count as equal if each second has the same tokens per
-    step.
+    Records do not have the tokens of single steps. The numbers are equal if the tokens per step are the same every
+    second.
     """
     steps = view.steps
     if steps is None or steps.is_sample or steps.count < MIN_STEPS or steps.tokens % steps.count:

@@ -41,9 +41,9 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _kernels_after_steps_us(view: SourceView) -> float:
-    """Return the time that a GPU ran kernels of steps after the calls of the steps had returned.
+    """Return the time that a GPU ran kernels of steps after the steps' calls had returned.
 
-    A call returns when its kernels have been launched. The program then waits for the kernels, and is not idle.
+    A call returns when its kernels have been launched. The program then waits for them, and is not idle.
     """
     books, steps = view.books, view.steps
     if books is None or steps is None or BY_KERNELS not in (view.backend or "") or steps.recorded < LEAST_STEPS:

@@ -9,7 +9,8 @@ from cbtop.viewmodels.time_breakdown import GPU_WAITED
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain
 
-# Share of the bricks' time, and of their calls. One step that waited long (the first one, a pause) is not enough.
+# Share of the bricks' time, and of their calls, because one step that waited long (the first one, a pause) is not
+# enough.
 LAUNCH_BOUND_PERCENT = 20.0
 
 

@@ -55,7 +55,7 @@ def _mean_us(view: SourceView, unit: str) -> float:
 def _most_in(found: Comparison, worst: PlaceChange) -> str:
     """Return the layer with the largest part of the change, as words.
 
-    If a layer had half of it, `worst` would be that layer.
+    No layer has half of it, or `worst` would name it.
     """
     if worst.layer is not None:
         return ""

@@ -11,8 +11,7 @@ from cbtop.viewmodels.verdicts.base import Finding, Rule
 
 BUSY_PERCENT = 95.0  # Load of all processors together.
 MISSING_PERCENT = 20.0  # Share of the time when steps run but the process has no processor.
-# Share of the extra time of long steps. If waits take this much, they explain the extra time, and the code does not.
-EXPLAINED = 0.5
+EXPLAINED = 0.5  # Share of the extra time of long steps. Waits from this share on explain it, not the code.
 
 
 def processor_times(view: SourceView) -> tuple[float, float, float] | None:
