@@ -34,7 +34,7 @@ class TimedRecord(NamedTuple):
     node: int
     start_ns: int
     end_ns: int
-    elements: int | None  # None if the caller did not count elements.
+    elements: int | None  # Number of elements, or None if the caller did not count them.
     failed: bool
     plain: bool = False  # Whether it is a step that was timed only as a whole. Its inside was not recorded.
 

@@ -72,7 +72,7 @@ class _Room(NamedTuple):
     """A possible place for a record on a track. The minimum is the most likely one.
 
     If tasks interleave, several of them may have the record's parent. The most likely one contains the fewest records
-    of the record's node now. Of several, it is the one that ends first, because fewer others fit into it.
+    of the record's node now. Among equals, it is the one that ends first, because fewer others fit into it.
     """
 
     is_outside: bool  # Whether no record is open there.

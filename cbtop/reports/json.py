@@ -52,7 +52,7 @@ _POINT_KEYS = (
     "above_roof",
     "roof_unsure",
 )
-# Origins of a source's figures outside the table of statistics. All others are counted or measured.
+# Origins of a source's figures outside the table of statistics. All other figures are counted or measured.
 OTHER_ORIGINS = {
     Origin.SHAPES: [],
     Origin.MEASUREMENTS: [

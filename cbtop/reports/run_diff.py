@@ -16,7 +16,7 @@ from cbtop.reports.tables import Table, table
 from cbtop.units import NOT_MEASURED, count, counted, duration, number, percent
 
 SCHEMA = "cbtop.diff/1"
-# Number of listed changes of bricks in single layers, for the largest increases and for the largest decreases.
+# Number of listed changes of bricks in single layers, both of the largest increases and of the largest decreases.
 LISTED_CELLS = 8
 _HEAD = ("", "median", "now", "ratio", "p99", "now", "Δ µs/{unit}", "")
 _NAME_COLUMNS = 1

@@ -257,7 +257,7 @@ class CbtopApp(App[int]):
         self._show_content()
 
     def arrive(self) -> None:
-        """Draw the screen after a move in time. Views drop what they kept of the previous moment."""
+        """Draw the screen after a move in time. Views drop data of the previous moment."""
         for view in self._views:
             view.let_go()
         self.show()

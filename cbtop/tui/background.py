@@ -58,7 +58,7 @@ class AnswerParser(XTermParser):
         return chain(told, super().feed(data)) if data else told
 
 
-# Textual's driver creates its parser and its selector under these names.
+# Replace the parser and the selector that Textual's driver creates by these names.
 vars(linux_driver)["XTermParser"] = AnswerParser
 vars(linux_driver)["selectors"] = SimpleNamespace(**vars(selectors) | {"SelectSelector": SlowPollSelector})
 
@@ -66,7 +66,7 @@ vars(linux_driver)["selectors"] = SimpleNamespace(**vars(selectors) | {"SelectSe
 class AskingDriver(LinuxDriver):
     """Textual's driver, which also asks the terminal for its background colour."""
 
-    _asked_s: float | None = None  # When the terminal was asked. None if no answer is pending.
+    _asked_s: float | None = None  # Time of the question. None if no answer is pending.
 
     def ask_background(self) -> None:
         """Ask the terminal for its background colour, if its type may answer."""

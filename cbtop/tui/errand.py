@@ -49,7 +49,8 @@ class BackgroundTask(ABC, Generic[Found]):
 
     TITLE: ClassVar[str]
     AT_IT: ClassVar[str]  # Why the task cannot start while it is running.
-    QUESTION: ClassVar[str] = ""  # Asked before the task starts. The same key within READ_S seconds means yes.
+    # Question before the task starts. Pressing the same key within READ_S seconds means yes.
+    QUESTION: ClassVar[str] = ""
 
     def __init__(self, app: App[int], show_progress: Progress) -> None:
         self._app = app

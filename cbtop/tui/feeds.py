@@ -53,7 +53,7 @@ class AppFeed(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether all running processes are known. From then on, an unknown process has just started."""
+        """Whether all running processes are known. If so, a process that appears has just started."""
 
     def mark_baseline(self, key: str) -> bool:
         """Use the recent window of each process as its baseline. Returns False if process `key` has too few steps."""
@@ -71,7 +71,7 @@ class AppFeed(Protocol):
 
     @property
     def refused(self) -> str:
-        """Why the daemon rejects this client, or the client rejects the daemon's messages. "" if neither is known."""
+        """Why the daemon rejects this client, or the client rejects the daemon's messages. "" if neither happens."""
 
     def finished(self) -> AppFeedEnd | None:
         """Return the failure of the program started with this app, or None."""

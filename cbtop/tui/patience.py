@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import selectors
 
-PATIENT_S = 0.5  # This is also the longest wait for the thread on exit, unless a key caused the exit.
+PATIENT_S = 0.5  # Seconds. Also the longest wait for the input thread on exit, unless a key caused the exit.
 TYPING_LOOKS = 10  # Polls without input before the wait gets longer. Until then, the rest of a key sequence may come.
 
 

@@ -30,7 +30,7 @@ NO_HISTORY = "there is no one daemon here whose memory could be looked into"
 
 
 class TimeTravel:
-    """Moves the screen through the recording `past`, or without one through the history from `ask`.
+    """Moves the screen through the recording `past`, or, without `past`, through the history from `ask`.
 
     `leave` returns to the present. `show` redraws the same moment, and `arrive` draws a different one. Moves by steps
     count the steps of `source`.

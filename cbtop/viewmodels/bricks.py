@@ -39,7 +39,7 @@ class BrickRow:
     failed: int
     total_inclusive_us: float  # Time of all calls, with the time of bricks inside them.
     total_exclusive_us: float  # Time of all calls, without the time of bricks inside them.
-    avg_exclusive_us: float | None  # None until a step of the brick's phase has ended.
+    avg_exclusive_us: float | None  # Mean exclusive time of a call. None until a step of the brick's phase has ended.
     avg_inclusive_us: float
     min_us: float | None
     max_us: float | None
@@ -73,7 +73,7 @@ class BrickRow:
     durations: Lazy[tuple[DurationBar, ...]] = Lazy(())
     # µs per token (without steps: per call) in each of the last 60 s, oldest first. None if no call ended.
     trend_us: Lazy[tuple[float | None, ...]] = Lazy(())
-    # (intensity, GFLOP/s) in each of these seconds, or None if unknown. Empty if all are unknown.
+    # (intensity, GFLOP/s) in each of the last 60 s, or None if unknown. Empty if all are unknown.
     trail: Lazy[tuple[tuple[float, float] | None, ...]] = Lazy(())
     # Times by cached positions, then by sequences per step. The smallest size is first. Empty if unknown.
     by_cached: Lazy[tuple[SizePoint, ...]] = Lazy(())
@@ -242,7 +242,7 @@ def _row(
 
 
 def _by_size(us_of: Mapping[int, float], size_of: Mapping[int, float]) -> tuple[SizePoint, ...]:
-    """Return the mean of the seconds with step sizes between the same powers of two, by size."""
+    """Group seconds by step size, in powers of two. Return the mean time of each group."""
     found: dict[int, list[float]] = {}
     for second, us in us_of.items():
         if second in size_of:
@@ -255,7 +255,7 @@ def _by_size(us_of: Mapping[int, float], size_of: Mapping[int, float]) -> tuple[
 
 def _durations(stats: BrickStats, nodes: Column, totals: PhaseTotals) -> tuple[DurationBar, ...]:
     counts = totals.stats.histogram(nodes.tolist())
-    # A histogram that does not count exactly these calls would be misleading.
+    # A histogram that does not count exactly the brick's calls would be misleading.
     is_complete = counts.sum() == stats.calls.count
     return duration_bars(counts, at_most(MAX_BARS, counts)) if is_complete else ()
 

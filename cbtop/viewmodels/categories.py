@@ -21,7 +21,7 @@ class CategoryRow:
     category: BrickCategory
     count: int
     total_exclusive_us: float  # Sum over the category's bricks. No time is counted twice.
-    avg_exclusive_us: float | None  # Mean per call.
+    avg_exclusive_us: float | None
     exclusive_us_per_token: float | None
     percent: float | None
 

@@ -64,7 +64,7 @@ class WhyView:
     """Why figures are n/a, and the devices that this applies to."""
 
     figures: tuple[str, ...]  # JSON keys of the figures.
-    devices: tuple[str, ...]  # Labels of the devices.
+    devices: tuple[str, ...]
     why: str
 
 

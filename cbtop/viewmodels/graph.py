@@ -51,7 +51,7 @@ class GraphRow:
     percent: float | None  # Share of the step's wall time.
     node_label: str = ""  # The program's own name for this place, or a layer's stack.
     kernel: KernelAttributes = NO_KERNEL
-    # Whether it is on the path. None without exclusive time, or if the path is unknown.
+    # Whether the node is on the critical path. None without exclusive time, or if the path is unknown.
     on_critical_path: bool | None = None
     slack_us: float | None = None  # The node could have started this much later without delaying the end.
     transfer: TransferAttributes | None = None  # Set for a copy.

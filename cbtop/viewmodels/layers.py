@@ -27,8 +27,8 @@ ODD = 1.2  # A layer is odd from this multiple of its peers' median on. Machine 
 # standard deviations. The interval misses one median in 1,500. It is wide because the slowest of many layers is
 # judged.
 Z = 3.0
-MIN_STEPS = 20  # Recorded steps. Medians of fewer steps vary too much.
-MIN_LAYERS = 6  # Peers. With fewer peers, their variation is unknown.
+MIN_STEPS = 20  # Minimum number of recorded steps. Medians of fewer vary too much.
+MIN_LAYERS = 6  # Minimum number of peers. With fewer, the variation is unknown.
 # The modified z-score 0.6745 (x - median) / MAD, and its limit for outliers. Source: Iglewicz and Hoaglin, "How to
 # detect and handle outliers" (1993).
 Z_OF_MAD, OUTLIER_Z = 0.6745, 3.5
@@ -98,7 +98,7 @@ class BrickInLayer:
     brick: LayerBrick
     us: float  # Exclusive time.
     p50_us: float | None  # Median of one call.
-    usual_p50_us: float | None  # Median of its median calls in the peers. None for too few peers.
+    usual_p50_us: float | None  # Median of the brick's median calls in the peers. None for too few peers.
     percent: float | None  # Share of the layer's time.
 
     @property
@@ -258,7 +258,7 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
     )
     p50_of = partial(_p50_of, totals, places, p50_cells)
     found = LayersView("step" if totals.step else "call", bricks, rows, p50_of, steps)
-    # `odd` refers to the rows of `found`. These rows refer to neither, so a reference cycle does not exist.
+    # `odd` refers to the rows of `found`. These rows do not refer back, so a reference cycle does not exist.
     odd = tuple(
         with_parts(row, excess=LazyValue(partial(_of_id, excess, row.id))) if row.is_odd else row for row in rows
     )

@@ -11,7 +11,7 @@ from cbtop.client.source_record import SourceRecord
 class LossView:
     """Counts of records. Always, produced == received + dropped.
 
-    In `dropped` are `before_attach` records that were overwritten before the daemon first read the ring, `rejected`
+    `dropped` includes `before_attach` records that were overwritten before the daemon first read the ring, `rejected`
     records that named an unknown node, and `on_the_wire` records that the next update brings. `unread` records are
     written but not read yet. `left_out` counts announcements (not records) beyond the limits.
     """

@@ -36,7 +36,7 @@ from cbtop.viewmodels.time_range import NamedTime, TimeRangeView, since_s, time_
 
 KEYS_JOINED_BY = "+"  # The key of a sum is its members' keys, joined by this.
 
-# Two nodes are merged if these static properties are equal and their parents are merged.
+# Returns the static properties of a node. Nodes are merged if these are equal and their parents are merged.
 _static = attrgetter(*(f.name for f in fields(Node) if f.name not in ("id", "parent", "function")))
 
 # States from good to bad. A merge has the state of its worst member.
@@ -415,7 +415,7 @@ def _with_rates_of(steps: StepsView, members: Sequence[StepsView], together: int
         steps_per_sec=_sum_of_rates([(member.steps_per_sec, member.count) for member in members], together),
         samples_per_sec=_sum_of_rates([(member.samples_per_sec, member.count) for member in members], together),
         tokens_per_sec_in_steps=_sum_of_rates([(m.tokens_per_sec_in_steps, m.count) for m in members], together),
-        # It is unknown which of these steps ran at the same time.
+        # It is unknown which steps of several members ran at the same time.
         at_once=members[0].at_once if len(members) == 1 else None,
         wall_us=max(member.wall_us for member in members),
         is_sample=any(member.is_sample for member in members),
@@ -459,7 +459,7 @@ def _sum_or_none(values: Sequence[float | None]) -> float | None:
 def _slowest(view: SourceView, members: Sequence[tuple[str, SourceView]]) -> SourceView:
     """Return `view` with each brick and category from its slowest rank, and the steps of the slowest rank.
 
-    Values from several ranks do not add up, so there is no time breakdown and no graph.
+    Values from several ranks do not add up, so time breakdown and graph are omitted.
     """
     slowest = max((member for _, member in members), key=lambda one: (one.steps and one.steps.mean_us) or 0)
     bricks: dict[tuple[str, BrickCategory], BrickRow] = {}

@@ -26,7 +26,8 @@ class MergedView:
     members: tuple[str, ...]  # Names of the members: `rank 3`, or `pid 7` without a rank.
     keys: tuple[str, ...]
     left_out: int  # Number of sources of the model that are not merged: silent, not read yet, or too large.
-    running: int = 0  # Number of running members that were watched. If above 0, the recent window is theirs.
+    # Number of running members that were watched. If above 0, the recent window covers only these members.
+    running: int = 0
     # Members that are gone, suspended or stalled, the worst first, except the one with the shown state.
     troubled: tuple[TroubledMember, ...] = ()
     together: int = 1  # Number of members that report to compute each token together. Rates count it once.
@@ -43,7 +44,7 @@ class RankColumn:
     host: str
     rank: int | None
     steps: int | None
-    step_us: float | None  # Mean time of a step.
+    step_us: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class PhaseSelection:
 
     stats: NodeStats
     time_range: TimeRange | None  # None if no step has been seen.
-    window: TimeRange | None  # None if all data since the start is shown.
+    window: TimeRange | None  # The window, or None if all data since the start is shown.
     phases: tuple[StepsView, ...]
     time_range_view: TimeRangeView | None
 

@@ -112,10 +112,10 @@ class SourceView:
     books: TimeBreakdownView | None  # None if the process has no steps.
     loss: LossView
     checks: tuple[CheckRow, ...]
-    tokens_per_sec_history: tuple[float, ...]  # One value per second, oldest first, at most 120.
-    steps_per_sec_history: tuple[float, ...] = ()  # One value per second, oldest first, at most 120.
+    tokens_per_sec_history: tuple[float, ...]  # Tokens/s as one value per second, oldest first, at most 120.
+    steps_per_sec_history: tuple[float, ...] = ()  # Steps/s as one value per second, oldest first, at most 120.
     traces: Lazy[tuple[TraceView, ...]] = Lazy(())  # Empty if the process traces nothing.
-    window: WindowView | None = None  # None if all data since the start is shown.
+    window: WindowView | None = None  # The window, or None if all data since the start is shown.
     since_s: float | None = None  # Unix time when the source's data begins, or None if unknown.
     # Time range of the figures. None without steps, or until a step has ended.
     time_range: TimeRangeView | None = None
@@ -158,7 +158,7 @@ class SourceView:
     listed: Lazy[ListView | None] = Lazy(None)
     # The phase's kernels in the last burst, or empty without a burst.
     kernels: Lazy[tuple[BrickKernels, ...]] = Lazy(())
-    # The last steps of all phases, or None if records are not followed.
+    # Timeline of the last steps of all phases, or None if records are not followed.
     timeline: Lazy[TimelineView | None] = Lazy(None)
     # Second of the daemon's clock, for plots that are drawn once per second. None if the view is not updated.
     second: int | None = field(default=None, compare=False)

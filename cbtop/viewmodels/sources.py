@@ -111,11 +111,11 @@ class ProcessCost:
 
 @dataclass(frozen=True, slots=True)
 class ListView:
-    """All sources, live ones first, then newer ones first; and the costs of cbtop, the viewer's first."""
+    """All sources, live ones first, then newer ones first. Also the costs of cbtop, the viewer's first."""
 
     keys: tuple[str, ...]
     ended: int  # Number of ended sources. They are at the end of `keys`.
-    row: Callable[[str], SourceRow]  # Returns the row of a key.
+    row: Callable[[str], SourceRow]
     costs: tuple[ProcessCost, ...] = ()
     is_compared: bool = False  # Whether there is a baseline.
 

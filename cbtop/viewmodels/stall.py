@@ -8,8 +8,8 @@ Rules
 - A step may take the time per token (per sequence, if tokens are unknown) of earlier steps of its name, times its own
   number of tokens. If this number is unknown, and the numbers of earlier steps differ, the context length is used. No
   limit is known without a context length, or if no step has a number and this step's bricks leave no records.
-- A process is idle only if it is known to be in no step. If steps are sampled or the hot path is Python's, steps that
-  are not recorded are unknown.
+- A process is idle only if it is known to be in no step. If steps are sampled or the hot path is Python's, it is
+  unknown whether a step without a record runs.
 - A process that announces other work (compiling) is not judged.
 - The age comes from the daemon, which reads the clock of the process's host.
 """

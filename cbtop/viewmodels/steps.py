@@ -20,7 +20,7 @@ from cbtop.viewmodels.on_demand import Lazy, LazyValue
 from cbtop.viewmodels.time_range import of_model
 
 UNEVEN = 1e-9  # Relative to the squared sum of tokens: rounding error of sums of squares, which are sent as float64.
-BUCKETS_A_BAR = 4  # This makes 16 bars per octave. The width of a bar is 3 to 6 % of its value.
+BUCKETS_A_BAR = 4  # Buckets of a histogram per bar. With 16 bars per octave, a bar is 3 to 6 % of its value wide.
 
 
 OVERLAP = 1.05  # Average number of concurrent steps. Steps with a lower average count as sequential.
@@ -231,7 +231,7 @@ def are_alike(tokens: int, steps: int, squared: int | None) -> bool:
     """Return whether all `steps` had the same number of tokens. `squared` is the sum of the numbers' squares."""
     if squared is None:  # Older daemons report no squares. If the mean is fractional, the numbers differ.
         return tokens % steps == 0
-    # This is 0 only if all numbers are equal (Cauchy-Schwarz).
+    # The difference is 0 only if all numbers are equal (Cauchy-Schwarz).
     return abs(squared * steps - tokens**2) <= UNEVEN * tokens**2
 
 
@@ -243,7 +243,7 @@ def _steps_view(
     is_counted = has_tokens and not stats.rare("uncounted", (step.id,)) and (calls is None or calls.elements > 0)
     wall_ns = time_range.end_ns - time_range.begin_ns if time_range and not is_sample else 0
     tokens_ns = wall_ns if is_counted else 0
-    if calls is None:  # None of these steps ended in the time of these statistics.
+    if calls is None:  # No step of this phase ended in the time of the statistics.
         none = _rate(0, wall_ns)
         return StepsView(phase, 0, 0, _rate(0, tokens_ns), recorded=0, is_sample=is_sample, steps_per_sec=none)
     count, tokens, total_ns = calls.count, calls.elements, calls.total_ns

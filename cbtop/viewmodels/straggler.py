@@ -14,8 +14,8 @@ from cbtop.client.source_record import SourceRecord
 from cbtop.protocol.vocabulary import LAUNCHES, BrickCategory
 
 THRESHOLD = 0.10  # The straggler is slower than each other rank by at least this share.
-# Other ranks wait for a rank if their whole steps take about as long as its own: within the first share of its
-# duration, and within the second share of the difference in busy time.
+# Other ranks wait for a rank if their whole steps take about as long as its own. The difference is at most the first
+# share of its duration, and at most the second share of the difference in busy time.
 WAIT_WITHIN, NEARER = 0.10, 0.5
 ALPHA = 0.1  # Probability that a bound of a median is on the wrong side of the median. A verdict uses two bounds.
 MIN_SLICES = 4  # Fewer slices have no such bounds.
@@ -49,7 +49,7 @@ class StragglerView:
     brick_excess_us: float  # Excess of `brick` per step over the median of the other ranks.
     step_us: float  # Time of the whole step, including communication. Median of slices.
     others_step_us: float  # Median of the other ranks' medians.
-    others_wait: bool  # Whether the whole steps of all other ranks take about as long.
+    others_wait: bool  # Whether whole steps of all other ranks take about as long as its own.
 
     @property
     def waited_us(self) -> float:

@@ -27,8 +27,8 @@ class TimeBreakdownView:
     """Wall time of a phase's ended, recorded steps: wall = bricks + gaps - overlap + unattributed.
 
     Other fields are not part of this sum. Bricks that overlap, for example on two streams of a device, count in full
-    in `bricks_us`. `close` is false if parts exceed their whole, which are `over` steps (by `over_us`) and those in
-    `exceeded`.
+    in `bricks_us`. `close` is false if parts exceed their whole: `over` steps, by `over_us`, or the layers and bricks
+    in `exceeded`.
     """
 
     wall_us: float

@@ -26,8 +26,8 @@ class View(Vertical):
     wants_data: ClassVar[bool] = True  # Whether the view needs a process with recorded data.
     needs_records: ClassVar[bool] = False  # Whether the view needs every record, not only statistics.
 
-    # Not a reactive, because a reactive would repaint every line. Drawings know what has changed. Comparing sources
-    # would make all their lazy parts.
+    # `source` is not a reactive, because a reactive would repaint every line. Drawings know what has changed.
+    # Comparing sources would make all their lazy parts.
     source: var[SourceView | None] = var(None, always_update=True)
 
     def watch_source(self, source: SourceView | None) -> None:

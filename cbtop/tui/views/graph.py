@@ -74,7 +74,7 @@ class TreeTable(Table[TreeRow]):
 
     @property
     def orders(self) -> list[str]:
-        """Titles of the visible columns that can sort siblings. "" stands for execution order."""
+        """Titles of the visible columns that can sort siblings. "" means execution order."""
         return ["", *(column.title for column in self.visible_columns if column.sort_key is not None)]
 
 

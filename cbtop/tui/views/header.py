@@ -198,7 +198,7 @@ def _tiles(source: SourceView, width: int) -> list[Line]:
 
 
 def _figures(source: SourceView, width: int) -> Line:
-    """Return the most important tiles on one line. A terminal with few lines shows this."""
+    """Return the most important tiles on one line. A terminal with few lines shows this line."""
     steps = source.steps
     unit, per_sec, history = source.rate
     curve = area(history, 8, 1, "accent")[0]

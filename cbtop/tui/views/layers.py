@@ -115,7 +115,7 @@ class LayerMap(SourceDrawing, can_focus=True):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._pictures = Pictures()
-        # Node of the layer under the cursor. Until the user moves it, this is None and means the slowest layer.
+        # Node of the layer under the cursor. None (for the slowest layer) until the user moves the cursor.
         self._layer: int | None = None
         self._line = 0
 

@@ -34,7 +34,7 @@ from cbtop.viewmodels.steps import StepsView
 
 TWO_COLUMNS = 160  # Cells. From this width on, verdicts and bricks are to the right of the other parts.
 _WORST = 3  # Number of verdicts that get room before the rest of the view.
-# Lines of the view. From these heights on, each verdict has a line, and advice has a line.
+# Lines of the view. From the first height on, each verdict has a line, and from the second on its advice, too.
 _ROOMY, _ROOM_FOR_ADVICE = 17, 26
 _TWO_CHARTS = 100  # Cells. From this width on, there are two charts.
 _RATE_ROLE, _TIME_ROLE = "accent", "norm"

@@ -157,7 +157,7 @@ class Sources(View):
     def compose(self) -> ComposeResult:
         self._listed = ListView((), 0, lambda _: NotImplemented)
         self._shown: frozenset[str] = frozenset()
-        # Whether ended sources are unfolded. Until the user decides, this is None: unfolded if no process runs.
+        # Whether ended sources are unfolded. None until the user decides. None unfolds them if no process runs.
         self._unfolded: bool | None = None
         self._table: Table[str] = Table(
             self._columns(),

@@ -49,7 +49,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
         self._held: TimelineView | None = None  # The timeline that the user holds, or None to follow the newest step.
         self._newest: TimelineView | None = None  # The followed timeline that is shown.
         self._clock_s: Callable[[], float] = time.monotonic
-        self._newest_since_s = 0.0  # When `_newest` was first shown.
+        self._newest_since_s = 0.0
         self._offered: TimelineView | None = None  # The latest timeline that is available.
         self._who: object = None  # Identity of the source that has this timeline.
         self._begin_ns = self._end_ns = 0  # Visible range, counted from the beginning of the timeline.
@@ -149,7 +149,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
             self._show_from(0, self._end_ns - self._begin_ns)
 
     def pan(self, halves: int) -> None:
-        """Move the visible range by `halves` of its length. The cursor is dropped."""
+        """Move the visible range by `halves` halves of its length. The cursor is dropped."""
         if self._hold():
             length_ns = self._end_ns - self._begin_ns
             self._at = None

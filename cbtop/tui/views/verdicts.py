@@ -89,7 +89,7 @@ def _dealt(texts: Sequence[tuple[Sequence[Line], Sequence[Line]]], free: int) ->
 
 
 def _cut(lines: Sequence[Line], room: int, width: int) -> list[Line]:
-    """Return the first `room` lines. The last of them is extended beyond `width`, so that the cut is marked."""
+    """Return the first `room` lines. The last one is extended by the text that follows, so that the cut is marked."""
     if len(lines) <= room or not room:
         return list(lines[:room])
     *whole, last = lines[:room]

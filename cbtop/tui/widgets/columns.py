@@ -27,9 +27,11 @@ class Column(Generic[RowT]):
     align: str = "right"
     stretch: int = 0  # Share of the spare width that this column gets, relative to other columns.
     max_width: int = 0  # Maximum width after stretching, or 0 for no maximum.
-    sort_key: Callable[[RowT], float | str] | None = None  # None if the table cannot be sorted by this column.
-    is_drawn: bool = False  # Whether it draws values of other columns. If so, it is not copied or exported.
-    # Whether its figures come from few calls and scatter. Rows sorted by such a column keep their places longer.
+    # Returns the sort key of a row. None if the table cannot be sorted by this column.
+    sort_key: Callable[[RowT], float | str] | None = None
+    is_drawn: bool = False  # Whether the column draws values of other columns. If so, it is not copied or exported.
+    # Whether the column's figures come from few calls and scatter. Rows sorted by such a column keep their places
+    # longer.
     of_few: bool = False
 
 

@@ -25,7 +25,7 @@ _RULE_ENDS = 7  # Cells of a rule that its title and its note do not use.
 
 def nice_top(value: float) -> float:
     """Return a round number, at least `value`, as the end of a scale from 0. Return 1 if `value` is (nearly) 0."""
-    if value < float_info.min:  # The power of ten below such a value is 0.
+    if value < float_info.min:  # For such a small value, the power of ten below it is 0.
         return 1.0
     power: float = 10.0 ** floor(log10(value))
     return next((step * power for step in _STEPS if step * power >= value), 10.0 * power)

@@ -81,7 +81,8 @@ class Drawing(Widget):
         if not regions:  # Colours may have changed.
             self._strips.clear()
         elif self._room and repaint and not (self._has_gutter or layout or recompose):
-            # Textual's own method would also drop styles, sizes and painted strips. These spans do not change them.
+            # Textual's own method would also drop styles, sizes and painted strips. Changed spans do not affect
+            # these.
             self._dirty_regions.update(regions)
             self._repaint_regions.update(regions)
             self._repaint_required = True

@@ -1,9 +1,10 @@
 """The footer. It shows the keys that work in the current view, taken from the bindings."""
 
-# Not Textual's Footer, which makes a widget for each key whenever the focus moves. This footer is one line and takes
-# 0.16x of its CPU time (8 ms a change, 2 shared cores, Textual 8.2.8; `python -m benchmarks widgets`). On a narrow
-# terminal it drops general keys first, except help and quit, then the last keys of the view. Textual's Footer scrolls
-# them away. A hidden binding with a tooltip is shown by its tooltip if all others fit. A click on a key presses it.
+# This is not Textual's Footer, which makes a widget for each key whenever the focus moves. This footer is one line
+# and takes 0.16x of its CPU time (8 ms a change, 2 shared cores, Textual 8.2.8; `python -m benchmarks widgets`). On a
+# narrow terminal it drops general keys first, except help and quit, then the last keys of the view. Textual's Footer
+# scrolls them away. A hidden binding with a tooltip is shown by its tooltip if all others fit. A click on a key
+# presses it.
 
 from __future__ import annotations
 
@@ -114,7 +115,7 @@ class KeyFooter(Drawing):
     def _shown(self) -> tuple[Sequence[Binding], Sequence[Binding]]:
         """Return the view's keys and the general keys.
 
-        Keys that are shown only if there is room come first of the latter.
+        General keys that are shown only if there is room come first.
         """
         here: dict[str, Binding] = {}
         everywhere: dict[str, Binding] = {}

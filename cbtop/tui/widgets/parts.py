@@ -22,7 +22,7 @@ class ScreenPart:
 def parts_lines(order: Sequence[ScreenPart], by_rank: Sequence[ScreenPart], width: int, height: int) -> list[Line]:
     """Draw the parts from top to bottom in at most `height` lines.
 
-    They get their minimum height in the order of `by_rank`, then these parts grow in turn.
+    Parts get their minimum height in the order of `by_rank`. Then these parts grow in turn.
     """
     lines = dict.fromkeys(order, 0)
     free = height

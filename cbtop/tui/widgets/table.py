@@ -1,9 +1,9 @@
 """A table with a cursor. The cursor stays on its row while numbers change."""
 
-# The cursor belongs to a row's key, not to its index, because rows may move, come and go. Not Textual's DataTable: 60
-# x 6 cells that all change take 0.2x of its CPU time (17 ms, 2 shared cores, Textual 8.2.8; `python -m benchmarks
-# widgets`). Scrolling is done here, too: the visible rows follow the cursor's key, and only they are drawn. Static
-# text is scrolled by Textual (pager.py).
+# The cursor belongs to a row's key, not to its index, because rows may move, come and go. This is not Textual's
+# DataTable, because 60 x 6 cells that all change take 0.2x of its CPU time (17 ms, 2 shared cores, Textual 8.2.8;
+# `python -m benchmarks widgets`). Scrolling is done here, too: the visible rows follow the cursor's key, and only
+# they are drawn. Static text is scrolled by Textual (pager.py).
 
 from __future__ import annotations
 

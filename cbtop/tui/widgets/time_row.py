@@ -176,7 +176,7 @@ def _whole(block: Block, width: int, *, is_lit: bool) -> tuple[str, str]:
     room = width - cell_len(block.glyph)
     name = next((name for name in names if cell_len(name) <= room), "")
     if not name and names and room >= LEAST_NAME:
-        name = names[-1]  # The name is cut.
+        name = names[-1]
     return fit(block.glyph + name, width), "lit" if is_lit else block.fill
 
 

@@ -16,7 +16,8 @@ def _find(view: SourceView) -> Finding | None:
     found = view.baseline
     if found is None or found.step_us is None:
         return None
-    all_us = sum(change.now for change in found.bricks.values())  # The time between bricks is one of these bricks.
+    # `bricks` also has an entry for the time between bricks.
+    all_us = sum(change.now for change in found.bricks.values())
     slower = [one for one in found.slower if one.change.delta >= LEAST_OF_ALL_PERCENT / 100 * all_us]
     if not slower:
         return None

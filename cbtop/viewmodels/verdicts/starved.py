@@ -11,7 +11,8 @@ from cbtop.viewmodels.verdicts.base import Finding, Rule
 
 BUSY_PERCENT = 95.0  # Load of all processors together.
 MISSING_PERCENT = 20.0  # Share of the time when steps run but the process has no processor.
-EXPLAINED = 0.5  # Share of the extra time of long steps. Waits from this share on explain it, not the code.
+# Share of the extra time of long steps. If waits take this share, they explain the long steps, not the code.
+EXPLAINED = 0.5
 
 
 def processor_times(view: SourceView) -> tuple[float, float, float] | None:

@@ -21,7 +21,7 @@ def _find(view: SourceView) -> Finding | None:
     if steps is None or view.window is not None or len(pace) < MIN_SECONDS:
         return None
     if pace[0].steps > FOUND_LATE * median(second.steps for second in pace[1:]):
-        return None  # Its first steps cannot be separated from steps that ran before cbtop found the process.
+        return None  # The first steps cannot be separated from steps that ran before cbtop found the process.
     if len({second.tokens / second.steps for second in pace}) > 1:
         return None  # The first steps may have had more tokens.
     usual_us = median(second.us for second in pace[len(pace) // 2 :])
