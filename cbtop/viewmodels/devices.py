@@ -92,7 +92,10 @@ class MachineView:
 
 
 def machine_view(store: Store, stale_s: float | None = None) -> MachineView:
-    """Return the machine of the daemon that feeds `store`. If the daemon is silent, `stale_s` is for how long."""
+    """Return the machine of the daemon that feeds `store`.
+
+    If the daemon is silent, `stale_s` is the silence in seconds.
+    """
     rows: list[DeviceRow] = []
     troubles: list[str] = []
     for sampler, known in store.devices.items():

@@ -120,7 +120,8 @@ class SourceView:
     # Time range of the figures. None without steps, or until a step has ended.
     time_range: TimeRangeView | None = None
     warm_up: WarmUpView | None = None  # None without warm-ups.
-    is_inside_of_all: bool = False  # Whether bricks and layers cover all steps, because the window has too few.
+    # Whether bricks and layers cover all steps, because the window has too few recorded ones.
+    is_inside_of_all: bool = False
     # Compilations in the shown time. None in a merge, or without compilations.
     compiling: CompilingView | None = None
     rank: int | None = None  # Reported by the launcher of the process.
@@ -135,7 +136,7 @@ class SourceView:
     overhead: Sampling | None = None  # Cost of recording, or None if not measured.
     # Calls outside every step. None without such calls, or without steps.
     outside: Lazy[BesideView | None] = Lazy(None)
-    stall: StallView | None = None  # Why the process makes no progress. None if it does, or if it has ended.
+    stall: StallView | None = None  # Why the process makes no progress. None if it makes progress or has ended.
     stale_s: float | None = None  # Silence of its daemon in seconds, or None if the daemon answers.
     clock: ClockView | None = None  # Offset of the host's clocks, or None if unknown.
     straggler: StragglerView | None = None  # The straggler of the source's job.
@@ -358,7 +359,7 @@ class _Parts:
 
     @cached_property
     def is_inside_of_all(self) -> bool:
-        """Whether bricks and layers cover all steps, because the window has too few."""
+        """Whether bricks and layers cover all steps, because the window has too few recorded ones."""
         if self._found.window is None or self._record.window.is_range or not self._record.leaves_steps_out:
             return False
         if self.steps is None or not self.steps.count:

@@ -71,7 +71,10 @@ class StallView:
 
 
 def limit_s(usual_s: float | None) -> float:
-    """Return the seconds without progress after which this is reported. `usual_s` is the p99, or None if unknown."""
+    """Return the seconds without progress after which a stall is reported.
+
+    `usual_s` is the p99, or None if unknown.
+    """
     return MIN_S if usual_s is None else max(MIN_S, SLOW * usual_s)
 
 

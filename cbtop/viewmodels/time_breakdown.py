@@ -41,8 +41,8 @@ class TimeBreakdownView:
     overlap_us: float = 0.0  # Time of overlapping parts, counted once for each part beyond the first.
     close: bool = True
     over: int = 0  # Number of steps that are exceeded by their parts.
-    over_us: float = 0.0  # By how much the parts exceed these steps.
-    exceeded: tuple[NamedTime, ...] = ()  # Layers and bricks that their parts exceed, and by how much.
+    over_us: float = 0.0  # Excess of the parts over these steps.
+    exceeded: tuple[NamedTime, ...] = ()  # Layers and bricks with parts that exceed them, and by how much.
     unmatched_calls: int = 0  # Calls stopped twice, out of order or after their step. The breakdown leaves them out.
     unmatched_us: float = 0.0
     cancelled: int = 0  # Steps that were cancelled or renamed. The breakdown leaves out their bricks.

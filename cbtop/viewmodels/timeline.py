@@ -41,7 +41,7 @@ from cbtop.viewmodels.on_demand import Lazy, LazyValue
 MAX_SPANS = 4_096  # Maximum number of records. One whole step is always shown, even if it has more.
 MAX_LIKE_NEWEST = 256  # Steps. This is the number of cells of a wide screen.
 KINDS = (STEPS, HOST, ADOPTED, OUTSIDE)
-# Share of the newest step's duration. From this long before the step, its lanes have all records.
+# Share of the newest step's duration. Its lanes have all records from this long before the step on.
 _BEFORE_NEWEST = 0.1
 _ON_DEVICE = re.compile(r" on (?!cpu)\w")
 

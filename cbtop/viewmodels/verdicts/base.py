@@ -32,7 +32,8 @@ class Finding:
     gain_tokens_per_sec: float | None = None
     gain_if: str = ""  # Condition of the gain, for example "it were as fast as the median layer".
     advice: str = ""  # Advice for this case, or "" for the advice of the rule.
-    is_inside: bool = False  # Whether it is about the inside of steps. That is known only for recorded steps.
+    # Whether the finding is about the inside of steps, which is known only for recorded steps.
+    is_inside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
