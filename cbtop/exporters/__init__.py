@@ -1,4 +1,4 @@
-"""Exporters of recorded processes for other tools, one file per format."""
+"""Exporters that convert records of processes for other tools, with one file per format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The input of every exporter: the timed records of one process, and its nodes."""
+"""The input of every exporter: the records of one process with their times, and its nodes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from cbtop.protocol.messages import Dependency, Node
 
 @dataclass(frozen=True, slots=True)
 class RecordedProcess:
-    """The records of one process in the order they ended. Each names a node of `nodes` and has a valid duration.
+    """The records of one process, in the order of their end. Each has a node of `nodes` and a valid duration.
 
     `records` can be iterated more than once while the reader of a recording is open. The counts are of written
-    records that are missing: lost in the ring before they were read (`overwritten`), with an unknown node or a
-    negative duration (`rejected`), or absent from the recording because it began later or they were lost on the way
-    (`missed`).
+    records that are missing. `overwritten` records were lost in the ring before they were read. `rejected` records
+    have an unknown node or a negative duration. `missed` records are not in the recording, because it began later or
+    they were lost on the way.
     """
 
     process: str
@@ -34,9 +34,9 @@ class RecordedProcess:
 
 @dataclass(frozen=True, slots=True)
 class Exporter:
-    """A format: the function that writes it, whether one file can hold several processes, and whether it is binary.
+    """A format: a function that writes it, whether a file can hold several processes, and whether it is binary.
 
-    `write` holds a bounded number of records at a time: it may iterate over them repeatedly, but keeps none.
+    `write` keeps only a bounded number of records in memory. It may iterate over the records repeatedly.
     """
 
     write: Callable[[Sequence[RecordedProcess], BinaryIO], None]
@@ -45,18 +45,18 @@ class Exporter:
 
 
 def text_of_many(write: Callable[[Sequence[RecordedProcess], TextIO], None]) -> Exporter:
-    """Return the exporter for a text format whose files can hold several processes."""
+    """Return the exporter for a text format with files that can hold several processes."""
 
     def write_bytes(processes: Sequence[RecordedProcess], out: BinaryIO) -> None:
         text = io.TextIOWrapper(out, encoding="utf-8", newline="")
         write(processes, text)
-        text.detach()  # flushes, and leaves `out` open
+        text.detach()  # This flushes, and leaves `out` open.
 
     return Exporter(write_bytes, holds_many=True)
 
 
 def text_of_one(write: Callable[[RecordedProcess, TextIO], None]) -> Exporter:
-    """Return the exporter for a text format whose files hold one process."""
+    """Return the exporter for a text format with files that hold one process."""
 
     def write_first(processes: Sequence[RecordedProcess], out: TextIO) -> None:
         (recorded,) = processes
@@ -66,5 +66,5 @@ def text_of_one(write: Callable[[RecordedProcess, TextIO], None]) -> Exporter:
 
 
 def kind_name(node: Node) -> str:
-    """Return for example `brick`, `layer`, `async_task`."""
+    """Return the kind of a node as text, for example `brick`, `layer`, `async_task`."""
     return node.kind.name.lower()

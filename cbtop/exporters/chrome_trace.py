@@ -1,7 +1,7 @@
-"""Chrome's trace event format (JSON), which Perfetto and chrome://tracing open.
+"""Chrome's trace event format (JSON). Perfetto and chrome://tracing open it.
 
-https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU: times in µs, a complete event ("X")
-has its begin and duration, metadata ("M") names processes and threads.
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU: Times are in µs. A complete event
+("X") has its begin and duration. Metadata ("M") names processes and threads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ Event = dict[str, object]
 
 
 def write_chrome_trace(processes: Sequence[RecordedProcess], out: TextIO) -> None:
-    """Write one complete event per record, on the host's monotonic clock. Losses are in `otherData`."""
+    """Write one complete event per record, with times of the host's monotonic clock.
+
+    `otherData` has the lost records.
+    """
     out.write('{"displayTimeUnit": "ns", "traceEvents": [')
     separator = "\n"
     for event in _events(processes):
@@ -34,7 +37,8 @@ def write_chrome_trace(processes: Sequence[RecordedProcess], out: TextIO) -> Non
 
 
 def _events(processes: Sequence[RecordedProcess]) -> Iterator[Event]:
-    numbers = count(1)  # unique, because two processes may have had the same pid, one after the other
+    # Thread numbers are unique, because two processes may have had the same pid at different times.
+    numbers = count(1)
     for recorded in processes:
         yield _name("process_name", recorded.process, recorded.pid, 0)
         threads: list[int] = []

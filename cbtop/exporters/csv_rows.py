@@ -8,14 +8,15 @@ from typing import TextIO
 from cbtop.exporters.base import RecordedProcess, kind_name
 from cbtop.profiler.analysis.graph.nodes import display_name, printable
 
-FORMULA = tuple("=+-@＝＋－＠")  # first characters of a formula: owasp.org/www-community/attacks/CSV_Injection
+FORMULA = tuple("=+-@＝＋－＠")  # First characters of a formula. See owasp.org/www-community/attacks/CSV_Injection.
 COLUMNS = ("node", "parent", "kind", "name", "start_ns", "end_ns", "elements", "failed", "plain")
 
 
 def write_csv(recorded: RecordedProcess, out: TextIO) -> None:
-    """Write RFC 4180 with a header. Names are on one line, no parent is an empty field, failed and plain are 0 or 1.
+    """Write RFC 4180 with a header. Each name is on one line, and failed and plain are 0 or 1.
 
-    A name that a spreadsheet would take for a formula is prefixed with a single quote.
+    The parent field is empty for a node without a parent. If a spreadsheet would take a name for a formula, it is
+    prefixed with a single quote.
     """
     writer = csv.writer(out)
     writer.writerow(COLUMNS)

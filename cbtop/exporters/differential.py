@@ -1,4 +1,4 @@
-"""Two runs as stacks with their times then and now, for differential flame graphs and speedscope."""
+"""The times of two runs as stacks, for differential flame graphs and speedscope."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from cbtop.exporters.speedscope import SCHEMA
 
 @dataclass(frozen=True, slots=True)
 class DiffStack:
-    """A place, from the outermost name to the innermost, and its own ns then and now."""
+    """A place as names from the outermost to the innermost, and its own time in both runs."""
 
     names: tuple[str, ...]
     before_ns: int
     now_ns: int
 
 
-# Speedscope draws no differences, so added and saved times are profiles of their own, in addition to both runs.
+# Speedscope does not draw differences, so added and saved times are profiles of their own, in addition to both runs.
 _PROFILES: dict[str, Callable[[DiffStack], int]] = {
     "before": lambda one: one.before_ns,
     "now": lambda one: one.now_ns,
@@ -28,14 +28,14 @@ _PROFILES: dict[str, Callable[[DiffStack], int]] = {
 
 
 def folded(stacks: Sequence[DiffStack]) -> str:
-    """Return `phase;layer;brick before now` lines, from which `flamegraph.pl` draws differences."""
+    """Return lines `phase;layer;brick before now`. `flamegraph.pl` draws differences from such lines."""
     return "\n".join(
         f"{';'.join(name.replace(';', ',') for name in one.names)} {one.before_ns} {one.now_ns}" for one in stacks
     )
 
 
 def speedscope(stacks: Sequence[DiffStack], title: str) -> str:
-    """Return a file of four sampled profiles of the same frames: before, now, longer, and shorter."""
+    """Return a file of four sampled profiles with the same frames: before, now, longer, and shorter."""
     frames: dict[str, int] = {}
     samples = [[frames.setdefault(name, len(frames)) for name in one.names] for one in stacks]
     profiles = []

@@ -10,7 +10,7 @@ from cbtop.profiler.analysis.graph.nodes import display_name
 
 
 def write_json_lines(recorded: RecordedProcess, out: TextIO) -> None:
-    """Write the fields of each record, and its node's parent, kind and name."""
+    """Write the fields of each record, and the parent, kind and name of its node."""
     for record in recorded.records:
         node = recorded.nodes[record.node]
         named = {"parent": node.parent, "kind": kind_name(node), "name": display_name(node)}

@@ -1,9 +1,9 @@
-"""Perfetto's own format: a stream of protobuf packets, which ui.perfetto.dev opens.
+"""Perfetto's own format, a stream of protobuf packets. ui.perfetto.dev opens it.
 
 The fields are described at https://perfetto.dev/docs/reference/trace-packet-proto and
 https://perfetto.dev/docs/reference/synthetic-track-event. Protobuf itself
-(https://protobuf.dev/programming-guides/encoding) is a tag, number << 3 | type, before each field: type 0 is an
-integer in groups of seven bits, the lowest first; type 2 is a length and that many bytes.
+(https://protobuf.dev/programming-guides/encoding) has a tag, number << 3 | type, before each field. Type 0 is an
+integer in groups of seven bits, the lowest first. Type 2 is a length and that many bytes.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ from cbtop.exporters.tracks import ended_before, laid_out
 from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.protocol.vocabulary import NodeKind
 
-# Trace, TracePacket
+# Fields of Trace and TracePacket.
 PACKET, TIMESTAMP, SEQUENCE_ID, TRACK_EVENT, INTERNED, SEQUENCE_FLAGS, DEFAULTS, DESCRIPTOR, CLOCKS = (
     1, 8, 10, 11, 12, 13, 59, 60, 6,
 )  # fmt: skip
-CLOCK_ID, CLOCK, PRIMARY_CLOCK = 58, 1, 2  # of the defaults; of a snapshot of clocks
-UUID, NAME, PROCESS, PARENT = 1, 2, 3, 5  # TrackDescriptor
-PID, PROCESS_NAME = 1, 6  # ProcessDescriptor
-ANNOTATION, CATEGORY, EVENT_TYPE, NAME_ID, TRACK = 4, 3, 9, 10, 11  # TrackEvent
-CATEGORIES, EVENT_NAMES, ANNOTATION_NAMES = 1, 2, 3  # InternedData: each an id (1) and a name (2)
-ANNOTATION_NAME, BOOL, UINT = 1, 2, 3  # DebugAnnotation
+# The first is a field of the defaults, and the rest are fields of a snapshot of clocks.
+CLOCK_ID, CLOCK, PRIMARY_CLOCK = 58, 1, 2
+UUID, NAME, PROCESS, PARENT = 1, 2, 3, 5  # Fields of TrackDescriptor.
+PID, PROCESS_NAME = 1, 6  # Fields of ProcessDescriptor.
+ANNOTATION, CATEGORY, EVENT_TYPE, NAME_ID, TRACK = 4, 3, 9, 10, 11  # Fields of TrackEvent.
+CATEGORIES, EVENT_NAMES, ANNOTATION_NAMES = 1, 2, 3  # Fields of InternedData. Each contains an id (1) and a name (2).
+ANNOTATION_NAME, BOOL, UINT = 1, 2, 3  # Fields of DebugAnnotation.
 
 SLICE_BEGIN, SLICE_END = 1, 2
 STATE_CLEARED, NEEDS_STATE = 1, 2
-MONOTONIC = 3  # the builtin clock of the records
+MONOTONIC = 3  # Builtin clock that records use.
 SEQUENCE = 1
-ELEMENTS, FAILED, PLAIN = 1, 2, 3  # our annotations
+ELEMENTS, FAILED, PLAIN = 1, 2, 3  # Ids of cbtop's annotations.
 MASK = (1 << 64) - 1
 
 
 def write_perfetto(processes: Sequence[RecordedProcess], out: BinaryIO) -> None:
-    """Write each process with its tracks, and a slice per record with its elements. Names are written once."""
+    """Write each process with its tracks, and a slice per record with its elements. Each name is written once."""
     uuids, first_names = count(1), count(1, 1 << 32)
     begin_ns = min((recorded.records.begin_ns for recorded in processes if len(recorded.records)), default=0)
     clock = _message(CLOCK, _integer(1, MONOTONIC) + _integer(2, begin_ns))
@@ -56,8 +57,11 @@ def write_perfetto(processes: Sequence[RecordedProcess], out: BinaryIO) -> None:
 
 
 def _slices(recorded: RecordedProcess, process: int, uuids: Iterator[int], first_name: int) -> Iterator[bytes]:
-    """Yield each track of a process before its first use, and the events of all tracks, in order on each."""
-    tracks: list[tuple[int, list[TimedRecord]]] = []  # its uuid, and its open records
+    """Yield each track of a process before its first use, and the events of all tracks.
+
+    A track's events are in order.
+    """
+    tracks: list[tuple[int, list[TimedRecord]]] = []  # By track: its uuid, and its open records.
     for track, record in laid_out(recorded):
         if track == len(tracks):
             tracks.append((next(uuids), []))
@@ -83,7 +87,7 @@ def _begin(record: TimedRecord, uuid: int, kind: NodeKind, first_name: int) -> b
     return _event(record.start_ns, event)
 
 
-@lru_cache(maxsize=1 << 12)  # a trace repeats few messages: caching halves its time
+@lru_cache(maxsize=1 << 12)  # A trace contains few different messages, and caching them halves its time.
 def _begins(uuid: int, name_id: int, kind: NodeKind) -> bytes:
     event = _integer(EVENT_TYPE, SLICE_BEGIN) + _integer(TRACK, uuid)
     return event + _integer(NAME_ID, name_id) + _integer(CATEGORY, kind + 1)
@@ -103,7 +107,7 @@ def _event(at_ns: int, event: bytes) -> bytes:
 
 
 def _names(named: Sequence[tuple[RecordedProcess, int]]) -> bytes:
-    """Return every name with its id in events."""
+    """Return every name with the id that events use for it."""
     said = b"".join(_named(CATEGORIES, kind + 1, kind.name.lower()) for kind in NodeKind)
     for number, name in ((ELEMENTS, "elements"), (FAILED, "failed"), (PLAIN, "plain")):
         said += _named(ANNOTATION_NAMES, number, name)

@@ -1,4 +1,7 @@
-"""Traces of recorded processes: from a process's ring and catalog, running or ended, or from a recording."""
+"""Traces of recorded processes.
+
+They come from the ring and catalog of a running or ended process, or from a recording.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,11 @@ from cbtop.protocol.record_batch import MAX_TALLIES, RecordTally, tally, unpack
 from cbtop.protocol.recording import Frame, FrameKind, RecordingReader
 from cbtop.protocol.ring_reader import Batch, RingReader
 
-CHUNK_RECORDS = 1 << 16  # a full chunk: a few seconds of a busy process
+CHUNK_RECORDS = 1 << 16  # A full chunk. It is a few seconds of a busy process.
 
 
 def process_of_files(ring: Path, catalog: Path) -> RecordedProcess:
-    """Return the records still in `ring`, with the nodes defined in `catalog`.
+    """Return the records that are still in `ring`, with the nodes that are defined in `catalog`.
 
     Raises RingError or DecodeError if a file is missing or has a different format.
     """
@@ -51,10 +54,10 @@ def process_of_files(ring: Path, catalog: Path) -> RecordedProcess:
 
 
 def processes_of_recording(reader: RecordingReader) -> dict[str, RecordedProcess]:
-    """Return every process of a recording by its key. Undecodable messages count as lost on the way.
+    """Return every process of a recording, by key. Messages that cannot be decoded count as lost on the way.
 
-    Their records stay in the recording, so `reader` must be open while they are read. Raises LimitError if their
-    metadata exceeds the memory limit.
+    Records stay in the recording, so `reader` must be open while records are read. Raises LimitError if the metadata
+    of the processes exceeds the memory limit.
     """
     sources: dict[str, _Recorded] = {}
     tallies: dict[str, RecordTally] = {}
@@ -93,7 +96,7 @@ class _Said:
         self.dependencies: dict[Dependency, None] = {}
 
     def take(self, messages: Iterable[CatalogMessage]) -> None:
-        """Add what is new; keyframes repeat everything. Raises DecodeError if a node does not fit."""
+        """Add announcements that are new, because keyframes repeat all. Raises DecodeError if a node does not fit."""
         for message in messages:
             match message:
                 case HostHello():
@@ -109,7 +112,7 @@ class _Said:
                     pass
 
     def kept(self) -> int:
-        """Return the number of announcements kept."""
+        """Return how many announcements are kept."""
         return len(self.nodes) + len(self.dependencies)
 
     def recorded(self, records: Records, overwritten: int, rejected: int, missed: int = 0) -> RecordedProcess:
@@ -119,21 +122,22 @@ class _Said:
 
 
 class _Chunk:
-    """A run of batches of one process in a recording: its begin, its size, and its overlaps."""
+    """Successive batches of one process in a recording: their begin, their number, and their overlaps."""
 
     def __init__(
         self, reader: RecordingReader, key: str, nodes: NodeTable, frame: Frame, skip: int, errors: int
     ) -> None:
-        self.errors = errors  # number of frames with errors before it
+        self.errors = errors  # Number of frames with errors before this chunk.
         self.records = 0
         self._reader = reader
         self._key = key
         self._nodes = nodes
         self._offset = frame.offset
-        self._skip = skip  # number of batches to skip in its first frame
-        self._kinds: set[int] = set()  # of the frames that contain its batches
+        self._skip = skip  # Number of batches to skip in the first frame of this chunk.
+        self._kinds: set[int] = set()  # Kinds of the frames that contain these batches.
         self._batches = 0
-        self._known: dict[int, int] = {}  # per batch with overlap: number of first records already seen
+        # By index of a batch with overlap: the number of its first records that an earlier batch had.
+        self._known: dict[int, int] = {}
 
     def add(self, batch: RecordBatch, known: int, frame: Frame) -> None:
         self._kinds.add(frame.kind)
@@ -165,15 +169,16 @@ class _Recorded:
 
     def __init__(self, reader: RecordingReader, key: str) -> None:
         self.said = _Said("its catalog")
-        self.rejected: tuple[int, int] | None = None  # the smallest and the largest reported count
+        # The smallest and the largest reported number of rejected records.
+        self.rejected: tuple[int, int] | None = None
         self._reader = reader
         self._key = key
         self._chunks: list[_Chunk] = []
-        self._frame_offset = -1  # the frame of the last batch, and the number of batches in it
+        self._frame_offset = -1  # The frame of the last batch, and below the number of batches in that frame.
         self._in_frame = 0
 
     def take(self, message: SourceCatalog | SourceState | RecordBatch, known: int, frame: Frame, errors: int) -> None:
-        """Apply a message of this process in `frame`. Raises DecodeError if a node does not fit.
+        """Apply a message of this process, which is in `frame`. Raises DecodeError if a node does not fit.
 
         `errors` is the number of earlier frames that could not be read completely.
         """
@@ -186,7 +191,7 @@ class _Recorded:
             case RecordBatch():
                 if frame.offset != self._frame_offset:
                     self._frame_offset, self._in_frame = frame.offset, 0
-                # A chunk ends at an error, so that nothing after it counts among its batches.
+                # A chunk ends at an error, so that batches after the error do not count as its batches.
                 last = self._chunks[-1] if self._chunks else None
                 if last is None or last.records >= CHUNK_RECORDS or last.errors != errors:
                     nodes = self.said.nodes
@@ -197,7 +202,7 @@ class _Recorded:
 
     def recorded(self, books: RecordTally) -> RecordedProcess:
         records = Records(self._chunks)
-        # A new daemon restarts its count of rejected records; batches give the sum of both kinds of loss.
+        # A new daemon counts rejected records from 0 again. Batches give the sum of both kinds of loss.
         least, most = self.rejected or (0, 0)
         rejected = min(most - least, books.dropped)
         return self.said.recorded(

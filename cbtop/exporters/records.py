@@ -1,8 +1,8 @@
-"""The records of one process, iterated by end or by start with a bounded number in memory."""
+"""The records of one process. They can be iterated by end or by start, with a bounded number in memory."""
 
 # Rules
-# - Records are read again in every iteration, chunk by chunk and batch by batch; they are never kept.
-# - They are stored by end. An iteration by start repeatedly takes the first MAX_SORTED / 2 remaining records, and
+# - Records are read again in every iteration, chunk by chunk and batch by batch. They are never kept.
+# - Records are stored by end. An iteration by start repeatedly takes the first MAX_SORTED / 2 remaining records, and
 #   skips chunks that start later. Records in recorded order are read twice. Records that overlap very long cost time
 #   instead of memory.
 
@@ -18,28 +18,29 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Rows = NDArray[np.int64]  # one column per record: start, ~end, node and number (the sort keys); then the rest
+    # One column per record: start, ~end, node and number (the sort keys), then the other fields.
+    Rows = NDArray[np.int64]
 
-LISTED_RECORDS = 4_096  # number of records converted to objects at a time
-MAX_SORTED = 1 << 18  # 48 bytes each, and twice as much again during sorting
+LISTED_RECORDS = 4_096  # Number of records that are converted to objects at a time.
+MAX_SORTED = 1 << 18  # Records of 48 bytes each. Sorting takes twice as much in addition.
 _KEYS = 4
 
 Chunk = Callable[[], Iterable[Batch]]
 
 
 class TimedRecord(NamedTuple):
-    """One run of a node, on the monotonic clock. Which thread ran it is not recorded."""
+    """One run of a node, on the monotonic clock. The thread that ran it is not recorded."""
 
     node: int
     start_ns: int
     end_ns: int
-    elements: int | None  # None if the caller gave no count
+    elements: int | None  # Number of elements, or None if the caller did not count them.
     failed: bool
-    plain: bool = False  # a step timed only as a whole, whose inside was not recorded
+    plain: bool = False  # Whether it is a step that was timed only as a whole. Its inside was not recorded.
 
 
 class _Span(NamedTuple):
-    """A chunk, the number of its first record, and the range of its records' starts."""
+    """A chunk, the number of its first record, and its earliest and latest start of a record."""
 
     read: Chunk
     number: int
@@ -48,10 +49,10 @@ class _Span(NamedTuple):
 
 
 class Records:
-    """The records of `chunks` in the order they ended. Each chunk is called in every iteration."""
+    """The records of `chunks`, in the order of their end. Each iteration calls every chunk."""
 
     def __init__(self, chunks: Iterable[Chunk]) -> None:
-        self.read = 0  # includes records that are not calls: amounts of work, and cancelled steps
+        self.read = 0  # Number of records read, including amounts of work and cancelled steps, which are not calls.
         self._count = 0
         self._spans: list[_Span] = []
         for read in chunks:
@@ -78,11 +79,11 @@ class Records:
 
     @property
     def begin_ns(self) -> int:
-        """The start of the earliest record; 0 if there are none."""
+        """Start of the earliest record, or 0 without records."""
         return min((span.first_ns for span in self._spans), default=0)
 
     def by_start(self) -> Iterator[TimedRecord]:
-        """Yield the records by start, each before those it contains.
+        """Yield the records by start. Each record comes before the records that it contains.
 
         A parent has a smaller id than its children, so it comes first if both have the same times.
         """
@@ -98,13 +99,13 @@ class Records:
 
 
 def _first(spans: Sequence[_Span], after: Rows | None) -> tuple[Rows, bool]:
-    """Return the first records in `spans` after the key `after`, sorted, and whether these are all."""
-    import numpy as np  # imported here: a command that exports nothing should not load it
+    """Return the first records in `spans` after the key `after`, sorted, and whether these are all such records."""
+    import numpy as np  # This import is local, so that commands that export nothing do not load numpy.
 
     held = np.zeros((_KEYS + 2, 0), np.int64)
     waiting: list[Rows] = []
     count = 0
-    until_ns: int | None = None  # later starts are not needed
+    until_ns: int | None = None  # Records that start after this moment are not needed.
     for span in spans:
         if until_ns is not None and span.first_ns > until_ns:
             break
@@ -131,11 +132,11 @@ def _sorted(parts: Sequence[Rows]) -> Rows:
     import numpy as np
 
     rows = np.concatenate(parts, axis=1)
-    return rows[:, np.lexsort(rows[_KEYS - 1 :: -1])]  # lexsort takes its primary key last
+    return rows[:, np.lexsort(rows[_KEYS - 1 :: -1])]  # lexsort takes its primary key last.
 
 
 def _is_after(rows: Rows, key: Rows) -> NDArray[np.bool_]:
-    """Return which of `rows` sort after `key`."""
+    """Return a mask of the columns in `rows` that sort after `key`."""
     import numpy as np
 
     found, alike = np.zeros(rows.shape[1], np.bool_), np.ones(rows.shape[1], np.bool_)
@@ -146,7 +147,10 @@ def _is_after(rows: Rows, key: Rows) -> NDArray[np.bool_]:
 
 
 def _listed(*columns: Rows) -> Iterator[TimedRecord]:
-    """Yield records from columns of node, start, end, elements and flags, converted only as they are iterated."""
+    """Yield records from columns of node, start, end, elements and flags.
+
+    Records are converted as they are needed.
+    """
     for first in range(0, len(columns[0]), LISTED_RECORDS):
         chunk = (column[first : first + LISTED_RECORDS].tolist() for column in columns)
         for node, start_ns, end_ns, elements, flags in zip(*chunk, strict=True):

@@ -1,8 +1,8 @@
-"""Speedscope's own file format: one evented profile per track.
+"""Speedscope's own file format, with one evented profile per track.
 
-https://www.speedscope.app/file-format-schema.json: `O` opens a frame and `C` closes it, `at` never decreases, and
-only the last opened frame is closed. A profile's events must be contiguous, so tracks other than the first wait in a
-temporary file until it is written.
+https://www.speedscope.app/file-format-schema.json: `O` opens a frame, and `C` closes it. `at` never decreases, and
+only the last opened frame is closed. The events of a profile must be contiguous. So tracks other than the first are
+stored in a temporary file until they are written.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from cbtop.exporters.tracks import events_of, laid_out
 from cbtop.profiler.analysis.graph.nodes import display_name
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
-MAX_WAITING = 1 << 16  # records in memory, of all tracks except the first
+MAX_WAITING = 1 << 16  # Number of records in memory, of all tracks except the first.
 
 
 def write_speedscope(processes: Sequence[RecordedProcess], out: TextIO) -> None:
-    """Write every record as a frame of its name: the RmsNorm of every layer is one frame, in many places."""
+    """Write every record as a frame with its name. The RmsNorm of every layer is one frame, in many places."""
     frames: dict[str, int] = {}
     for node in (node for recorded in processes for node in recorded.nodes.nodes):
         frames.setdefault(display_name(node), len(frames))
@@ -34,7 +34,7 @@ def write_speedscope(processes: Sequence[RecordedProcess], out: TextIO) -> None:
     separator = "\n"
     for recorded in processes:
         frame_of = [frames[display_name(node)] for node in recorded.nodes.nodes]
-        with tempfile.SpooledTemporaryFile(max_size=1) as file:  # on the disk as soon as anything is written
+        with tempfile.SpooledTemporaryFile(max_size=1) as file:  # On the disk as soon as anything is written.
             beside = _Beside(file)
             out.write(separator)
             _write_profile(f"{recorded.process}, track 1", _first_track(recorded, beside), frame_of, out)
@@ -69,16 +69,16 @@ def _first_track(recorded: RecordedProcess, beside: _Beside) -> Iterator[TimedRe
 
 
 class _Beside:
-    """The records of all tracks except the first, stored in `file` until they are written."""
+    """The records of all tracks except the first. `file` stores them until they are written."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._waiting: list[array[int]] = []  # per track: node, start, end, node, …
-        self._blocks: list[list[tuple[int, int]]] = []  # per track: offsets in the file, and sizes in bytes
+        self._waiting: list[array[int]] = []  # By track: node, start, end, node, …
+        self._blocks: list[list[tuple[int, int]]] = []  # By track: (offset in the file, size in bytes) of each block.
         self._count = 0
 
     def add(self, track: int, record: TimedRecord) -> None:
-        """Store `record`; a new track has the next number."""
+        """Store a record of `track`. A new track has the next number."""
         if track == len(self._waiting):
             self._waiting.append(array("q"))
             self._blocks.append([])
@@ -88,7 +88,7 @@ class _Beside:
             self._write()
 
     def tracks(self) -> Iterator[Iterator[TimedRecord]]:
-        """Yield the records of one track after the other, in the order they were added."""
+        """Yield an iterator over the records of each track, in the order of adding."""
         self._write()
         for blocks in self._blocks:
             yield self._track(blocks)
@@ -98,7 +98,8 @@ class _Beside:
             self._file.seek(offset)
             block = array("q", self._file.read(size))
             for node, start_ns, end_ns in zip(block[::3], block[1::3], block[2::3], strict=True):
-                yield TimedRecord(node, start_ns, end_ns, elements=0, failed=False)  # these fields are not written
+                # These two fields are not written.
+                yield TimedRecord(node, start_ns, end_ns, elements=0, failed=False)
 
     def _write(self) -> None:
         for waiting, blocks in zip(self._waiting, self._blocks, strict=True):
@@ -106,7 +107,7 @@ class _Beside:
                 try:
                     blocks.append((self._file.tell(), len(waiting) * waiting.itemsize))
                     self._file.write(waiting.tobytes())
-                except OSError as error:  # otherwise it would seem to be an error of the output
+                except OSError as error:  # Without the directory, this would look like an error of the output file.
                     raise OSError(error.errno, error.strerror, tempfile.gettempdir()) from error
                 del waiting[:]
         self._count = 0

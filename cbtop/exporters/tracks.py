@@ -1,8 +1,8 @@
-"""Records laid out on tracks so that they nest, as flame charts require."""
+"""Assigns records to tracks so that the records of a track nest. Flame charts require this."""
 
 # Threads are not recorded, so a track is not a thread. Records of one thread nest and share a track. A record that
-# overlaps another without nesting ran in parallel and takes a different track: one with its parent open, else the
-# first with room.
+# overlaps another without nesting ran in parallel and takes a different track: one on which its parent is open, else
+# the first with room.
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from cbtop.profiler.analysis.graph.node_table import NodeTable
 
 
 def laid_out(recorded: RecordedProcess) -> Iterator[tuple[int, TimedRecord]]:
-    """Yield every record with its track (0, 1, …), by start; each comes before those it contains."""
+    """Yield every record with its track (0, 1, …), by start.
+
+    Each record comes before the records that it contains.
+    """
     for track, _, record in on_tracks(recorded.nodes, recorded.records.by_start()):
         yield track, record
 
 
 def on_tracks(nodes: NodeTable, by_start: Iterable[TimedRecord]) -> Iterator[tuple[int, int, TimedRecord]]:
-    """The same for records given by start, with the number of records around each on its track."""
-    open_on: list[list[_Open]] = []  # per track: its last record and those around it, outermost first
+    """Yield (track, number of records around it on the track, record) for each record of `by_start`."""
+    open_on: list[list[_Open]] = []  # By track: its last record and the records around that, outermost first.
     for record in by_start:
         best, chosen = _NO_ROOM, len(open_on)
         for track, around in enumerate(open_on):
@@ -41,7 +44,7 @@ def on_tracks(nodes: NodeTable, by_start: Iterable[TimedRecord]) -> Iterator[tup
 
 
 def events_of(track: Iterable[TimedRecord]) -> Iterator[tuple[bool, TimedRecord, int]]:
-    """Yield the events of a track in order: whether a record opens (or closes), the record, and the time."""
+    """Yield (whether a record opens or closes, the record, the time) for the events of a track, in order."""
     around: list[TimedRecord] = []
     for record in track:
         for ended in ended_before(record, around):
@@ -59,24 +62,24 @@ def ended_before(record: TimedRecord, around: list[TimedRecord]) -> Iterator[Tim
 
 
 class _Open(NamedTuple):
-    """An open record, and how many records of each node it contains."""
+    """An open record, and the number of records of each node that it contains."""
 
     record: TimedRecord
     held: dict[int, int]
 
 
 class _Room(NamedTuple):
-    """A possible place for a record on a track; the minimum is the most likely one.
+    """A possible place for a record on a track. The minimum is the most likely one.
 
-    If tasks interleave, several of them may be in the record's parent. The most likely is the one that contains the
-    fewest records of its node now, and of these the one that ends first, because fewer others fit into it.
+    If tasks interleave, several of them may have the record's parent. The most likely one contains the fewest records
+    of the record's node now. Among equals, it is the one that ends first, because fewer others fit into it.
     """
 
-    is_outside: bool  # nothing is open there
-    is_far: bool  # the innermost open record is not its parent
+    is_outside: bool  # Whether no record is open there.
+    is_far: bool  # Whether the innermost open record is not the record's parent.
     held: int
     end_ns: int
-    depth: int  # number of open records that stay open
+    depth: int  # Number of open records that stay open.
 
 
 _OUTSIDE = _Room(True, False, 0, 0, 0)
@@ -84,7 +87,7 @@ _NO_ROOM = _Room(True, True, 0, 0, 0)
 
 
 def _room(nodes: NodeTable, record: TimedRecord, around: Sequence[_Open]) -> _Room:
-    """Return its place after closing ended records; no room if it does not fit into the open ones."""
+    """Return the place of `record` after closing ended records, or no room if it does not fit into the open ones."""
     depth = len(around)
     while depth:
         outer, held = around[depth - 1]
@@ -100,9 +103,9 @@ def _room(nodes: NodeTable, record: TimedRecord, around: Sequence[_Open]) -> _Ro
 
 
 def _fits(nodes: NodeTable, record: TimedRecord, around: TimedRecord) -> bool:
-    """Whether `record` is inside `around`, in time and in the graph. A record of zero length fits anywhere.
+    """Return whether `record` is inside `around`, in time and in the graph. A record of zero length fits anywhere.
 
-    A plain step contains nothing: parallel records belong to a different step.
+    A plain step contains nothing, because parallel records belong to a different step.
     """
     if record.end_ns > around.end_ns or around.plain:
         return False

@@ -1,6 +1,6 @@
-"""Reports: the view models as text on stdout, one file per format."""
+"""Reports: the view models as text for stdout, with one file per format."""
 
-# `cbtop --help` needs this list, so slow imports such as numpy wait for the first report.
+# `cbtop --help` imports this list, so slow imports such as numpy wait for the first report.
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ReportMaker(Protocol):
-    """Makes a report of sources. `rows` has the user's filter and order of bricks."""
+    """Function that makes a report of sources. `rows` has the user's filter and order of bricks."""
 
     def __call__(
         self,
@@ -25,10 +25,11 @@ class ReportMaker(Protocol):
     ) -> str: ...
 
 
-OVERVIEW = "overview"  # a section of one screen, printed alone
-SOURCES, DEVICES = "sources", "devices"  # sections about all sources
-TIMELINE = "timeline"  # a section made of records, which are received only for it
-VIEWS = ("bricks", "categories", "layers", TIMELINE, "roofline", "tree", "trace", SOURCES, DEVICES)  # as in text.py
+OVERVIEW = "overview"  # A section that fits on one screen. It is printed alone.
+SOURCES, DEVICES = "sources", "devices"  # Sections about all sources.
+TIMELINE = "timeline"  # A section made of records. Records are received only if this section is requested.
+# The same sections as in text.py.
+VIEWS = ("bricks", "categories", "layers", TIMELINE, "roofline", "tree", "trace", SOURCES, DEVICES)
 
 
 def _text(
@@ -52,7 +53,7 @@ def _json(
     replay: ReplayView | None = None,
     rows: RowChoice | None = None,
 ) -> str:
-    """Return all sections, without filter and order, because a program takes what it needs."""
+    """Return all sections as JSON. Filter and order are ignored, because a program selects what it needs."""
     from cbtop.reports.json import json_report
 
     return json_report(views, replay)

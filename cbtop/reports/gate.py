@@ -16,7 +16,10 @@ _LEVELS = {Outcome.BROKEN: "error", Outcome.UNKNOWN: "error", Outcome.UNSURE: "w
 
 
 def gate_text(judged: Sequence[Judged], found: RunDiff) -> str:
-    """Return the text for terminals and logs: the verdicts, then the whole comparison if one of them is broken."""
+    """Return the text for terminals and logs: the verdicts.
+
+    If one of them is broken, the whole comparison follows.
+    """
     lines = [table(_rows(judged), left=4), "", summary(judged)]
     if any(one.outcome is Outcome.BROKEN for one in judged) and found.parts:
         lines += ["", diff_text(found)]
@@ -34,7 +37,7 @@ def gate_markdown(judged: Sequence[Judged], found: RunDiff) -> str:
 
 
 def gate_json(judged: Sequence[Judged], found: RunDiff) -> str:
-    """Return every verdict, and the comparison."""
+    """Return every verdict and the comparison as JSON."""
     verdicts = [asdict(one) | {"outcome": one.outcome.value, "where": one.where[0] or None} for one in judged]
     passed = not any(one.outcome in (Outcome.BROKEN, Outcome.UNKNOWN) for one in judged)
     document = {"schema": SCHEMA, "passed": passed, "verdicts": verdicts, "diff": diff_fields(found)}
@@ -42,7 +45,7 @@ def gate_json(judged: Sequence[Judged], found: RunDiff) -> str:
 
 
 def gate_github(judged: Sequence[Judged], found: RunDiff) -> str:
-    """Return workflow commands, which GitHub shows next to a commit; at least one line."""
+    """Return workflow commands, at least one line. GitHub shows them next to the commit."""
     lines = []
     for one in judged:
         if level := _LEVELS.get(one.outcome):
@@ -53,7 +56,7 @@ def gate_github(judged: Sequence[Judged], found: RunDiff) -> str:
 
 
 def line_of(one: Judged) -> str:
-    """Return a verdict in one line, with the guilty brick and layer."""
+    """Return a verdict as one line, with the guilty brick and layer."""
     guilty = f" [{one.guilty}]" if one.guilty else ""
     return ": ".join(part for part in (one.rule, f"{one.outcome.value}{guilty}", one.about, one.said) if part)
 

@@ -1,4 +1,4 @@
-"""The JSON report, `cbtop.snapshot/1`: plain numbers, the unit in the key, null for what was not measured."""
+"""The JSON report `cbtop.snapshot/1`. Numbers are plain, keys contain the unit, and null means not measured."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from cbtop.viewmodels.timeline import TimelineView
 from cbtop.viewmodels.traces import TraceView
 
 SCHEMA = "cbtop.snapshot/1"
-MAX_LISTED = 512  # spans of a row of the timeline, and gaps of a lane
+MAX_LISTED = 512  # Maximum number of spans per row of the timeline, and of gaps per lane.
 _POINT_KEYS = (
     "intensity",
     "gflops",
@@ -52,7 +52,7 @@ _POINT_KEYS = (
     "above_roof",
     "roof_unsure",
 )
-# The origins of a source's figures outside the statistics; all other ones are counted or measured.
+# Origins of a source's figures outside the table of statistics. All other figures are counted or measured.
 OTHER_ORIGINS = {
     Origin.SHAPES: [],
     Origin.MEASUREMENTS: [
@@ -169,7 +169,7 @@ def _source(view: SourceView) -> dict[str, Any]:
 
 
 def _process(view: SourceView) -> dict[str, Any]:
-    """Return which process it is, its state, and how it is recorded."""
+    """Return the identity of the process, its state, and how it is recorded."""
     return {
         "key": view.key,
         "merged": None if view.merged is None else asdict(view.merged),
@@ -193,7 +193,7 @@ def _process(view: SourceView) -> dict[str, Any]:
 
 
 def _time_covered(view: SourceView) -> dict[str, Any]:
-    """Return the time that the figures cover."""
+    """Return the time range that the figures cover."""
     return {
         "window_s": view.window.asked_s if view.window else None,
         "window_covers_s": view.window.covers_s if view.window else None,
@@ -232,7 +232,7 @@ def _check(check: CheckRow) -> dict[str, Any]:
 
 
 def _layers(layers: LayersView | None) -> dict[str, Any] | None:
-    """Return each layer with the time of each brick in it; null without layers."""
+    """Return each layer with the time of each brick in it, or null without layers."""
     if layers is None:
         return None
     names = [brick.name for brick in layers.bricks]
@@ -259,9 +259,9 @@ def _layers(layers: LayersView | None) -> dict[str, Any] | None:
 
 
 def _timeline(found: TimelineView | None, baseline: Comparison | None) -> dict[str, Any] | None:
-    """Return the newest records on their lanes; null if no records were followed.
+    """Return the newest records on their lanes, or null if records were not followed.
 
-    Only the newest spans and gaps are listed, but all are counted and summed.
+    Only the newest spans and gaps are listed. Counts and sums include all of them.
     """
     if found is None:
         return None
@@ -298,7 +298,7 @@ def _timeline(found: TimelineView | None, baseline: Comparison | None) -> dict[s
 
 
 def _step_beside(found: TimelineView, baseline: Comparison | None) -> dict[str, float] | None:
-    """Return the baseline's median step for the newest one; null without one, or if it is not comparable."""
+    """Return the baseline's median step that compares with the newest step, or null if no step compares."""
     if baseline is None or found.newest is None:
         return None
     median_us = baseline.median_us(found.newest.name, WHOLE_STEP)
@@ -323,7 +323,7 @@ def _part(part: TimelineSpan | Gap) -> dict[str, Any]:
 
 
 def _baseline(found: Comparison | None) -> dict[str, Any] | None:
-    """Return the changes since the baseline, or why they are unknown; null without a baseline."""
+    """Return the changes since the baseline, or why they are unknown. Returns null without a baseline."""
     if found is None:
         return None
     base = found.base
@@ -499,7 +499,7 @@ def _burst(times: KernelTimes) -> dict[str, Any]:
 
 
 def _critical_path(path: CriticalPathView | None) -> dict[str, Any] | None:
-    """Return the critical path, or why it is unknown; null if the graph is one sequence."""
+    """Return the critical path, or why it is unknown. Returns null if all nodes run in sequence."""
     if path is None:
         return None
     known = not path.unknown

@@ -1,4 +1,4 @@
-"""The machines of the sources: their devices and processes, as text and JSON."""
+"""The machines of the sources, with their devices and processes, as text and JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cbtop.viewmodels.source import SourceView
 
 NO_MACHINE = "devices: n/a (no sample of them has come yet)"
 BUSY_LINE = "busy % of a GPU is the share of time in which any kernel ran, however little of the GPU it used"
-_FIRST = 6  # figures in the first table
+_FIRST = 6  # Number of figures in the first table.
 
 
 def machines_of(sources: Iterable[SourceView]) -> list[MachineView]:
@@ -34,7 +34,7 @@ def machines_of(sources: Iterable[SourceView]) -> list[MachineView]:
 
 
 def machines_text(machines: Sequence[MachineView]) -> str:
-    """Return the text of all machines, one below the other."""
+    """Return the text of all machines, each below the previous one."""
     return "\n\n".join(map(_machine, machines)) or NO_MACHINE
 
 
@@ -56,7 +56,7 @@ def _machine(machine: MachineView) -> str:
 
 
 def _devices(rows: Sequence[DeviceRow]) -> list[str]:
-    """Return two tables for 80 columns, with all figures that any device has; the names are in the last one."""
+    """Return two tables for 80 columns, with all figures that any device has. The last one has the devices' names."""
     used = [column for column in DEVICE_COLUMNS if any(has_figure(column.statistic, row.device) for row in rows)]
     parts = [part for part in (used[:_FIRST], used[_FIRST:]) if part]
     tables = []
@@ -83,7 +83,7 @@ def _processes(machine: MachineView) -> str:
 
 
 def machine_json(machine: MachineView) -> dict[str, Any]:
-    """Return one machine with every figure of each device, and the reasons of nulls."""
+    """Return one machine as JSON, with every figure of each device and the reasons for nulls."""
     return {
         "host": machine.host,
         "troubles": list(machine.troubles),

@@ -1,4 +1,4 @@
-"""The text report on one screen: speed, where the time goes, problems, and losses."""
+"""The text report that fits on one screen: speed, the time breakdown, problems, and losses."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from cbtop.viewmodels.time_travel import ReplayView
 MAX_LINES = 60
 MAX_VERDICTS = 4
 MIN_BRICKS, MAX_BRICKS = 3, 12
-MAX_HEAD = 18  # lines
-MAX_COMPARED = 10  # lines that compare with a baseline
+MAX_HEAD = 18  # Lines.
+MAX_COMPARED = 10  # Lines of the comparison with a baseline.
 MAX_OTHERS = 5
 THE_REST = "the rest: --view all"
 
@@ -36,7 +36,7 @@ THE_REST = "the rest: --view all"
 def overview_report(
     sources: Sequence[SourceView], replay: ReplayView | None = None, rows: RowChoice | None = None
 ) -> str:
-    """Return the first source on one screen, and a line for each other one: 60 lines at most."""
+    """Return the first source on one screen, and a line for each other source. The report has at most 60 lines."""
     first, *others = sources
     before = [] if replay is None else [replay_text(replay), ""]
     after = _others(others)
@@ -45,7 +45,7 @@ def overview_report(
 
 
 def bricks_and_verdicts(view: SourceView, most: int) -> list[str]:
-    """Return at most `most` bricks of `view`, and its worst verdicts."""
+    """Return lines with at most `most` bricks of `view`, and with its worst verdicts."""
     found = _verdicts(view)
     return [*_bricks(view, most), *(["", *found] if found else [])]
 
@@ -75,7 +75,7 @@ def _verdicts(view: SourceView) -> list[str]:
 
 
 def _bricks(view: SourceView, most: int) -> list[str]:
-    """Return the costliest bricks, or the first in the chosen order."""
+    """Return the costliest bricks, or the first bricks in the user's order."""
     if view.ranks is not None:
         return first_lines(ranks_text(view.ranks).splitlines(), most + 1)
     if not view.bricks:

@@ -16,7 +16,8 @@ from cbtop.reports.tables import Table, table
 from cbtop.units import NOT_MEASURED, count, counted, duration, number, percent
 
 SCHEMA = "cbtop.diff/1"
-LISTED_CELLS = 8  # bricks in one layer with the largest increases, and the largest decreases
+# Number of listed changes of bricks in single layers, both of the largest increases and of the largest decreases.
+LISTED_CELLS = 8
 _HEAD = ("", "median", "now", "ratio", "p99", "now", "Δ µs/{unit}", "")
 _NAME_COLUMNS = 1
 
@@ -59,7 +60,7 @@ def diff_markdown(found: RunDiff) -> str:
 
 
 def diff_tree(found: RunDiff) -> str:
-    """Return the time of a unit by layer → brick: parts add up to their whole, the worst first."""
+    """Return the time per unit as a tree of layer → brick, the worst first. Parts add up to their whole."""
     lines = [f"{_named(found.base)} → {_named(found.now)}"]
     if found.why_not:
         return "\n".join([*lines, f"not comparable: {found.why_not}"])
@@ -70,22 +71,22 @@ def diff_tree(found: RunDiff) -> str:
 
 
 def diff_json(found: RunDiff) -> str:
-    """Return every number, with null if unknown."""
+    """Return every number as JSON. An unknown number is null."""
     return json.dumps(diff_fields(found), allow_nan=False)
 
 
 def diff_folded(found: RunDiff) -> str:
-    """Return `phase;layer;brick before now` in ns per unit, for differential flame graphs."""
+    """Return lines `phase;layer;brick before now` for differential flame graphs. Times are ns per unit."""
     return folded(_stacks(found))
 
 
 def diff_speedscope(found: RunDiff) -> str:
-    """Return speedscope profiles of both runs, of added time, and of saved time."""
+    """Return speedscope profiles of both runs, of the added time, and of the saved time."""
     return speedscope(_stacks(found), f"{found.base.name} → {found.now.name}")
 
 
 def diff_fields(found: RunDiff) -> dict[str, Any]:
-    """Return the fields of the JSON."""
+    """Return the fields of the JSON document."""
     return {
         "schema": SCHEMA,
         "base": _run_fields(found.base),
@@ -109,7 +110,7 @@ def head(part: PartDiff) -> str:
 
 
 def sentence(part: PartDiff, place: PlaceDiff) -> str:
-    """Return the change of one place in a line."""
+    """Return one line about the change of a place."""
     assert place.change is not None
     calls = ""
     if place.p50:
@@ -245,7 +246,7 @@ def _remark(place: PlaceDiff) -> str:
 
 
 def _listed_cells(part: PartDiff) -> list[PlaceDiff]:
-    """Return the largest changes in both directions, and all that are judged."""
+    """Return the largest increases, the largest decreases, and all changes with a verdict."""
     last = len(part.cells) - LISTED_CELLS
     return [
         cell
@@ -263,7 +264,7 @@ def _verdicts(part: PartDiff) -> list[str]:
 
 
 def power(part: PartDiff) -> str:
-    """Return the smallest change that would have been found."""
+    """Return a line about the smallest change that would have been found."""
     said = []
     for what, places in (("a brick", part.bricks), ("a brick in one layer", part.cells)):
         if (found := part.findable(places)) is not None:
@@ -274,7 +275,7 @@ def power(part: PartDiff) -> str:
 
 
 def _tree(part: PartDiff) -> Iterator[tuple[str, ...]]:
-    """Yield a row for the wall-clock time of a unit, followed by rows for its parts."""
+    """Yield a row for the wall-clock time of a unit, then rows for the parts of that time."""
     balance = part.balance
     yield _branch(0, f"a {part.unit}", balance.wall)
     for layer in part.layers:
@@ -297,7 +298,7 @@ def _branch(depth: int, name: str, times: tuple[float, float], place: PlaceDiff 
 
 
 def _stacks(found: RunDiff) -> list[DiffStack]:
-    """Return each place's own time per unit, from the recorded parts of a step."""
+    """Return the own time of each place per unit, from the recorded parts of steps."""
     return [stack for part in found.parts for stack in _stacks_of(part)]
 
 
@@ -309,7 +310,7 @@ def _stacks_of(part: PartDiff) -> Iterator[DiffStack]:
 
 
 def _outside_layers(part: PartDiff) -> Iterator[tuple[PlaceDiff, tuple[float, float]]]:
-    """Yield the part of each brick outside layers, µs per unit then and now."""
+    """Yield each brick with its time outside layers, as (before, now) in µs per unit."""
     inside: dict[object, tuple[float, float]] = {}
     for place in part.cells:
         (before, now), (one, other) = inside.get(place.brick, (0.0, 0.0)), _means(place)

@@ -1,4 +1,4 @@
-"""The list of sources: one line each, reasons of n/a, the slowest rank, and the cost of cbtop itself."""
+"""The list of sources: a line for each, the reasons of n/a, the slowest rank, and the cost of cbtop itself."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ NO_LIST = "sources: n/a (nobody keeps a list of them)"
 
 
 def listed_in(sources: Iterable[SourceView]) -> ListView | None:
-    """Return the list that came with these views."""
+    """Return the list of all sources that came with these views, or None."""
     return next((source.listed for source in sources if source.listed is not None), None)
 
 
 def listed_text(listed: ListView | None) -> str:
-    """Return all sources, and the cost of cbtop itself."""
+    """Return the text of all sources, and of the cost of cbtop itself."""
     if listed is None:
         return NO_LIST
     costs = [f"cbtop: {source_text.process_cost(cost)}" for cost in listed.costs]
@@ -54,9 +54,9 @@ def listed_text(listed: ListView | None) -> str:
 
 
 def sources_text(rows: Sequence[SourceRow], *, is_compared: bool = False) -> str:
-    """Return two lines per source, then remarks on some of them.
+    """Return two lines per source, then remarks on some of the sources.
 
-    If `is_compared`, also the change of each source's tokens/s since the baseline.
+    If `is_compared`, include the change of each source's tokens/s since the baseline.
     """
     who = ("pid", "host", "rank", "program", "model", "state", "on", "phase")
     runs: Table = [(*who, "since", "tokens/s", "steps/s", "step p50"), *map(_runs, rows)]
@@ -80,7 +80,7 @@ def sources_text(rows: Sequence[SourceRow], *, is_compared: bool = False) -> str
 
 
 def sources_json(rows: Sequence[SourceRow]) -> str:
-    """Return the same as JSON."""
+    """Return the list of sources as JSON."""
     document = {
         "schema": SCHEMA,
         "provenance": PROVENANCE,
@@ -129,7 +129,7 @@ def _known(row: SourceRow) -> tuple[str, ...]:
 
 
 def row_fields(row: SourceRow) -> dict[str, Any]:
-    """Return a source's fields in the list."""
+    """Return the JSON fields of a source in the list."""
     sampling = row.overhead
     return {
         "key": row.key,
@@ -176,12 +176,12 @@ def row_fields(row: SourceRow) -> dict[str, Any]:
 
 
 def cost_fields(cost: ProcessCost) -> dict[str, Any]:
-    """Return the cost of a cbtop process."""
+    """Return the JSON fields for the cost of a cbtop process."""
     return asdict(cost)
 
 
 def change_fields(found: Change) -> dict[str, Any]:
-    """Return the change of a figure since the baseline."""
+    """Return the JSON fields for the change of a figure since the baseline."""
     return {
         "before": found.before,
         "now": found.now,
@@ -193,7 +193,7 @@ def change_fields(found: Change) -> dict[str, Any]:
 
 
 def clock_fields(clock: ClockView | None) -> dict[str, float | None]:
-    """Return the clocks of a source's host minus ours."""
+    """Return the offsets of the clocks of a source's host from the clocks of this host, as JSON fields."""
     return {
         "clock_offset_us": clock.offset_us if clock else None,
         "clock_monotonic_offset_us": clock.monotonic_offset_us if clock else None,
@@ -202,15 +202,15 @@ def clock_fields(clock: ClockView | None) -> dict[str, float | None]:
 
 
 def stall_fields(found: StallView | None) -> dict[str, Any] | None:
-    """Return why a running process makes no progress, or null if it makes progress."""
+    """Return the JSON fields of a lack of progress, or null if the process makes progress."""
     return None if found is None else asdict(found)
 
 
 def straggler_fields(found: StragglerView | None) -> dict[str, Any] | None:
-    """Return the rank that is slower than the others; null without a straggler."""
+    """Return the JSON fields of the straggler, or null without a straggler."""
     return None if found is None else asdict(found)
 
 
 def _stragglers(rows: Sequence[SourceRow]) -> list[StragglerView]:
-    """Return one straggler per job."""
+    """Return the straggler of each job that has one."""
     return list(dict.fromkeys(row.straggler for row in rows if row.straggler is not None))

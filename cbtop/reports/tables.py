@@ -1,15 +1,15 @@
-"""Tables of plain text."""
+"""Tables as plain text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Text columns are left-aligned, number columns right-aligned.
+# Rows of a table. Columns of text are aligned to the left, and columns of numbers to the right.
 Table = list[tuple[str, ...]]
 
 
 def table(rows: Table, *, left: int) -> str:
-    """Return aligned columns, the first `left` of them to the left."""
+    """Return the rows as aligned columns, the first `left` columns to the left and the others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(
@@ -21,6 +21,6 @@ def table(rows: Table, *, left: int) -> str:
 
 
 def first_lines(lines: Sequence[str], most: int) -> list[str]:
-    """Return at most `most` lines: if there are more, the last one says how many are left out."""
+    """Return at most `most` lines. If there are more, the last returned line says how many are left out."""
     more = len(lines) - most
     return [*lines] if more <= 0 else [*lines[: most - 1], f"{more + 1} more lines"]

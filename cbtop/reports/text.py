@@ -61,8 +61,8 @@ TREND_LINE = "last, least, most s: µs a token (without steps: a call) in one se
 HOST_LINE = "host: the median call, without bricks inside; launches: kernels a step; both of the newest steps"
 LAYERS_LINE = f"median, slowest: the median call of the median and the slowest layer; over {ODD}×: so many stand out"
 OPEN_LINE = "the shares are no parts of one whole: bricks ran at the same time, or are of several ranks"
-MAX_CHANGES = 10  # maximum number of changes of layers and their bricks in a text report
-TIMELINE_LINES = 200  # of the newest step
+MAX_CHANGES = 10  # Maximum number of changes of layers, and of bricks in a layer, in a text report.
+TIMELINE_LINES = 200  # Maximum number of lines about the newest step.
 BUDGET_LINE = "budgets are static, in µs/token, as the process declared them: n/a where it declared none"
 
 
@@ -72,9 +72,9 @@ def text_report(
     replay: ReplayView | None = None,
     rows: RowChoice | None = None,
 ) -> str:
-    """Return each source with the chosen sections, in the given order, then the list of all, and their machines.
+    """Return each source with the chosen sections in their order, then the list of all sources, and their machines.
 
-    `rows` has the filter and order of bricks; by default all, unsorted.
+    `rows` has the filter and the order of bricks. By default, all bricks are included, unsorted.
     """
     chosen = [section for section in sections if section in SECTIONS]
     is_list_alone = [*sections] == [SOURCES]
@@ -110,7 +110,7 @@ def _source(view: SourceView, sections: Sequence[str], rows: RowChoice) -> str:
 
 
 def filtered_text(view: SourceView, shown: SourceView, text: str) -> str:
-    """Return the number of bricks that match the filter. Shares and books cover all bricks."""
+    """Return a line with the number of bricks that match the filter. Other figures cover all bricks."""
     return f"bricks shown: {len(shown.bricks)} of {len(view.bricks)}, with {text!r} in name or category"
 
 
@@ -169,7 +169,7 @@ def head_text(view: SourceView) -> str:
 
 
 def verdicts_text(verdicts: Sequence[Verdict]) -> str:
-    """Return problems and limits, each with advice; may be ""."""
+    """Return problems and limits, each with advice, or "" without verdicts."""
     lines = ["verdicts"] if verdicts else []
     for verdict in verdicts:
         lines.append(f"  {verdict.severity} {verdict.id}: {verdict.sentence}")
@@ -179,7 +179,7 @@ def verdicts_text(verdicts: Sequence[Verdict]) -> str:
 
 
 def baseline_text(found: Comparison | None) -> str:
-    """Return the changes since the baseline, or why they are unknown; "" without a baseline."""
+    """Return the changes since the baseline, or why they are unknown. Returns "" without a baseline."""
     if found is None:
         return ""
     lines = [f"baseline: {comparison_text.baseline(found)} (derived)"]
@@ -204,13 +204,13 @@ def baseline_text(found: Comparison | None) -> str:
 
 
 def _percent(change: Change) -> str:
-    """Return the percentage of a change, marked if it is noise."""
+    """Return the percentage of a change. A change that is noise is marked."""
     noise = "" if change.is_beyond_noise else " (noise)"
     return units.NOT_MEASURED if change.percent is None else f"{change.percent:+,.1f}{noise}"
 
 
 def _counted(steps: StepsView) -> str:
-    """Return the numbers of steps, of those recorded inside, and of failed ones."""
+    """Return the number of steps. If needed, add how many were recorded inside, and how many failed."""
     failed = [f"{units.count(steps.failed)} failed"] if steps.failed else []
     if steps.recorded < steps.count:
         lost = ["some inside others left nothing"] if steps.is_sample else []
@@ -222,13 +222,13 @@ def _counted(steps: StepsView) -> str:
 
 
 def _rates(view: SourceView, steps: StepsView) -> str:
-    """Return tokens/s, and steps/s and samples/s, too, if tokens are unknown."""
+    """Return tokens/s. If tokens are unknown, also return steps/s and samples/s."""
     tokens = f"{rate_text.rate(view, steps.tokens_per_sec)} tokens/s"
     return tokens if steps.has_tokens else f"{tokens}, {rate_text.throughput(view, steps)}"
 
 
 def _in_steps(steps: StepsView, time_range: TimeRangeView | None) -> str:
-    """Return the rate while steps ran, their concurrency, and the time of a token."""
+    """Return the rate while steps ran, the average number of concurrent steps, and the time of a token."""
     at_once = f"; {units.number(steps.at_once)} steps at once" if steps.overlap else ""
     ran_us = next((one.us for one in time_range.by_phase if one.name == steps.phase), None) if time_range else None
     of = units.duration(time_range.wall_us if time_range else None)
@@ -239,7 +239,7 @@ def _in_steps(steps: StepsView, time_range: TimeRangeView | None) -> str:
 
 
 def _a_token(steps: StepsView) -> str:
-    """Return the time of a token in the median step, in the p99 and in the slowest."""
+    """Return the time of a token in the median step, in the p99 step, and in the slowest step."""
     if steps.us_per_token_p50 is None:
         return ""
     named = (("p50", steps.us_per_token_p50), ("p99", steps.us_per_token_p99), ("max", steps.us_per_token_max))
@@ -247,7 +247,7 @@ def _a_token(steps: StepsView) -> str:
 
 
 def _held(steps: StepsView) -> str:
-    """Return the numbers of sequences and of cached positions."""
+    """Return the numbers of sequences and of cached positions per step."""
     found = [
         f"{_span(span)} {what}{'' if _span(span) == '1' else 's'} {where}"
         for span, what, where in (
@@ -266,7 +266,7 @@ def _span(span: SpanView) -> str:
 
 
 def _shown_time(view: SourceView) -> str:
-    """Return the time range of the figures."""
+    """Return the time range of the figures as text."""
     shown, window = range_text.shown_time(view, with_date=True), view.window
     if window is None:
         return f"figures: {shown}"
@@ -276,7 +276,7 @@ def _shown_time(view: SourceView) -> str:
 
 
 def _bricks(view: SourceView) -> str:
-    """Return tables for 80 columns: where the time goes, the work, and the distance from the roof."""
+    """Return tables of 80 columns: the time of bricks, their work, and their distance from the roof."""
     if view.ranks is not None:
         return "\n".join((ranks_text(view.ranks), books_text(view)))
     if not view.bricks:
@@ -317,7 +317,7 @@ def _bricks(view: SourceView) -> str:
 
 
 def _in_layers(view: SourceView) -> Table:
-    """Return for each brick in layers the median call in the median layer and in the slowest one."""
+    """Return a table of the bricks in layers, with the median call in the median layer and in the slowest layer."""
     rows: Table = [("brick", "layers", "median µs", "slowest µs", "slowest layer", f"over {ODD}×")]
     for row in view.bricks:
         found = view.layer_times.of_brick(LayerBrick(*row.key)) if view.layer_times else None
@@ -330,7 +330,7 @@ def _in_layers(view: SourceView) -> Table:
 
 
 def _shares(view: SourceView) -> list[str]:
-    """Return a line if the shares of the bricks are not parts of one whole."""
+    """Return a line if the shares of the bricks are not parts of one whole, else []."""
     return [OPEN_LINE] if view.shares_close is False else []
 
 
@@ -349,12 +349,12 @@ def _cell(statistic: Statistic, row: BrickRow | CategoryRow) -> str:
     if statistic.key == "percent_of_roof" and isinstance(row, BrickRow) and row.roof is not None:
         return f"{'!' * row.above_roof}{'?' * bool(row.roof_unsure)}{statistic.bare(row)}"
     if statistic.unit == "count":
-        return str(statistic.value(row))  # exact, because programs read logs, too
+        return str(statistic.value(row))  # An exact number, because programs read logs, too.
     return statistic.bare(row)
 
 
 def ranks_text(view: RanksView) -> str:
-    """Return a column per rank, with the slowest of each row marked."""
+    """Return a table with a column per rank. The slowest rank of each row is marked."""
     rows: Table = [(f"µs a {view.unit}", *(column.name for column in view.ranks), "slowest over median")]
     for row in view.rows:
         cells = [units.number(us) + ("*" if at == row.slowest else " ") for at, us in enumerate(row.us)]
@@ -385,7 +385,7 @@ def books_text(view: SourceView) -> str:
 
 
 def _not_instrumented(view: SourceView) -> str:
-    """The line about the time in no brick, if there is much of it."""
+    """Return a line about the time outside bricks, or "" if its share is small."""
     found = not_instrumented(view)
     if found is None:
         return ""
@@ -408,7 +408,7 @@ def _categories(view: SourceView) -> str:
 
 
 def _layers(view: SourceView) -> str:
-    """Return a line per layer, with the cause if it is slower than its peers."""
+    """Return a line per layer. If a layer is slower than its peers, the line has the cause."""
     layers = view.layer_times
     if layers is None:
         return "layers: n/a (none of this phase has been recorded)"
@@ -422,7 +422,7 @@ def _layers(view: SourceView) -> str:
 
 
 def _timeline(view: SourceView) -> str:
-    """Return the sum of each lane, and the newest step record by record; "" if no records were followed."""
+    """Return the sum of each lane, and the newest step record by record. Returns "" if records were not followed."""
     found = view.timeline
     if found is None:
         return ""
@@ -480,7 +480,7 @@ def _work_cells(found: WorkChange | None) -> tuple[str, str]:
 
 
 def _measured(ceiling: CeilingRow) -> str:
-    """Return the provenance of a ceiling: the day of measurement, and its rounds."""
+    """Return the provenance of a ceiling, with the day and the rounds of its measurement."""
     if ceiling.provenance is not Provenance.MEASURED:
         return ceiling.provenance.value
     day = f" {time_text.day(ceiling.measured_on)}" if ceiling.measured_on else ""
@@ -491,7 +491,8 @@ def _tree(view: SourceView) -> str:
     if view.merged is not None and not view.graph:
         return "tree: n/a (what is taken from several ranks is no graph)"
     path = view.critical_path
-    is_beside = path is not None and path.nodes < path.timed_nodes  # otherwise every node would have the same note
+    # If all nodes are critical, every node would have the same note.
+    is_beside = path is not None and path.nodes < path.timed_nodes
     changes = view.baseline.places if view.baseline is not None and view.merged is None else {}
 
     def note(row: GraphRow) -> str:
@@ -541,7 +542,7 @@ def _trace(trace: TraceView) -> str:
 
 
 def _traced(value: float | None) -> str:
-    """Format a traced number of any size with four digits, and an exponent if necessary."""
+    """Format a traced number of any size with four digits. If necessary, use an exponent."""
     if value is None:
         return units.NOT_MEASURED
     return f"{value:.0f}" if value.is_integer() and abs(value) < 1e12 else f"{value:.4g}"

@@ -1,1 +1,1 @@
-"""The screen: the Textual app, its views, and their widgets."""
+"""Terminal screen: the Textual app, its views, and their widgets."""

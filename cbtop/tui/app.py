@@ -1,4 +1,4 @@
-"""The terminal dashboard: a timer polls a feed, and the screen is drawn from the newest view model."""
+"""The terminal dashboard. A timer polls a feed and draws the screen from the newest view model."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0)
 
 
 class CbtopApp(App[int]):
-    """Header, tabs, one view, footer. Its result is the exit code."""
+    """The dashboard: header, tabs, one view, footer. The app's result is the exit code."""
 
     TITLE = "cbtop"
     CSS_PATH = "cbtop.tcss"
@@ -62,7 +62,7 @@ class CbtopApp(App[int]):
     AUTO_FOCUS = None
     COMPONENT_CLASSES: ClassVar[set[str]] = set(ROLES)
     SHOWN: ClassVar[tuple[type[View], ...]] = VIEWS
-    FOLLOWS: ClassVar[bool] = True  # show the newest running process until the user chooses one
+    FOLLOWS: ClassVar[bool] = True  # Whether to show the newest running process until the user chooses one.
     BINDINGS: ClassVar[list[BindingType]] = [
         *(
             Binding(str(number), f"view({number - 1})", view.title, show=False)
@@ -125,16 +125,16 @@ class CbtopApp(App[int]):
         look_back: AskBack | None = None,
         section: str = "all",
     ) -> None:
-        """`section` of a report selects the view that opens first; the overview if no view shows it.
+        """Create the app, which opens the view of the report section `section` first (default: the overview).
 
-        `save_history` writes the daemon's history; `look_back` opens it.
+        `save_history` writes the daemon's history to a file, and `look_back` opens the history.
         """
         super().__init__(driver_class=AskingDriver)
         self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
         self.VERTICAL_BREAKPOINTS = [(0, "-short"), (20, "-tall")]
         for theme in THEMES:
             self.register_theme(theme)
-        self._follows_terminal = False  # whether the theme follows the terminal's background, once known
+        self._follows_terminal = False  # Whether the theme follows the terminal's background when that becomes known.
         self._color_system: str | None = "truecolor"
         self._set_light(is_light=False)
         self.feed = feed
@@ -147,9 +147,10 @@ class CbtopApp(App[int]):
         self.phase: str | None = None
         self.window = True
         self.merge: MergeMode | None = None
-        self._missed: str | None = None  # the process shown, if a look back did not find it
+        self._missed: str | None = None  # Key of the shown process, if the history does not contain it.
         self.rows = AS_THEY_COME
-        self.orders: dict[str, tuple[str, bool]] = {}  # for tables not named in `rows`: column, largest first
+        # (column, largest first) of each table that `rows` does not name.
+        self.orders: dict[str, tuple[str, bool]] = {}
         self._tick_timer: Timer | None = None
         self._views: list[View] = []
         self._first = next((at for at, view in enumerate(self.SHOWN) if view.section == section), 0)
@@ -183,14 +184,14 @@ class CbtopApp(App[int]):
 
     @property
     def _shown_feed(self) -> AppFeed:
-        """The feed of the screen: live, or a recording while looking back."""
+        """The feed that the screen shows: live, or a recording while the user looks back."""
         return self._travel.past or self.feed
 
     def get_default_screen(self) -> Screen[Any]:
         return ChangedCellsScreen(id="_default")
 
     def on_mount(self) -> None:
-        # After ^Z and fg the terminal is empty, so unchanged parts must be drawn too.
+        # After ^Z and fg the terminal is empty, so draw the unchanged parts again, too.
         self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
         self._choose_rows()
         self.tick()
@@ -201,7 +202,7 @@ class CbtopApp(App[int]):
                 self._driver.ask_background()
 
     def choose_theme(self, name: str | None) -> None:
-        """Set the theme `dark` or `light` in the terminal's colours. None: follow its background."""
+        """Set the theme `dark` or `light`. If `name` is None, follow the terminal's background."""
         self._follows_terminal, self._color_system = name is None, self.console.color_system
         self._set_light(is_light=is_light_by_environment() if name is None else name == "light")
 
@@ -226,7 +227,7 @@ class CbtopApp(App[int]):
 
     @property
     def chosen_orders(self) -> dict[str, tuple[str, bool]]:
-        """For each table sorted by the user: the column, and whether the largest come first."""
+        """(column, whether the largest come first) of each table that the user has sorted."""
         return {name: table.chosen for name, table in self._sorted_tables().items() if table.chosen is not None}
 
     def tick(self) -> None:
@@ -240,7 +241,7 @@ class CbtopApp(App[int]):
             self.show()
 
     def _look(self) -> None:
-        """Select the newest process unless paused or merged, and notify about other processes."""
+        """Select the newest process, unless the screen is paused or merged. Notify about other processes."""
         may_move = not self.paused and self.merge is None
         told = self.selection.look(self.feed.sources(), is_complete=self.feed.is_complete, may_move=may_move)
         if told:
@@ -256,7 +257,7 @@ class CbtopApp(App[int]):
         self._show_content()
 
     def arrive(self) -> None:
-        """Draw a different moment. Views drop what they held of the previous one."""
+        """Draw the screen after a move in time. Views drop data of the previous moment."""
         for view in self._views:
             view.let_go()
         self.show()
@@ -292,14 +293,14 @@ class CbtopApp(App[int]):
         self._time_bar.show_time(found)
 
     def replay(self) -> ReplayView | None:
-        """Return the position in the recording, or None if the screen is live."""
+        """Return the position in the recording, or None if the screen shows live data."""
         past = self._travel.past
         return None if past is None else past.replay()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Disable keys of time travel while the help or the filter is open.
+        """Disable the time travel keys while the help or the filter is open.
 
-        Esc and End keep their other meaning if there is no range or look back to leave.
+        Without a range or look back to leave, Esc and End keep their other meaning.
         """
         if action not in ("steps", "seek", "seek_to", "range", "leave_range", "now"):
             return True
@@ -323,7 +324,7 @@ class CbtopApp(App[int]):
         self._show_view(view)
 
     def _show_welcome(self, source: SourceView | None) -> None:
-        """Show the welcome screen, because `source` (or any source) has no data yet."""
+        """Show the welcome screen, because `source` is None or has no data yet."""
         self._switcher.current = "welcome"
         self._welcome.show(source, self.feed.status(), self.feed.refused)
 
@@ -336,7 +337,7 @@ class CbtopApp(App[int]):
         """Show the view `index`."""
         self._tabs.set_active(index)
         self._follow_records()
-        # A recording has the records of the shown moment immediately, even while paused.
+        # In a recording, the records of the shown moment are available at once, even while the screen is paused.
         if self.SHOWN[index].needs_records and (self.replay() is not None or not self.paused):
             self.show()
         else:
@@ -354,13 +355,13 @@ class CbtopApp(App[int]):
         graph.open_node(event.node)
 
     def on_sources_source_chosen(self, event: Sources.SourceChosen) -> None:
-        """Show this source alone in every view, and stay with it."""
+        """Show only the chosen source in every view, and stop following the newest process."""
         self.selection.choose(event.key)
         self.merge = None
         self.show()
 
     def action_pause(self) -> None:
-        """Pause the screen, or resume it, from a look back too. The feed is polled while paused."""
+        """Pause the screen, or resume it (also from a look back). The feed is polled meanwhile."""
         if self.paused:
             self.action_now()
         else:
@@ -368,13 +369,14 @@ class CbtopApp(App[int]):
 
     def _freeze(self) -> None:
         self.paused = True
-        if self.source is not None:  # so that parts scrolled or unfolded into view later show this moment, too
+        # Keep this moment's data for parts that are scrolled or unfolded into view later.
+        if self.source is not None:
             self.source = self.source.held()
         self._show_surroundings()
         self._show_content()
 
     def action_now(self) -> None:
-        """Return from a look back to the present."""
+        """Return to the present."""
         self._missed = None
         is_elsewhere = self._travel.past is not None
         self._travel.leave()
@@ -385,17 +387,17 @@ class CbtopApp(App[int]):
             self.show()
 
     def action_steps(self, steps: int) -> None:
-        """Move in time by steps of the process shown, starting from the present moment, which is paused."""
+        """Pause the screen, then move in time by `steps` steps of the shown process."""
         self._hold()
         self._travel.move_steps(steps)
 
     def action_seek(self, by_s: float) -> None:
-        """Move in time."""
+        """Pause the screen, then move in time by `by_s` seconds."""
         self._hold()
         self._travel.move(by_s)
 
     def action_range(self) -> None:
-        """Begin a range at the moment shown, or end it there and show it in every view."""
+        """Begin a time range at the shown moment, or end the begun range there and show it in every view."""
         self._hold()
         self._travel.mark()
 
@@ -411,7 +413,7 @@ class CbtopApp(App[int]):
             self._travel.go_to(event.share * self._travel.past.duration_s)
 
     def action_phase(self) -> None:
-        """Show the next phase. A paused screen shows its current data."""
+        """Show the next phase, with current data even if the screen is paused."""
         if self.source is None or not self.source.phases:
             return
         phases = [steps.phase for steps in self.source.phases]
@@ -420,12 +422,12 @@ class CbtopApp(App[int]):
         self.show()
 
     def action_recent(self) -> None:
-        """Toggle between the recent window and all data."""
+        """Switch between statistics of the recent window and of all data."""
         self.window = not self.window
         self.show()
 
     def action_mark_baseline(self) -> None:
-        """Use the recent window as the baseline, replacing an earlier one."""
+        """Use the recent window as the baseline. It replaces an earlier baseline."""
         if self.source is None:
             self._tell_baseline("there is no process yet that could be compared with", severity="warning")
         elif self._shown_feed.mark_baseline(self.source.key):
@@ -448,7 +450,10 @@ class CbtopApp(App[int]):
         self.notify("\n".join(lines), title="baseline", severity=severity, timeout=READ_S, markup=False)
 
     def action_merge(self) -> None:
-        """Cycle through sum, slowest, side by side of all sources with the same model, and one source alone."""
+        """Select the next merge mode: sum, slowest, side by side, or no merge.
+
+        A merge has all sources with the same model.
+        """
         modes = (None, *MergeMode)
         mode = modes[(modes.index(self.merge) + 1) % len(modes)]
         if mode is not None and (why := self._why_not_merged(mode)):
@@ -458,7 +463,7 @@ class CbtopApp(App[int]):
         self.show()
 
     def _why_not_merged(self, mode: MergeMode) -> str:
-        """Return why the source shown cannot be merged, or "" if it can."""
+        """Return why the shown source cannot be merged, or "" if it can."""
         found = self._shown_feed.merged(mode, self.selection.key, self.phase, window=self.window)
         if found is None:
             return "there is no process yet that could be merged"
@@ -467,7 +472,7 @@ class CbtopApp(App[int]):
         return f"{found.merged.members[0]} alone runs this model in this program: a merge needs two"
 
     def action_step_source(self, steps: int) -> None:
-        """Show the next source, and stay with it."""
+        """Show the source `steps` further in the list, and stay with it."""
         self.selection.step(steps, self._shown_feed.sources())
         self.show()
 
@@ -489,7 +494,10 @@ class CbtopApp(App[int]):
         self._set_light(is_light=self.current_theme.dark)
 
     def action_save_history(self) -> None:
-        """Write the range shown, or the daemon's history, to a file, in a thread because it takes a while."""
+        """Write the shown time range, or the daemon's history, to a file.
+
+        A thread writes, because that takes a while.
+        """
         save_range = self._travel.saving()
         save, what = (
             (save_range, "the range is in") if save_range else (self._save_history, "the last minutes are in")
@@ -517,8 +525,8 @@ class CbtopApp(App[int]):
         self.action_view(self.SHOWN.index(Graph))
 
     def action_export(self) -> None:
-        """Ask for the format and write the view shown to the working directory."""
-        # Imported here, because loading all reports would delay the first frame by a thirtieth of a second.
+        """Ask for a format and export the shown view to a file in the working directory."""
+        # A local import, because loading all reports would delay the first frame by a thirtieth of a second.
         from cbtop.tui.export import ask_and_export
 
         view = self._views[self._tabs.active]
@@ -534,5 +542,5 @@ class CbtopApp(App[int]):
         self.exit(0)
 
     def leave_with(self, exit_code: int) -> None:
-        """Leave because the terminal is gone or a signal was received."""
+        """Exit because the terminal is gone or a signal was received."""
         self.exit(exit_code, return_code=exit_code)

@@ -1,7 +1,7 @@
-"""Detects a light terminal background. The terminal is asked (OSC 11) and may answer at any time, or never.
+"""Detection of a light terminal background. cbtop asks the terminal (OSC 11), which may answer at any time, or never.
 
-Nothing waits for the answer. However late it comes, it is removed from the input before Textual could read it as
-keys. Only an exit directly after the question waits for it, so that it does not reach the shell.
+Nothing waits for the answer. However late the answer comes, it is removed from the input before Textual reads it as
+keys. Only an exit directly after the question waits for the answer, because the answer would reach the shell.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from textual.message import Message
 from cbtop.tui.patience import SlowPollSelector
 
 ASK = "\x1b]11;?\x1b\\"
-ANSWER_WITHIN_S = 1.0  # a terminal that has not answered by then never will
+ANSWER_WITHIN_S = 1.0  # A terminal that has not answered by then never will.
 _ANSWER = re.compile(r"\x1b?\]11;([^\x07\x1b]{0,64})(?:\x07|\x1b\\)")
-_BEGUN = re.compile(r"\x1b?\]1(?:1(?:;[^\x07\x1b]{0,64}\x1b?)?)?\Z")  # the rest comes with the next input
+# Begin of an answer. Its rest comes with the next input.
+_BEGUN = re.compile(r"\x1b?\]1(?:1(?:;[^\x07\x1b]{0,64}\x1b?)?)?\Z")
 _COLOUR = re.compile(r"rgba?:([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})")
-_BLACK_ON_IT = 0.179  # relative luminance above which black has more contrast on it than white (WCAG 2)
-_NEVER_ANSWER = ("linux", "dumb", "unknown", "")  # types of terminals
+_BLACK_ON_IT = 0.179  # Black has more contrast than white on a background of a higher relative luminance (WCAG 2).
+_NEVER_ANSWER = ("linux", "dumb", "unknown", "")  # Types of terminals that do not answer.
 
 
 class BackgroundTold(Message):
-    """The terminal has reported its background."""
+    """The terminal has reported its background colour."""
 
     def __init__(self, *, is_light: bool) -> None:
         super().__init__()
@@ -39,12 +40,12 @@ class BackgroundTold(Message):
 
 
 class AnswerParser(XTermParser):
-    """Parses keys, after removing the terminal's answer."""
+    """Removes the terminal's answer from the input, then parses keys."""
 
     _held = ""
 
     def feed(self, data: str) -> Iterable[Message]:
-        if not data:  # end of input
+        if not data:
             return super().feed(data)
         data, self._held = self._held + data, ""
         told: list[Message] = []
@@ -57,18 +58,18 @@ class AnswerParser(XTermParser):
         return chain(told, super().feed(data)) if data else told
 
 
-# The driver creates its parser and selector under these names.
+# Replace the parser and the selector that Textual's driver creates by these names.
 vars(linux_driver)["XTermParser"] = AnswerParser
 vars(linux_driver)["selectors"] = SimpleNamespace(**vars(selectors) | {"SelectSelector": SlowPollSelector})
 
 
 class AskingDriver(LinuxDriver):
-    """Textual's driver, extended by the question."""
+    """Textual's driver, which also asks the terminal for its background colour."""
 
-    _asked_s: float | None = None  # None: no answer is pending
+    _asked_s: float | None = None  # Time of the question. None if no answer is pending.
 
     def ask_background(self) -> None:
-        """Ask the terminal, if its type may answer."""
+        """Ask the terminal for its background colour, if its type may answer."""
         if self.input_tty and os.environ.get("TERM", "") not in _NEVER_ANSWER:
             self._asked_s = time.monotonic()
             self.write(ASK)
@@ -86,18 +87,18 @@ class AskingDriver(LinuxDriver):
 
 
 def is_light_by_environment() -> bool:
-    """Return whether COLORFGBG, which some terminals set, has a light background: `0;15` is black on white."""
+    """Return whether the variable COLORFGBG describes a light background. Example: `0;15` is black on white."""
     return os.environ.get("COLORFGBG", "").rpartition(";")[2] in ("7", "15")
 
 
 def _is_light(colour: str) -> bool | None:
-    """Parse `rgb:ffff/ffff/dddd`; None if it is not a colour."""
+    """Return whether `rgb:ffff/ffff/dddd` or the like is a light colour, or None if it is not a colour."""
     if (found := _COLOUR.match(colour)) is None:
         return None
     return luminance(*(int(part, 16) / (16 ** len(part) - 1) for part in found.groups())) > _BLACK_ON_IT
 
 
 def luminance(red: float, green: float, blue: float) -> float:
-    """Return the relative luminance (0 to 1) of an sRGB colour with components 0 to 1 (WCAG 2)."""
+    """Return the relative luminance (0 to 1, WCAG 2) of an sRGB colour. Its components are 0 to 1."""
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in (red, green, blue)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -1,4 +1,4 @@
-"""Slow tasks started by a key: a thread waits for the result, shows progress, and reports the outcome."""
+"""Slow tasks started by a key. A thread waits for the result, shows progress, and reports the outcome."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from cbtop.protocol.errors import ProtocolError
 from cbtop.tui.widgets.lines import clean
 from cbtop.viewmodels.source import SourceView
 
-READ_S = 10.0  # how long the outcome of a request stays on the screen
+READ_S = 10.0  # The outcome of a task stays on the screen for this many seconds.
 
 Found = TypeVar("Found")
 Found_co = TypeVar("Found_co", covariant=True)
 
 
 class Progress(Protocol):
-    """Shows a status and the completed share (0..1; None: unknown). An empty status ends it."""
+    """Shows a status and the completed share (0 to 1, None if unknown). An empty status hides both."""
 
     def __call__(self, status: str, done: float | None = None, /) -> None: ...
 
 
 class Awaited(Protocol[Found_co]):
-    """A pending result."""
+    """A result that is not available yet."""
 
     @property
     def status(self) -> str: ...
@@ -41,35 +41,36 @@ class Awaited(Protocol[Found_co]):
     def done(self) -> float | None: ...
 
     def poll(self) -> Found_co | None:
-        """Return the result, or None while waiting. Raises if there will be none."""
+        """Return the result, or None if it is not available yet. Raises if the task failed."""
 
 
 class BackgroundTask(ABC, Generic[Found]):
-    """A task that runs once at a time. Leaving the screen ends it."""
+    """A task that runs once at a time. It ends when the user leaves the screen."""
 
     TITLE: ClassVar[str]
-    AT_IT: ClassVar[str]  # why a second one cannot start meanwhile
-    QUESTION: ClassVar[str] = ""  # asked first; the same key within READ_S is the yes
+    AT_IT: ClassVar[str]  # Why the task cannot start while it is running.
+    # Question before the task starts. Pressing the same key within READ_S seconds means yes.
+    QUESTION: ClassVar[str] = ""
 
     def __init__(self, app: App[int], show_progress: Progress) -> None:
         self._app = app
         self._show_progress = show_progress
-        self._asked: tuple[str, float] | None = None  # the source's key, and when
+        self._asked: tuple[str, float] | None = None  # (key of the source, time) of the last question.
 
     @abstractmethod
     def why_not(self, source: SourceView | None, *, is_recording: bool) -> str:
-        """Return why it cannot be done for the source shown, or ""."""
+        """Return why the task cannot run for the shown source, or "" if it can."""
 
     @abstractmethod
     def ask(self, source: SourceView) -> AbstractContextManager[Awaited[Found]]:
-        """Begin it; leaving the context ends it."""
+        """Start the task and return its pending result. Leaving the context ends the task."""
 
     @abstractmethod
     def told(self, source: SourceView, found: Found) -> Iterable[str]:
-        """Return the result as lines of text."""
+        """Return the task's result as lines of text."""
 
     def begin(self, source: SourceView | None, *, is_recording: bool) -> None:
-        """Start the task for the process shown, or report why it cannot."""
+        """Start the task for the shown process, or show why it cannot start."""
         if why := self.why_not(source, is_recording=is_recording) or self._at_it():
             self._tell(why, severity="warning")
         elif source is not None and self.QUESTION and not self._is_confirmed(source):
@@ -78,7 +79,10 @@ class BackgroundTask(ABC, Generic[Found]):
             self._app.run_worker(partial(self._wait, source), thread=True, group=self.TITLE)
 
     def _is_confirmed(self, source: SourceView) -> bool:
-        """Return whether the question about this source is on the screen. If not, note that it is from now on."""
+        """Return True if the user saw the question about this source in the last READ_S seconds.
+
+        If not, note the time.
+        """
         now_s = time.monotonic()
         if self._asked is not None and self._asked[0] == source.key and now_s - self._asked[1] < READ_S:
             self._asked = None
@@ -96,7 +100,7 @@ class BackgroundTask(ABC, Generic[Found]):
         try:
             with self.ask(source) as asked:
                 while (found := asked.poll()) is None:
-                    if worker.is_cancelled:  # the screen was left
+                    if worker.is_cancelled:
                         return
                     if shown != (asked.status, asked.done):
                         shown = asked.status, asked.done

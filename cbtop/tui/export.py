@@ -1,4 +1,4 @@
-"""Exports the view shown to a file in the working directory."""
+"""Export of the shown view to a file in the working directory."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from cbtop.tui.widgets.lines import Line, clean
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.time_travel import ReplayView
 
-_GROUPED = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")  # a number of four digits or more, as displayed
+# A displayed number of four digits or more, with commas between groups of three.
+_GROUPED = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
 
-# Key, file extension, and description of each format.
+# (key, file extension, description) of each export format.
 KINDS = {
     "s": ("svg", "the picture on the screen"),
     "j": ("json", "all that is known of the process, as the JSON report has it"),
@@ -38,7 +39,7 @@ KINDS = {
 
 
 class ExportScreen(ModalScreen[str | None]):
-    """Asks for the format. Returns the file extension, or None."""
+    """Asks the user for a format. The result is a file extension, or None."""
 
     AUTO_FOCUS = None
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -51,7 +52,7 @@ class ExportScreen(ModalScreen[str | None]):
 
 
 class Kinds(Drawing):
-    """The formats and their keys."""
+    """The list of formats and their keys."""
 
     def draw(self, width: int, height: int) -> list[Line]:
         rows: list[Line] = [
@@ -62,7 +63,7 @@ class Kinds(Drawing):
 
 
 def ask_and_export(app: App[int], view: View, source: SourceView, replay: ReplayView | None) -> None:
-    """Ask for the format and write `view` of `source` in its state at the time of asking."""
+    """Ask for a format, then write `view` of `source` as it was when this function was called."""
     picture = app.export_screenshot(title=f"cbtop {view.title}")
     source = source.held()
 
@@ -80,7 +81,7 @@ def ask_and_export(app: App[int], view: View, source: SourceView, replay: Replay
 
 
 def write_export(ending: str, view: View, source: SourceView, replay: ReplayView | None, picture: str) -> Path:
-    """Write `view` of `source` to a new file and return its path. Raises CbtopError if the view has no table."""
+    """Write `view` of `source` to a new file and return its path. Raises CbtopError if the format needs a table."""
     sections = [view.section] if view.section in VIEWS else list(VIEWS)
     texts: dict[str, Callable[[], str]] = {
         "svg": lambda: picture,
@@ -104,7 +105,7 @@ def write_export(ending: str, view: View, source: SourceView, replay: ReplayView
 
 
 def as_csv(cells: Cells) -> str:
-    """Return the cells as CSV: numbers with the displayed digits, in machine-readable form; names without glyphs."""
+    """Return the cells as CSV. Numbers have the displayed digits without commas, and names have no glyphs."""
     written = io.StringIO()
     csv.writer(written).writerows([cells.head, *([_as_read(cell) for cell in row] for row in cells.rows)])
     return written.getvalue()

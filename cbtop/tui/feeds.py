@@ -1,4 +1,4 @@
-"""The interface of feeds that the screen needs."""
+"""Interface of the feeds that provide the screen's data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cbtop.viewmodels.time_travel import TimeView
 
 
 class AppFeedEnd(Protocol):
-    """The program started with this app has failed. Whoever started the app reports why."""
+    """Failure of the program started with this app. The caller that started the app reports why."""
 
     @property
     def exit_code(self) -> int: ...
@@ -30,47 +30,48 @@ class HistoryFile(Protocol):
 
 
 class AppFeed(Protocol):
-    """The source of all data. No call blocks."""
+    """Provider of all data on the screen. None of its methods blocks."""
 
     def poll(self) -> None:
-        """Apply what has arrived. Called every tick, also while the screen is paused."""
+        """Apply the data that has arrived. Called at every tick, also while the screen is paused."""
 
     def sources(self) -> tuple[SourceSummary, ...]:
         """Return every source, in a stable order."""
 
     def view(self, key: str | None, phase: str | None, *, window: bool) -> SourceView | None:
-        """Return the view of source `key` (None: the newest live one) in `phase` (None: the default), or None.
+        """Return the view of source `key` in `phase`, or None if the source does not exist.
 
-        Its statistics cover all data, or the recent `window`.
+        A `key` of None selects the newest live source, and a `phase` of None the default phase. The statistics cover
+        all data, or the recent window if `window` is true.
         """
 
     def merged(self, mode: MergeMode, key: str | None, phase: str | None, *, window: bool) -> SourceView | None:
-        """Return all sources that belong together with `key` as one view."""
+        """Return one merged view of all sources that belong together with source `key`."""
 
     def follow_records(self, on: bool) -> None:
-        """Start or stop receiving every record, which a timeline needs."""
+        """Start or stop receiving every record. Only a timeline needs every record."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether all running processes are known, so that a new one has just started."""
+        """Whether all running processes are known. If so, a process that appears has just started."""
 
     def mark_baseline(self, key: str) -> bool:
-        """Use the recent window of each process as baseline. Returns False if `key` has too few steps."""
+        """Use the recent window of each process as its baseline. Returns False if process `key` has too few steps."""
 
     def clear_baseline(self) -> None:
         """Stop comparing with a baseline."""
 
-    baselines: Sequence[Snapshot]  # one per process
+    baselines: Sequence[Snapshot]  # One baseline per process.
 
     def watched(self) -> TimeView | None:
-        """Return the last minutes with their notable events, or None if unknown."""
+        """Return the time range of the last minutes and its notable events, or None if unknown."""
 
     def status(self) -> str:
-        """Return one line about the link."""
+        """Return one line about the connection to the daemon."""
 
     @property
     def refused(self) -> str:
-        """Why the daemon rejects us or we its messages; empty if all is well or may become so."""
+        """Why the daemon rejects this client, or the client rejects the daemon's messages. "" if neither happens."""
 
     def finished(self) -> AppFeedEnd | None:
         """Return the failure of the program started with this app, or None."""

@@ -1,4 +1,4 @@
-"""The key that records the kernels of the next steps of the process shown."""
+"""The key that records the kernels of the next few steps of the shown process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cbtop.viewmodels.source import SourceView
 class Kernels(BackgroundTask[BurstView]):
     """Records kernels on request.
 
-    They are not part of statistics; the graph shows them, after a pause when it resumes.
+    Statistics do not include these kernels. The graph shows them; a paused graph shows them after it resumes.
     """
 
     TITLE = "kernels"

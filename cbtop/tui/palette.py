@@ -1,4 +1,4 @@
-"""The command palette: every key that works in the current view, by description."""
+"""The command palette. It lists every key that works in the current view, by its description."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cbtop.tui.widgets.footer import shown_key
 
 
 class KeysByName(Provider):
-    """Choosing an entry is the same as pressing the key."""
+    """Provides the palette's entries. Choosing an entry is the same as pressing its key."""
 
     async def discover(self) -> Hits:
         for binding in self._bindings():
@@ -26,9 +26,9 @@ class KeysByName(Provider):
                 yield Hit(score, matcher.highlight(_text(binding)), press)
 
     def _bindings(self) -> Iterator[Binding]:
-        """Yield one binding per action, the focused widget's first.
+        """Yield one binding per action, the bindings of the focused widget first.
 
-        Includes actions disabled while the palette is open; excludes Textual's own.
+        Includes actions that are disabled only while the palette is open. Excludes Textual's own actions.
         """
         told: set[str] = set()
         for active in self.screen.active_bindings.values():

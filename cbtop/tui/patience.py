@@ -1,15 +1,15 @@
-"""How long Textual's thread waits for keys: it polls ten times a second, and twice a second if nothing is typed."""
+"""Polling interval of Textual's input thread: a tenth of a second, or half a second while the user types nothing."""
 
 from __future__ import annotations
 
 import selectors
 
-PATIENT_S = 0.5  # also the longest wait for that thread on exit, unless by a key
-TYPING_LOOKS = 10  # polls without input before waiting longer: the rest of a key may still come
+PATIENT_S = 0.5  # Seconds. Also the longest wait for the input thread on exit, unless a key caused the exit.
+TYPING_LOOKS = 10  # Polls without input before the wait gets longer. Until then, the rest of a key sequence may come.
 
 
 class SlowPollSelector(selectors.SelectSelector):
-    """Waits for the given timeout, or longer if there was no input for some time."""
+    """Selector that waits for the given timeout, or longer after some time without input."""
 
     def __init__(self) -> None:
         super().__init__()

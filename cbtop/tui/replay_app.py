@@ -1,4 +1,4 @@
-"""The dashboard for a recording: the same screens, with keys that move in time."""
+"""The dashboard for a recording. It has the usual views, and keys that move in time."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from cbtop.feeds.replay import ReplayFeed
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.time_travel import TimeTravel
 
-_NOT_HERE = ("now", "save_history")  # a recording has no present, and contains its last minutes already
+_NOT_HERE = ("now", "save_history")  # A recording has no present, and its last minutes are in the file already.
 
 
 def _seek(keys: str, action: str, description: str, *, show: bool = False) -> Binding:
-    # They take priority over the keys of lists, which keep j k g G and, in the graph, h l.
+    # These keys take priority over the keys of lists. Lists keep j k g G, and the graph also keeps h l.
     return Binding(keys, action, description, show=show, priority=True)
 
 
 class ReplayApp(CbtopApp, inherit_bindings=False):
-    """For a recording. Space pauses the recording, not only the screen."""
+    """The dashboard for a recording. Space pauses the recording, not only the screen."""
 
-    FOLLOWS: ClassVar[bool] = False  # it would jump between processes when moved in time
+    FOLLOWS: ClassVar[bool] = False  # If true, a move in time could select a different process.
     BINDINGS: ClassVar[list[BindingType]] = [
         _seek("left", "seek(-5)", "back 5 s", show=True),
         _seek("right", "seek(5)", "on 5 s", show=True),
@@ -30,7 +30,7 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
         _seek("home", "seek_to(0)", "to the beginning"),
         _seek("end", "seek_to(1)", "to the end"),
         Binding("w", "save_history", "write the range to a file", show=False),
-        # Last, because the footer drops the last two last: help and quit.
+        # These bindings are last, because the footer drops its last two, help and quit, after all others.
         *(each for each in CbtopApp.BINDINGS if not (isinstance(each, Binding) and each.action in _NOT_HERE)),
     ]
 
@@ -45,7 +45,7 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
         )
 
     def action_pause(self) -> None:
-        """Pause the recording or resume it; from a range, resume at its end."""
+        """Pause the recording or resume it. A shown time range resumes at its end."""
         if self.paused or self._recording.range_s is not None:
             self.paused, self._recording.is_playing = False, True
             self._travel.leave_range()
@@ -54,14 +54,14 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
             self._freeze()
 
     def action_steps(self, steps: int) -> None:
-        """Move by steps of the process shown, and pause there."""
+        """Pause the recording, then move by `steps` steps of the shown process."""
         if not self.paused:
             self._recording.is_playing = False
             self._freeze()
         super().action_steps(steps)
 
     def action_seek_to(self, share: float) -> None:
-        """Move to a share of the whole: 0 is the beginning, 1 the end."""
+        """Move to a share of the recording. 0 is its beginning, and 1 is its end."""
         self._travel.go_to(share * self._recording.duration_s)
 
     def action_save_history(self) -> None:
@@ -71,6 +71,6 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
             super().action_save_history()
 
     def tick(self) -> None:
-        """Keep the previous picture while the recording is seeking."""
+        """Update the screen. While the recording is seeking, keep the previous picture."""
         if self._recording.on_its_way is None:
             super().tick()

@@ -1,4 +1,4 @@
-"""The key that measures the roofs of the process shown again."""
+"""The key that measures the roofs (hardware limits) of the shown process again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cbtop.viewmodels.source import SourceView
 
 
 class Roofs(BackgroundTask[list[str]]):
-    """Measures roofs, which loads the machine for some seconds."""
+    """Measures roofs. A measurement uses the whole machine for some seconds."""
 
     TITLE = "roofs"
     AT_IT = "they are being measured already"

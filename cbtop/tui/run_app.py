@@ -1,4 +1,4 @@
-"""The dashboard for a program it has started: the same screens, plus the program's output."""
+"""The dashboard for a program that cbtop has started. It has the usual views and the program's output."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from cbtop.viewmodels.source import SourceView
 _NOT_OURS = (
     "quit",
     "suspend_process",
-)  # Ctrl-C goes to the program first; while suspended, we would not read its output
+)  # Ctrl-C goes to the program first. A suspended dashboard would not read the program's output.
 
 
 class AppProgram(Protocol):
-    """The program, on a terminal of its own."""
+    """The program that runs on a terminal of its own."""
 
     @property
     def is_running(self) -> bool: ...
 
     def written(self) -> Sequence[str]:
-        """The newest lines of its output. Returns the same object until there is new output."""
+        """Return the newest lines of the program's output. The object stays the same until there is new output."""
 
     def interrupt(self) -> None:
-        """Do what Ctrl-C does on its terminal."""
+        """Interrupt the program, as Ctrl-C on its terminal does."""
 
     def resize(self, columns: int, rows: int) -> None:
-        """Set the size of its terminal."""
+        """Set the size of the program's terminal."""
 
 
 class RunApp(CbtopApp, inherit_bindings=False):
-    """Leaving the dashboard does not end the program, which continues on the terminal."""
+    """The dashboard for a started program. When the user leaves it, the program continues on the terminal."""
 
     SHOWN = (*VIEWS, Output)
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -80,7 +80,7 @@ class RunApp(CbtopApp, inherit_bindings=False):
         self._program.resize(event.size.width, event.size.height)
 
     def _show_welcome(self, source: SourceView | None) -> None:
-        """Show the program's output until there is data."""
+        """Show the program's output until there is other data."""
         self._show_view(self.query_one(Output))
 
     async def action_interrupt(self) -> None:

@@ -1,4 +1,4 @@
-"""The process shown: the newest running one, until the user chooses one."""
+"""The selected process: the newest running process, until the user chooses one."""
 
 from __future__ import annotations
 
@@ -10,23 +10,27 @@ from cbtop.viewmodels.source import SourceSummary
 
 
 class Selection:
-    """The key of the process shown. If `follows`, it moves to the newest live process until one is chosen."""
+    """Holds the key of the selected process.
+
+    If `follows`, the selection moves to the newest live process until the user chooses a process.
+    """
 
     def __init__(self, *, follows: bool = True) -> None:
-        self.key: str | None = None  # None: the newest live one
+        self.key: str | None = None  # None selects the newest live process.
         self._follows = follows
-        self._live: dict[str, str] = {}  # live ones at the last look: label by key
-        self._known: frozenset[str] = frozenset()  # all keys at the last look
+        self._live: dict[str, str] = {}  # Label of each process that was live at the previous look, by key.
+        self._known: frozenset[str] = frozenset()  # Keys of all processes at the previous look.
 
     def choose(self, key: str) -> None:
-        """Show this process from now on, whatever starts or ends."""
+        """Select process `key`. The selection then stays there when processes start or end."""
         self.key, self._follows = key, False
 
     def look(self, sources: Sequence[SourceSummary], *, is_complete: bool, may_move: bool = True) -> str:
-        """Move to the newest live process, unless one was chosen or `may_move` is false. Return a message or "".
+        """Select the newest live process if the selection may move. Return a message for the user, or "".
 
-        The message names the process now shown, or a change of this or other processes and the key that shows them.
-        Before `is_complete`, when not all running processes are known, the selection is not fixed.
+        The selection does not move if the user chose a process or if `may_move` is false. The message names the
+        process selected now, or one that started or ended and the key that shows it. Before `is_complete`, some
+        running processes may be unknown, so the selection stays open.
         """
         live = {summary.key: clean(summary.label) for summary in sources if summary.state == SourceStatus.LIVE}
         before, self._live = self._live, live
@@ -40,7 +44,7 @@ class Selection:
             self.key = first.key
             why = f"{ended} has ended: " if ended else ""
             return f"{why}{live[first.key]} {'runs' if first.key in known else 'started'} and is shown now"
-        # In a recording moved backwards, an ended process runs again. It has not started.
+        # When a recording is moved backwards, an ended process runs again. That process has not started.
         if started := [key for key in live if key not in known]:
             what = live[started[0]] if len(started) == 1 else f"{len(started)} processes"
             return f"{what} started: {self._way_to(started[0], sources)}"
@@ -51,14 +55,14 @@ class Selection:
         return ""
 
     def step(self, steps: int, sources: Sequence[SourceSummary]) -> None:
-        """Select the process `steps` further, and stay there."""
+        """Select the process `steps` further in the list. The selection stays there."""
         self._follows = False
         keys = [summary.key for summary in sources]
         if keys:
             self.key = keys[((keys.index(self.key) if self.key in keys else 0) + steps) % len(keys)]
 
     def position(self, sources: Sequence[SourceSummary]) -> str:
-        """Return the position, for example `2/3`; "" if there is only one."""
+        """Return the position of the selected process, for example `2/3`, or "" for a single process."""
         keys = [summary.key for summary in sources]
         return f"{keys.index(self.key) + 1}/{len(keys)}" if len(keys) > 1 and self.key in keys else ""
 

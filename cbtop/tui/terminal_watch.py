@@ -1,4 +1,4 @@
-"""Leaves on a signal or when the terminal is gone, even if the terminal's output is not read."""
+"""Exits the app on a signal or when the terminal is gone, even if the terminal's output is not read."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from contextlib import suppress
 from types import FrameType
 
 TERMINAL_CHECK_S = 1.0
-LEAVE_WITHIN_S = 8.0  # stopping a demo's workload takes up to five seconds
+LEAVE_WITHIN_S = 8.0  # Stopping the workload of a demo takes up to five seconds.
 MAKE_WAY_EVERY_S = 0.05
-ROOM_FOR_GOOD = 3  # consecutive checks with room: whoever waited has written everything
+ROOM_FOR_GOOD = 3  # Consecutive checks with room in the output buffer. Every waiting writer has finished by then.
 HANG_UP_EXIT = 129
-# How Textual ends: no synchronised drawing, paste, sizes, mouse and focus; lines wrap; keys, main screen and cursor.
+# Terminal modes after Textual exits. Off: synchronised drawing, paste, sizes, mouse, focus. On: line wrapping, keys,
+# main screen, cursor.
 _MODES = "?2026l ?2004l ?2048l ?1000l ?1003l ?1015l ?1006l ?1004l ?7h <u ?1049l ?25h"
 AS_BEFORE = "".join(f"\x1b[{mode}" for mode in _MODES.split()).encode()
-_KEYS, _DRAWN_ON = 0, 2  # file descriptors: Textual reads from one and draws on the other
+_KEYS, _DRAWN_ON = 0, 2  # File descriptors. Textual reads keys from the first and draws on the second.
 
 
 class TerminalWatch:
-    """Calls `leave` with an exit code in the current event loop, and ends the process if that fails."""
+    """Calls `leave` with an exit code in the current event loop. If the app does not leave, ends the process."""
 
     def __init__(self, leave: Callable[[int], object]) -> None:
         self._leave = leave
@@ -34,8 +35,8 @@ class TerminalWatch:
         self._exit_code: int | None = None
 
     def begin(self) -> None:
-        # Not the loop's own handlers, because a loop blocked on terminal output calls none. A handler must not raise
-        # either, because Python ignores exceptions in some places, such as `__del__`.
+        # These are not asyncio's signal handlers, because a loop that is blocked on terminal output calls none. A
+        # handler must not raise either, because Python ignores exceptions in some places, such as `__del__`.
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, self._on_signal)
         threading.Thread(target=self._watch, name="cbtop-terminal", daemon=True).start()
@@ -44,11 +45,11 @@ class TerminalWatch:
         self._exit_code = 128 + number
         try:
             self._loop.call_soon_threadsafe(self._leave, self._exit_code)
-        except RuntimeError:  # the loop is closed, so the app has left already
+        except RuntimeError:  # The event loop is closed, so the app has left already.
             raise SystemExit(self._exit_code) from None
 
     def _watch(self) -> None:
-        """Run in a thread that ends with the process."""
+        """Wait for a signal or the end of the terminal, then exit. Runs in a daemon thread."""
         while os.isatty(_KEYS) and self._exit_code is None:
             time.sleep(TERMINAL_CHECK_S)
         if self._exit_code is None:
@@ -57,10 +58,10 @@ class TerminalWatch:
             self._make_way(self._exit_code)
 
     def _make_way(self, exit_code: int) -> None:
-        """Let the app leave by itself. If the terminal is blocked, discard the output meanwhile."""
+        """Wait until the app has left. If terminal output is blocked, discard the output meanwhile."""
         deadline_s, is_unread = time.monotonic() + LEAVE_WITHIN_S, False
         while time.monotonic() < deadline_s:
-            if self._loop.is_closed():  # the screen has left; the command decides what follows
+            if self._loop.is_closed():  # The app has left the screen. The command decides what follows.
                 return
             if not is_unread and not _has_room(_DRAWN_ON):
                 is_unread = True
@@ -69,12 +70,12 @@ class TerminalWatch:
         os._exit(exit_code)
 
     def _leave_a_dead_terminal(self) -> None:
-        """Leave when the terminal is gone: Textual's input would spin and its output block for ever.
+        """Exit after the terminal is gone. Textual's input would spin and its output would block for ever.
 
-        Nothing on the terminal has to be restored.
+        Terminal modes do not have to be restored.
         """
-        _write_nowhere()  # otherwise flushing at exit fails, and Python's exit code is 120
-        with suppress(RuntimeError):  # the loop is closed, so the app has left already
+        _write_nowhere()  # Otherwise flushing at exit would fail, and Python's exit code would be 120.
+        with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._leave, HANG_UP_EXIT)
         time.sleep(LEAVE_WITHIN_S)
         os._exit(HANG_UP_EXIT)
@@ -83,14 +84,14 @@ class TerminalWatch:
 def _leave_unread(deadline_s: float) -> None:
     """Discard output that is not read, then restore the terminal's modes for a later reader.
 
-    This unblocks a writer that waits for room, and redirects later writes, which would block, too.
+    Discarding unblocks a writer that waits for room. Later writes are redirected, because they would block, too.
     """
     done = threading.Event()
-    atexit.register(done.wait, LEAVE_WITHIN_S)  # so that the process does not end before this thread
+    atexit.register(done.wait, LEAVE_WITHIN_S)  # The process must not end before this thread has finished.
     terminal = os.dup(_DRAWN_ON)
     _write_nowhere()
     had_room = 0
-    with suppress(OSError, termios.error):  # the terminal is gone meanwhile
+    with suppress(OSError, termios.error):  # The terminal may disappear meanwhile.
         while had_room < ROOM_FOR_GOOD and time.monotonic() < deadline_s:
             had_room += 1
             if not _has_room(terminal):

@@ -1,4 +1,4 @@
-"""The position of the screen in time: now, at a moment of a recording or a daemon's history, or in a range."""
+"""Position of the screen in time: the present, a moment of a recording or a daemon's history, or a time range."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ from cbtop.tui.errand import READ_S, Progress
 from cbtop.tui.widgets.lines import clean
 from cbtop.viewmodels.time_travel import TimeView
 
-ADVANCE_S, ANSWER_S = 0.05, 0.005  # read a recording for this long, then answer keys for this long
-AskBack = Callable[[], Callable[[], ReplayFeed]]  # returns a function that blocks until the history is read
-Way = Callable[[ReplayFeed, float], float]  # from one moment to another, in seconds from the beginning
+ADVANCE_S, ANSWER_S = 0.05, 0.005  # Seconds to read a recording, then seconds to handle keys.
+# Asks for the history. Returns a function that blocks until the history is read.
+AskBack = Callable[[], Callable[[], ReplayFeed]]
+# Converts the current moment to the target moment, both in seconds from the beginning.
+Way = Callable[[ReplayFeed, float], float]
 NO_HISTORY = "there is no one daemon here whose memory could be looked into"
 
 
 class TimeTravel:
-    """Moves in the recording `past`, or without one in the history from `ask`. `leave` returns to the present.
+    """Moves the screen through the recording `past`, or, without `past`, through the history from `ask`.
 
-    Calls `show` to redraw the same moment, and `arrive` after moving to a different one. It moves by steps of
-    `source`.
+    `leave` returns to the present. `show` redraws the same moment, and `arrive` draws a different one. Moves by steps
+    count the steps of `source`.
     """
 
     def __init__(
@@ -46,19 +48,20 @@ class TimeTravel:
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.past = past
-        self.begun_s: float | None = None  # begin of a range without an end yet
+        self.begun_s: float | None = None  # Begin of a range that has no end yet.
         self._app = app
         self._show = show
         self._arrive = arrive
         self._show_progress = show_progress
         self._ask = ask
         self._clock_s = clock_s
-        self._held_s = 0.0  # when the screen was paused, by our clock
-        self._asked_s: float | None = None  # when the daemon was asked; None if no answer is pending
-        self._ways: list[Way] = []  # moves requested before the history has arrived
-        self._begins_after: int | None = None  # number of these moves before a range begins
+        self._held_s = 0.0  # Time of `clock_s` at which the screen was paused.
+        # Time of the request for the daemon's history, or None if no answer is pending.
+        self._asked_s: float | None = None
+        self._ways: list[Way] = []  # Moves requested before the history has arrived.
+        self._begins_after: int | None = None  # Number of moves in `_ways` after which a range begins.
         self._source = source
-        self._told_none = False  # whether the user was told that there are no steps nearby
+        self._told_none = False  # Whether the last move found no step nearby. The user has then been warned.
 
     @property
     def can_look_back(self) -> bool:
@@ -66,7 +69,7 @@ class TimeTravel:
 
     @property
     def chosen_s(self) -> tuple[float, float] | None:
-        """The range that is shown or being chosen, in seconds from the beginning."""
+        """The time range that is shown or being chosen, in seconds from the beginning."""
         if self.past is None:
             return None
         if self.begun_s is None:
@@ -75,17 +78,17 @@ class TimeTravel:
         return begin_s, end_s
 
     def time(self) -> TimeView | None:
-        """Return the position of the screen, or None if it is live."""
+        """Return the position of the screen in time, or None if the screen shows live data."""
         if self.past is None:
             return None
         return replace(self.past.watched(), chosen_s=self.chosen_s)
 
     def hold(self) -> None:
-        """Note that the screen shows the present, where a look back begins."""
+        """Note that the screen shows the present. A later look back begins at this moment."""
         self._held_s = self._clock_s()
 
     def leave(self) -> None:
-        """Return to the present. A pending answer is ignored."""
+        """Return to the present. Ignore a requested history that arrives later."""
         if self._asked_s is not None or (self.past is not None and self.past.on_its_way is not None):
             self._show_progress("")
         self._asked_s = self.begun_s = self._begins_after = None
@@ -94,11 +97,11 @@ class TimeTravel:
             self.past = None
 
     def move(self, by_s: float) -> None:
-        """Move by `by_s` seconds; opens the history first if live."""
+        """Move by `by_s` seconds. If the screen is live, open the history first."""
         self._move(lambda _, from_s: from_s + by_s)
 
     def move_steps(self, steps: int) -> None:
-        """Move by `steps` steps; opens the history first if live."""
+        """Move by `steps` steps. If the screen is live, open the history first."""
         self._move(partial(self._steps_away, steps))
 
     def _move(self, way: Way) -> None:
@@ -108,12 +111,12 @@ class TimeTravel:
             self.go_to(way(self.past, self.past.at_s))
 
     def go_to(self, at_s: float) -> None:
-        """Go to a moment, leaving a range if one is shown."""
+        """Go to a moment. If a time range is shown, leave it."""
         if self.past is not None:
             self._set_out(partial(self.past.aim, at_s))
 
     def mark(self) -> None:
-        """Begin a range at the moment shown, or end it there and show it."""
+        """Begin a time range at the shown moment, or end the begun range there and show it."""
         past = self.past
         if past is None:
             self._look_back(begins_range=True)
@@ -129,7 +132,7 @@ class TimeTravel:
             self._set_out(partial(past.select, begun_s, past.at_s))
 
     def leave_range(self) -> None:
-        """Leave the range and show the moment at its end."""
+        """Leave the time range and show the moment at its end."""
         self.begun_s = self._begins_after = None
         if self.past is not None and self.past.range_s is not None:
             self.go_to(self.past.at_s)
@@ -137,7 +140,7 @@ class TimeTravel:
             self._show()
 
     def saving(self) -> Callable[[], SavedHistory] | None:
-        """Return a function that writes the range shown to a file, or None if there is none."""
+        """Return a function that writes the shown time range to a file, or None if no range is shown."""
         if self.past is None or self.past.range_s is None:
             return None
         cut = self.past.playback.cut_out()
@@ -152,7 +155,10 @@ class TimeTravel:
         self._app.notify(clean(text), title="time", severity=severity, timeout=READ_S, markup=False)
 
     def _steps_away(self, steps: int, past: ReplayFeed, from_s: float) -> float:
-        """Return the moment after `steps` more (or fewer) steps; if no step is near, count a second for each."""
+        """Return the moment `steps` steps later, or earlier if negative.
+
+        If no step is near, move one second per step.
+        """
         to_s, found = past.search.steps_away(from_s, steps, self._source())
         if not found and not self._told_none:
             where = "before" if steps < 0 else "after"
@@ -188,7 +194,7 @@ class TimeTravel:
             self.tell(why, severity="error")
 
     def _begin(self, asked_s: float, found: ReplayFeed) -> None:
-        if asked_s != self._asked_s:  # left or asked again meanwhile
+        if asked_s != self._asked_s:  # The user has left the history or asked again meanwhile.
             found.close()
             return
         self._asked_s, self.past = None, found
@@ -207,7 +213,7 @@ class TimeTravel:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Read on, and let the screen handle keys in between."""
+        """Read some of the recording, then continue later so that the screen can handle keys."""
         if self.past is None:
             return
         if self.past.advance(ADVANCE_S):

@@ -1,3 +1,6 @@
-"""Pure functions from the store's data to frozen rows, points and sums, which every view and report draws."""
+"""View models.
 
-# None is a number that was not measured; outputs print it as `n/a` (text) or `null` (JSON).
+Pure functions convert the store's data to frozen rows, points and sums, which views and reports draw.
+"""
+
+# None is a number that was not measured. Outputs print it as `n/a` (text) or `null` (JSON).

@@ -1,4 +1,4 @@
-"""The growth of each brick's time from the beginning to the end of a window."""
+"""Growth of each brick's time from the beginning of a window to its end."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.vocabulary import BrickCategory
 
-MIN_BLOCKS = 6  # seconds with recorded steps
-LEAST_SHARE = 0.05  # share of the bricks' time: smaller bricks are not representative
-ALIKE = 0.15  # allowed deviation of each brick's factor from the common factor
+MIN_BLOCKS = 6  # Blocks of about a second that contain recorded steps.
+LEAST_SHARE = 0.05  # Share of all bricks' time. Smaller bricks are not representative.
+ALIKE = 0.15  # Allowed relative deviation of a brick's factor from the common factor.
 
 
 @dataclass(frozen=True, slots=True)
 class BrickGrowth:
-    """Exclusive time of a brick per recorded step, in the first and the last third of a window."""
+    """Exclusive time of a brick per recorded step, in the first third and in the last third of a window."""
 
     name: str
     category: BrickCategory
@@ -28,7 +28,7 @@ class BrickGrowth:
 
 
 def brick_growth(record: SourceRecord, phase: str | None) -> tuple[BrickGrowth, ...]:
-    """Return the bricks of `phase`, the largest growth first; empty if the window has too few blocks."""
+    """Return the growth of each brick of `phase`, the largest first, or () if the window has too few blocks."""
     blocks = [block for block in record.window.blocks() if block.growth.node.size]
     if phase is None or len(blocks) < MIN_BLOCKS:
         return ()
@@ -39,7 +39,10 @@ def brick_growth(record: SourceRecord, phase: str | None) -> tuple[BrickGrowth, 
 
 
 def alike(growth: Sequence[BrickGrowth]) -> float | None:
-    """Return the common growth factor of all larger bricks, or None if they differ or fewer than two are known."""
+    """Return the growth factor that all larger bricks share.
+
+    Returns None if they differ or if fewer than two are known.
+    """
     before_us, after_us = sum(one.before_us for one in growth), sum(one.after_us for one in growth)
     larger = [one for one in growth if one.before_us >= LEAST_SHARE * before_us]
     if len(larger) < 2 or not before_us:
@@ -52,7 +55,7 @@ def alike(growth: Sequence[BrickGrowth]) -> float | None:
 def _us_a_step(
     record: SourceRecord, blocks: Sequence[SliceGrowth], phase: str
 ) -> dict[tuple[str, BrickCategory], float]:
-    """Return the exclusive µs per recorded step of each brick, by name and category."""
+    """Return the exclusive µs per recorded step of each brick, by (name, category)."""
     stats = NodeStats()
     for block in blocks:
         stats.count(block.growth)

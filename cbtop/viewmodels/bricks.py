@@ -1,4 +1,4 @@
-"""Bricks: one row per name and category, made of its statistics and checks."""
+"""Rows of bricks: one per name and category, made from the brick's statistics and checks."""
 
 from __future__ import annotations
 
@@ -21,84 +21,86 @@ TREND_S = SECONDS
 
 @dataclass(frozen=True, slots=True)
 class SizePoint:
-    """A brick's time per token in the seconds, of the last 60, whose steps had about this size."""
+    """Mean time per token of a brick for steps of about this size, over the last 60 seconds."""
 
-    from_size: int  # mean size in a second, rounded
-    to_size: int  # exclusive
+    from_size: int  # First mean size of a second, rounded, in this range.
+    to_size: int  # End of the range (exclusive).
     seconds: int
-    us_per_token: float  # mean of these seconds; derived
+    us_per_token: float  # Mean over these seconds (derived).
 
 
 @dataclass(frozen=True)
 class BrickRow:
-    """One brick, summed over the layers (and occurrences) of a phase."""
+    """One brick, summed over the layers (and other places) of a phase that run it."""
 
     name: str
     category: BrickCategory
     count: int
     failed: int
-    total_inclusive_us: float  # including what ran inside each call
-    total_exclusive_us: float  # without the bricks that ran inside it
-    avg_exclusive_us: float | None  # None if no step of its phase has ended
+    total_inclusive_us: float  # Time of all calls, with the time of bricks inside them.
+    total_exclusive_us: float  # Time of all calls, without the time of bricks inside them.
+    avg_exclusive_us: float | None  # Mean exclusive time of a call. None until a step of the brick's phase has ended.
     avg_inclusive_us: float
     min_us: float | None
     max_us: float | None
-    cv: float | None  # standard deviation / mean
+    cv: float | None  # Standard deviation divided by the mean.
     p50_us: float | None
     p95_us: float | None
     p99_us: float | None
     p999_us: float | None
     us_per_token: float | None
     elements: int
-    flops: float | None  # derived from shapes
-    bytes: float | None  # derived from shapes
+    flops: float | None  # Derived from shapes.
+    bytes: float | None  # Derived from shapes.
     gflops: float | None
     gb_per_sec: float | None
-    percent: float | None  # exclusive time / step wall time
+    percent: float | None  # Exclusive time divided by the wall time of the steps.
     budget_us_per_token: float | None
     checks_passed: int
     checks_failed: int
     backend: str
-    roof: Distance | None = None  # None if its work or the machine's roofs are unknown
-    rank: str | None = None  # the rank that these figures are from, in a merge by maximum
-    budget_gb_per_sec: float | None = None  # rate from which the budget per token was derived; None if static
-    uncounted: int = 0  # calls without a count of elements
-    size_bytes: float | None = None  # of collectives, derived from shapes
-    dtypes: tuple[str, ...] = ()  # the types its calls multiply, as in `Work`
-    host_us: float | None = None  # the host's time in the median call without inner bricks, if it runs on a device
-    launches: int | None = None  # kernels that a step launches for it
-    # Histogram of its calls from shortest to longest; empty if not every call is counted in it.
+    # Distance from the roof. None if the brick's work or the machine's roofs are unknown.
+    roof: Distance | None = None
+    rank: str | None = None  # The rank that has these figures. Only set in a merge by maximum.
+    # Rate that the budget per token was derived from, or None for a static budget.
+    budget_gb_per_sec: float | None = None
+    uncounted: int = 0  # Number of calls that did not count their elements.
+    size_bytes: float | None = None  # Bytes that a collective exchanges, derived from shapes.
+    dtypes: tuple[str, ...] = ()  # Data types that the brick's calls multiply, as in `Work`.
+    host_us: float | None = None  # Host time of the median call of a brick on a device, without inner bricks.
+    launches: int | None = None  # Number of kernels that a step launches for this brick.
+    # Histogram of the brick's calls, the shortest first. Empty unless every call is counted in it.
     durations: Lazy[tuple[DurationBar, ...]] = Lazy(())
-    # µs per token (per call without steps) in each of the last 60 s, oldest first; None if none ended.
+    # µs per token (without steps: per call) in each of the last 60 s, oldest first. None if no call ended.
     trend_us: Lazy[tuple[float | None, ...]] = Lazy(())
-    # Its intensity and GFLOP/s in each of these seconds; None if unknown, empty if all are unknown.
+    # (intensity, GFLOP/s) in each of the last 60 s, or None if unknown. Empty if all are unknown.
     trail: Lazy[tuple[tuple[float, float] | None, ...]] = Lazy(())
-    # By cached positions and by sequences per step, smallest first; empty if unknown.
+    # Times by cached positions, then by sequences per step. The smallest size is first. Empty if unknown.
     by_cached: Lazy[tuple[SizePoint, ...]] = Lazy(())
     by_batch: Lazy[tuple[SizePoint, ...]] = Lazy(())
 
     @property
     def key(self) -> tuple[str, BrickCategory]:
-        """Name and category: bricks of the same name may have several categories."""
+        """Name and category. Bricks of the same name may have several categories."""
         return self.name, self.category
 
     @property
     def exclusive_us_per_token(self) -> float | None:
-        """`us_per_token` without the bricks that ran inside it; derived."""
+        """`us_per_token` without the time of bricks inside this brick (derived)."""
         if self.us_per_token is None or not self.total_inclusive_us:
             return None
         return self.us_per_token * self.total_exclusive_us / self.total_inclusive_us
 
     @property
     def budget_used_percent(self) -> float | None:
-        """The used share of its µs/token budget, or None without a budget or a measured token."""
+        """Used share of the µs/token budget. None without a budget or without a measured token."""
         if self.us_per_token is None or not self.budget_us_per_token:
             return None
         return 100.0 * self.us_per_token / self.budget_us_per_token
 
     @property
     def budget_over_us(self) -> float | None:
-        """µs/token over its budget; 0 if within it."""
+        """µs/token above the budget, or 0 within it."""
         if self.us_per_token is None or not self.budget_us_per_token:
             return None
         return max(0.0, self.us_per_token - self.budget_us_per_token)
@@ -110,7 +112,7 @@ class BrickRow:
 
     @property
     def intensity(self) -> float | None:
-        """FLOP per byte, or None if it declared no FLOP or no bytes."""
+        """FLOP per byte. None if the brick declares no FLOP or no bytes."""
         return intensity(self.flops, self.bytes)
 
     @property
@@ -123,25 +125,25 @@ class BrickRow:
 
     @property
     def bound(self) -> str | None:
-        """The nearest roof: `memory` or `compute`; `latency or overhead` if far below all roofs.
+        """The nearest roof: `memory` or `compute`, or `latency or overhead` far below all roofs.
 
-        `several at once` if steps share the roofs.
+        It is `several at once` if concurrent steps share the roofs.
         """
         return self.roof.bound if self.roof else None
 
     @property
     def roof_unsure(self) -> bool | None:
-        """Whether the ceiling above it is uncertain, or None if unknown."""
+        """Whether the ceiling that limits the brick is uncertain. None if this is unknown."""
         return self.roof.is_unsure if self.roof else None
 
     @property
     def above_roof(self) -> bool:
-        """Whether it exceeds its roof. Such figures are flagged, never hidden."""
+        """Whether the brick exceeds its roof. Such figures are flagged, and never hidden."""
         return self.roof is not None and self.roof.above_roof
 
     @property
     def trend_last_us(self) -> float | None:
-        """The newest second in which any call ended."""
+        """The newest known value of `trend_us`."""
         return next((us for us in reversed(self.trend_us) if us is not None), None)
 
     @property
@@ -154,7 +156,7 @@ class BrickRow:
 
 
 def has_launches(rows: Iterable[BrickRow]) -> bool:
-    """Whether it is known of any of `rows` what it costs the host."""
+    """Return whether the host's cost of any brick in `rows` is known."""
     return any(row.host_us is not None or row.launches is not None for row in rows)
 
 
@@ -169,7 +171,7 @@ def brick_rows(
 ) -> tuple[BrickRow, ...]:
     """Return one row per brick that ran, in the given order.
 
-    `checks` has the results of each brick's checks, `launches` what bricks on a device cost the host. By second,
+    `checks` has the results of each brick's checks, and `launches` what bricks on a device cost the host. By second,
     `cached` returns the cached positions per sequence, and `batch` the number of sequences per step.
     """
     nodes_of = brick_nodes(totals)
@@ -195,7 +197,7 @@ def _row(
     batch: Callable[[], Mapping[int, float]],
 ) -> BrickRow:
     calls = stats.calls
-    # A brick that ran in no ended step has no time per token yet.
+    # A brick has no time per token until a step that contains it has ended.
     us_per_token = totals.us_per_token(stats.closed.once_ns) if stats.closed.once_ns else None
     has_trend = totals.step is None or us_per_token is not None
     is_in_steps = has_trend and totals.step is not None
@@ -240,7 +242,7 @@ def _row(
 
 
 def _by_size(us_of: Mapping[int, float], size_of: Mapping[int, float]) -> tuple[SizePoint, ...]:
-    """Group by sizes in powers of two."""
+    """Group seconds by step size, in powers of two. Return the mean time of each group."""
     found: dict[int, list[float]] = {}
     for second, us in us_of.items():
         if second in size_of:
@@ -253,7 +255,8 @@ def _by_size(us_of: Mapping[int, float], size_of: Mapping[int, float]) -> tuple[
 
 def _durations(stats: BrickStats, nodes: Column, totals: PhaseTotals) -> tuple[DurationBar, ...]:
     counts = totals.stats.histogram(nodes.tolist())
-    is_complete = counts.sum() == stats.calls.count  # a histogram of only some calls, or of more, would be misleading
+    # A histogram that does not count exactly the brick's calls would be misleading.
+    is_complete = counts.sum() == stats.calls.count
     return duration_bars(counts, at_most(MAX_BARS, counts)) if is_complete else ()
 
 

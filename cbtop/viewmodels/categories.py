@@ -1,4 +1,4 @@
-"""Categories: Norm, Attention, FFN, Other and Communication, each the sum of its bricks."""
+"""Rows of categories: Norm, Attention, FFN, Other and Communication. Each is the sum of its bricks."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 
 from cbtop.protocol.vocabulary import BrickCategory
 
-if TYPE_CHECKING:  # as in bricks.py
+if TYPE_CHECKING:  # Imported only for types, as in bricks.py.
     from cbtop.profiler.analysis.brick_stats import CategoryStats
     from cbtop.profiler.analysis.phase_totals import PhaseTotals
 
 
 @dataclass(frozen=True, slots=True)
 class CategoryRow:
-    """The bricks of one category together."""
+    """The sum of all bricks of one category."""
 
     name: str
     category: BrickCategory
     count: int
-    total_exclusive_us: float  # sum over its bricks, nothing counted twice
-    avg_exclusive_us: float | None  # per call
+    total_exclusive_us: float  # Sum over the category's bricks. No time is counted twice.
+    avg_exclusive_us: float | None
     exclusive_us_per_token: float | None
     percent: float | None
 

@@ -1,4 +1,4 @@
-"""The checks of bricks that a process reported."""
+"""Results of the checks of bricks that a process reported."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ class CheckRow:
     max_error: float | None
     tolerance: float | None
     not_finite: str = ""
-    skipped: str = ""  # why it was not evaluated
-    note: str = ""  # place in the model, and number of times
+    skipped: str = ""  # Why the check was not evaluated.
+    note: str = ""  # Place in the model, and how often the check ran.
 
     @property
     def is_of_input(self) -> bool:
-        """Whether it checks the input of its brick, so that an earlier brick is the cause of a failure."""
+        """Whether the check is of its brick's input. If it fails, an earlier brick is the cause."""
         return self.assertion.startswith(PRECONDITION)
 
     @property
     def is_of_step(self) -> bool:
-        """Whether any brick of a step may be the cause of a failure."""
+        """Whether any brick of a step may be the cause if the check fails."""
         return self.assertion == LOGITS_CHECK
 
     @property
     def about(self) -> str:
-        """The cause of a failure, in words."""
+        """The possible cause of a failure, in words."""
         if self.is_of_step:
             return "a step"
         return f"the input of {self.brick}" if self.is_of_input else self.brick

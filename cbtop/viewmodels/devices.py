@@ -1,4 +1,4 @@
-"""The devices of a daemon's machine and the processes on them, from its samplers' latest data."""
+"""The devices of a daemon's machine, and the processes on them. The data is the latest of the daemon's samplers."""
 
 from __future__ import annotations
 
@@ -11,88 +11,91 @@ from cbtop.client.store import Store
 from cbtop.protocol.device_messages import Device, DeviceProcess
 from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
 
-STALE_AFTER_S = 3.0  # three samples
-LATEST, LEAST_SAMPLES = 10, 3  # samples, one a second
+STALE_AFTER_S = 3.0  # This is three samples.
+LATEST, LEAST_SAMPLES = 10, 3  # Numbers of samples. Samples are a second apart.
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRow:
-    """One device. `label` is the number of a GPU or MIG device, as `0` or `0:1`."""
+    """One device. `label` is the number of a GPU or MIG device, for example `0` or `0:1`."""
 
     device: Device
     label: str
     sampler: str
     age_s: float
-    history: tuple[DeviceMoment, ...]  # last two minutes, one per sample, oldest first
+    history: tuple[DeviceMoment, ...]  # Samples of the last two minutes, oldest first.
 
     @property
     def busy_percent(self) -> tuple[float | None, ...]:
-        """The last two minutes, one value per sample; None is n/a."""
+        """Load in the last two minutes, one value per sample. None means n/a."""
         return tuple(moment.busy_percent for moment in self.history)
 
     @property
     def watts(self) -> float | None:
-        """Its mean power, or the driver's current reading if the mean is n/a."""
+        """Mean power. If the mean is n/a, this is the driver's current reading."""
         mean = self.device.power_watts
         return self.device.power_reading_watts if mean is None else mean
 
     @property
     def is_stale(self) -> bool:
-        """Whether its sampler has not answered for a while, so that the figures are old."""
+        """Whether the sampler has not answered for a while. The figures are old then."""
         return self.age_s > STALE_AFTER_S
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """One process on one device, or on none; None is n/a."""
+    """One process on one device, or on no device. None means n/a."""
 
     pid: int
     name: str
-    source: str | None  # key of its source, or None if it is not profiled
-    device: str  # label of the GPU, or ""
+    source: str | None  # Key of the process's source, or None if the process is not profiled.
+    device: str  # Label of the GPU, or "" without a GPU.
     device_uuid: str
     gpu_memory_bytes: float | None = None
     gpu_utilization_percent: float | None = None
     cpu_percent: float | None = None
     waiting_percent: float | None = None
     resident_bytes: float | None = None
-    history: tuple[ProcessMoment, ...] = ()  # like a device's
+    history: tuple[ProcessMoment, ...] = ()  # Samples of the last two minutes.
 
 
 @dataclass(frozen=True, slots=True)
 class WhyView:
-    """Why figures are n/a, and on which devices."""
+    """Why figures are n/a, and the devices that this applies to."""
 
-    figures: tuple[str, ...]  # their JSON keys
-    devices: tuple[str, ...]  # their labels
+    figures: tuple[str, ...]  # JSON keys of the figures.
+    devices: tuple[str, ...]
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class MachineView:
-    """The machine of one daemon."""
+    """The machine that a daemon runs on."""
 
-    daemon: str  # its host, boot and pid
+    daemon: str  # Host, boot id and pid of the daemon.
     host: str
     devices: tuple[DeviceRow, ...]
-    processes: tuple[ProcessRow, ...]  # profiled ones first
+    processes: tuple[ProcessRow, ...]  # Profiled processes come first.
     unknown: tuple[WhyView, ...]
-    elsewhere: tuple[str, ...]  # sources in other pid namespaces, about which nothing is known
-    troubles: tuple[str, ...]  # samplers that found nothing, as `nvml: why`
+    elsewhere: tuple[str, ...]  # Keys of sources in other pid namespaces, which the samplers cannot see.
+    troubles: tuple[str, ...]  # Samplers that found nothing, with the reason, for example `nvml: why`.
 
     @property
     def gpus(self) -> tuple[DeviceRow, ...]:
-        """Its GPUs and MIG devices."""
+        """The machine's GPUs and MIG devices."""
         return tuple(row for row in self.devices if row.device.kind is not DeviceKind.CPU)
 
     def gpus_of(self, source: str) -> tuple[DeviceRow, ...]:
-        """Return the GPUs on which the process of `source` is known to run."""
+        """Return the GPUs that the process of `source` is known to use."""
         on = {process.device_uuid for process in self.processes if process.source == source}
         return tuple(row for row in self.gpus if row.device.uuid in on)
 
 
 def machine_view(store: Store, stale_s: float | None = None) -> MachineView:
-    """Return the machine of the daemon that feeds `store` and has been silent for `stale_s`."""
+    """Return the machine of the daemon that feeds `store`.
+
+    If the daemon is silent, `stale_s` is the silence in seconds.
+    """
     rows: list[DeviceRow] = []
     troubles: list[str] = []
     for sampler, known in store.devices.items():
@@ -121,7 +124,10 @@ def _rows(sampler: str, known: SampledDevices, age_s: float) -> Iterable[DeviceR
 
 
 def _processes(store: Store, rows: Iterable[DeviceRow]) -> tuple[ProcessRow, ...]:
-    """Return a row per process and GPU, and one per source on no GPU. A process is identified by pid and start."""
+    """Return a row per process and GPU, and one per profiled process without a GPU.
+
+    A process is identified by its pid and its start time.
+    """
     sources = {
         (record.hello.pid, record.hello.process_start): record.key
         for record in store.sources.values()
@@ -143,22 +149,22 @@ def _processes(store: Store, rows: Iterable[DeviceRow]) -> tuple[ProcessRow, ...
 
 
 def waiting_percent(store: Store, record: SourceRecord) -> float | None:
-    """Return the share of recent time that its busiest thread waited for a processor, or None if unknown."""
+    """Return the share of recent time that the busiest thread waited for a processor, or None if unknown."""
     if record.hello is None or record.hello.pid_namespace not in _namespaces(store):
         return None
     key = record.hello.pid, record.hello.process_start
     moments = [one for known in store.devices.values() for one in known.of_processes.get(key, ())][-LATEST:]
     waited = [one.waiting_percent for one in moments if one.waiting_percent is not None]
-    return sum(waited) / len(waited) if waited else None  # one sample holds all waits of its second
+    return sum(waited) / len(waited) if waited else None  # Each sample contains all waits of its second.
 
 
 def _namespaces(store: Store) -> set[int | None]:
-    """Return the pid namespaces in which the daemon's samplers see processes."""
+    """Return the pid namespaces of the daemon's samplers."""
     return {known.newest.pid_namespace for known in store.devices.values() if known.newest.devices}
 
 
 def _elsewhere(store: Store) -> tuple[str, ...]:
-    """Return running sources in other pid namespaces: their pids mean different processes to the daemon, or none."""
+    """Return running sources in other pid namespaces. To the daemon, their pids mean different processes, or none."""
     spaces = _namespaces(store)
     return tuple(
         record.key
@@ -194,7 +200,7 @@ def _process(
 
 
 def _why(rows: Iterable[DeviceRow], elsewhere: int) -> Iterable[WhyView]:
-    """Yield each reason once, with the figures and devices it applies to."""
+    """Yield each reason once, with the figures and devices that it applies to."""
     found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for row in rows:
         reasons: dict[str, list[str]] = {}

@@ -22,24 +22,24 @@ from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes, TransferAttri
 from cbtop.protocol.messages import Dependency, KernelTimes, Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
-# The path of this many nodes takes 0.3 s including its graph; the rest of their view takes 0.03 s (2 shared cores).
-# More is not worth the wait twice a second.
+# For this many nodes, the critical path and its graph take 0.3 s, and the rest of the view takes 0.03 s (2 shared
+# cores). More would not be worth the wait twice a second.
 MAX_PATH_NODES = 10_000
-LONGER = 1.01  # relative to the mean step: times of two clocks may differ by this much
-BESIDE = (NodeKind.ASYNC_TASK, NodeKind.TRANSFER)  # kinds that may run in parallel to their siblings
+LONGER = 1.01  # Limit of path / mean step. Times of two clocks may differ by this much.
+BESIDE = (NodeKind.ASYNC_TASK, NodeKind.TRANSFER)  # Kinds of nodes that may run in parallel to their siblings.
 _recent: deque[tuple[ExecutionGraph, CriticalPath | CycleError]] = deque(maxlen=4)
 
 
 @dataclass(frozen=True, slots=True)
 class GraphRow:
-    """One node of layer → brick → kernel, in drawing order (a parent before its children)."""
+    """One node of layer → brick → kernel. Rows are in drawing order, with a parent before its children."""
 
     id: int
     parent: int | None
     depth: int
     kind: NodeKind
     name: str
-    label: str  # the exact text of this node in the ASCII tree, without connectors
+    label: str  # Exact text of the node in the ASCII tree, without connectors.
     category: BrickCategory | None
     backend: str
     count: int | None
@@ -47,19 +47,20 @@ class GraphRow:
     avg_inclusive_us: float | None
     p50_us: float | None
     p99_us: float | None
-    elements: int | None  # mean per call
-    percent: float | None  # of the step's wall time
-    node_label: str = ""  # the caller's own name for this place, or a layer's stack
+    elements: int | None  # Mean per call.
+    percent: float | None  # Share of the step's wall time.
+    node_label: str = ""  # The program's own name for this place, or a layer's stack.
     kernel: KernelAttributes = NO_KERNEL
-    on_critical_path: bool | None = None  # None if it has no exclusive time or no path is known
-    slack_us: float | None = None  # how much later it could have started without delaying the end
-    transfer: TransferAttributes | None = None  # of a copy
-    burst: KernelTimes | None = None  # the last burst's times of a kernel; not part of the times above
-    place: Place | None = None  # its place as in baselines: a brick with its layer
+    # Whether the node is on the critical path. None without exclusive time, or if the path is unknown.
+    on_critical_path: bool | None = None
+    slack_us: float | None = None  # The node could have started this much later without delaying the end.
+    transfer: TransferAttributes | None = None  # Set for a copy.
+    burst: KernelTimes | None = None  # Times of a kernel in the last burst. They are not part of the times above.
+    place: Place | None = None  # The node's place in a baseline: a layer, or a brick and its layer.
 
     @property
     def copied_gb_per_sec(self) -> float | None:
-        """Rate of a timed copy: bytes / mean time; derived."""
+        """Rate of a timed copy: bytes / mean time (derived)."""
         if self.transfer is None or not self.avg_inclusive_us:
             return None
         return self.transfer.size_bytes / self.avg_inclusive_us / 1e3
@@ -67,18 +68,18 @@ class GraphRow:
 
 @dataclass(frozen=True, slots=True)
 class CriticalPathView:
-    """The chain of work that determines the duration of a mean run of the graph; derived."""
+    """The chain of work that determines the duration of a mean run of the graph (derived)."""
 
     total_us: float
-    nodes: int  # number on the path
-    timed_nodes: int  # number with exclusive time
-    unknown: str = ""  # why there is no path; then all numbers are 0
+    nodes: int  # Number of nodes on the path.
+    timed_nodes: int  # Number of nodes that have exclusive time.
+    unknown: str = ""  # Why the path is unknown. If set, all numbers are 0.
 
 
 class GraphRows(Sequence[GraphRow]):
-    """One row per node, parents before children. Rows are made on access, because a screen shows few.
+    """A sequence with one row per node, parents before children. Rows are made on access, because a screen shows few.
 
-    They reflect the current statistics. To keep them while statistics change, make a tuple.
+    Rows reflect the current statistics. To keep them while statistics change, make a tuple.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class GraphRows(Sequence[GraphRow]):
         slack_ns: Mapping[int, float] | None = None,
         in_burst: Mapping[int, KernelTimes] | None = None,
     ) -> None:
-        self.places: tuple[Node, ...] = totals.nodes  # the same object until a node is added
+        self.places: tuple[Node, ...] = totals.nodes  # This object stays the same until a node is added.
         self._totals = totals
         self._elements = totals.known_elements
         self._on_path, self._slack_ns = on_path, slack_ns or {}
@@ -112,7 +113,7 @@ class GraphRows(Sequence[GraphRow]):
         return id(self.places)
 
     def __eq__(self, other: object) -> bool:
-        """Whether the places are the same and no count has changed. Makes no row."""
+        """Return whether the nodes are the same and no count has changed. No row is made for this."""
         if not isinstance(other, GraphRows):
             return NotImplemented
         mine, theirs = self._totals.columns, other._totals.columns
@@ -124,17 +125,17 @@ class GraphRows(Sequence[GraphRow]):
         )
 
     def some(self, places: Iterable[int]) -> list[GraphRow]:
-        """Return the rows at `places`, made together: forty take as long as three made one by one."""
+        """Return the rows at `places`. Making forty rows together takes as long as making three one by one."""
         return self._rows([self.places[at] for at in places])
 
     @property
     def has_burst(self) -> bool:
-        """Whether a burst has measured any of their kernels."""
+        """Whether a burst has measured a kernel of these nodes."""
         return bool(self._in_burst) and any(node.id in self._in_burst for node in self.places)
 
     @property
     def largest_percent(self) -> float:
-        """The largest share of the step's wall time of any row."""
+        """Largest share of the step's wall time that any row has."""
         ids = self._totals.inside.ids
         closed_ns = self._totals.columns["closed_ns"][ids[~self._totals.adopted[ids]]]
         return self._totals.percent(int(closed_ns.max(initial=0))) or 0.0
@@ -174,7 +175,10 @@ class GraphRows(Sequence[GraphRow]):
         )
 
     def _place_of(self, node: Node) -> Place | None:
-        """Return the outermost layer or the brick (with its layer, if any) at this node; None for other nodes."""
+        """Return the place of an outermost layer, or of a brick with its outermost layer, if any.
+
+        None for other nodes.
+        """
         outer, at = None, node
         while at.kind is not NodeKind.STEP:
             outer = at if at.kind is NodeKind.LAYER else outer
@@ -198,7 +202,10 @@ class GraphRows(Sequence[GraphRow]):
 def graph_rows(
     totals: PhaseTotals, dependencies: Collection[Dependency], in_burst: Mapping[int, KernelTimes] | None = None
 ) -> tuple[GraphRows, CriticalPathView | None]:
-    """Return the rows of a phase, and its critical path if anything runs in parallel. A sequence is all critical."""
+    """Return the rows of a phase and, if anything runs in parallel, its critical path.
+
+    In a sequence, all is critical.
+    """
     ids, known = totals.inside.ids, totals.count.keys()
     is_beside = np.isin(totals.table.column("kind_of")[ids], BESIDE).any()
     if not is_beside and not any({one.first, one.then} <= known for one in dependencies):
@@ -222,7 +229,7 @@ def graph_rows(
 
 
 def places_of(graph: Sequence[GraphRow]) -> Sequence[GraphRow | Node]:
-    """Return the places of `graph`: the same object until a node is added."""
+    """Return the nodes of `graph`. The returned object stays the same until a node is added."""
     return graph.places if isinstance(graph, GraphRows) else graph
 
 
@@ -232,19 +239,22 @@ def rows_at(graph: Sequence[GraphRow], places: Sequence[int]) -> list[GraphRow]:
 
 
 def largest_share(graph: Sequence[GraphRow]) -> float:
-    """Return the largest share of the step's wall time (%) of any row of `graph`."""
+    """Return the largest share (%) of the step's wall time that any row of `graph` has."""
     if isinstance(graph, GraphRows):
         return graph.largest_percent
     return max((row.percent or 0.0 for row in graph), default=0.0)
 
 
 def has_burst(graph: Sequence[GraphRow]) -> bool:
-    """Whether a burst has measured any kernel of `graph`."""
+    """Return whether a burst has measured a kernel of `graph`."""
     return graph.has_burst if isinstance(graph, GraphRows) else any(row.burst is not None for row in graph)
 
 
 def tree_text(rows: Sequence[GraphRow], note: Callable[[GraphRow], str] = lambda _: "") -> str:
-    """Return the rows as an ASCII tree, exactly as the predecessor drew it. `note` is appended to each line."""
+    """Return the rows as an ASCII tree, in exactly the format of cbtop's predecessor.
+
+    `note` is appended to each line.
+    """
     inside: dict[int | None, list[TreeNode]] = {}
     for row in reversed(tuple(rows)):
         children = tuple(reversed(inside.pop(row.id, [])))
@@ -256,13 +266,16 @@ def tree_text(rows: Sequence[GraphRow], note: Callable[[GraphRow], str] = lambda
 
 
 def _path_of(graph: ExecutionGraph) -> CriticalPath | CycleError:
-    """Return the critical path of `graph`, from cache if an equal graph was used recently (4 ms instead of 130)."""
+    """Return the critical path of `graph`.
+
+    If an equal graph was used recently, reuse its path (4 ms instead of 130).
+    """
     for known, path in tuple(_recent):
         if known == graph:
             return path
     try:
         found: CriticalPath | CycleError = critical_path(graph)
     except CycleError as error:
-        found = error.with_traceback(None)  # a traceback would keep every frame, and so the whole view, alive
+        found = error.with_traceback(None)  # A traceback would keep every frame, and so the whole view, alive.
     _recent.append((graph, found))
     return found

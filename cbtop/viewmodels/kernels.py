@@ -1,4 +1,4 @@
-"""The kernels of a burst as rows, per brick over all its layers."""
+"""The kernels of a burst as rows, merged for each brick over all its layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cbtop.protocol.vocabulary import NodeKind
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """One kernel of a brick with one launch configuration, measured in a burst."""
+    """One kernel of a brick with one launch configuration, as measured in a burst."""
 
     name: str
     launches_per_step: float
@@ -26,7 +26,7 @@ class KernelRow:
 
     @property
     def us_per_step(self) -> float:
-        """The time of all its launches in a step."""
+        """Time of all launches of this kernel in a step."""
         return self.mean_us * self.launches_per_step
 
 
@@ -36,7 +36,7 @@ class BrickKernels:
 
     brick: str
     label: str
-    layers: int  # layers that contain it; 0 if it is outside layers
+    layers: int  # Number of layers that contain the brick, or 0 if it is outside layers.
     kernels: tuple[KernelRow, ...]
 
     @property
@@ -50,7 +50,7 @@ class BrickKernels:
 
 @dataclass(frozen=True, slots=True)
 class PhaseKernels:
-    """The kernels of one phase, recorded in `steps` of its steps."""
+    """The kernels of one phase. The burst recorded `steps` steps of the phase."""
 
     phase: str
     steps: int
@@ -79,13 +79,16 @@ class BurstView:
 
 
 def burst_view(source: str, pid: int, nodes: Sequence[Node], burst: KernelBurst) -> BurstView:
-    """Return the result of `burst` in the process with this key and pid."""
+    """Return the result of `burst` in the process with this pid and source key."""
     phases = kernels_of(nodes, burst)
     return BurstView(source, pid, burst.steps, burst.unplaced, burst.lost, burst.left_out, phases)
 
 
 def kernels_of(nodes: Sequence[Node], burst: KernelBurst) -> tuple[PhaseKernels, ...]:
-    """Return the kernels of `burst` by phase and brick. Ignores entries with an unknown node or not of a kernel."""
+    """Return the kernels of `burst` by phase and brick.
+
+    Ignore entries with a node that is unknown or not a kernel.
+    """
     phases: dict[int, dict[tuple[str, str], dict[tuple[str, KernelAttributes], list[KernelTimes]]]] = {}
     layers: dict[tuple[int, str, str], set[int]] = {}
     for times in burst.kernels:
@@ -116,7 +119,7 @@ def kernels_of(nodes: Sequence[Node], burst: KernelBurst) -> tuple[PhaseKernels,
 
 
 def _path(nodes: Sequence[Node], node: int) -> list[Node]:
-    """Return the nodes from the outermost to `node`."""
+    """Return the path of nodes from the outermost node to `node`."""
     found: list[Node] = []
     at: int | None = node
     while at is not None and 1 <= at <= len(nodes):

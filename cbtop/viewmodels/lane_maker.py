@@ -1,4 +1,4 @@
-"""Makes a lane from the records of one track: its rows, and its named gaps."""
+"""Makes a lane of a timeline from the records of one track. A lane has rows and named gaps."""
 
 from __future__ import annotations
 
@@ -30,23 +30,27 @@ from cbtop.viewmodels.lanes import (
 
 
 class LaneMaker:
-    """Makes a lane from the records of one track. The lane begins `since_ns` after `begin_ns`."""
+    """Makes a lane from the records of one track. The lane begins `since_ns` after the timeline's `begin_ns`."""
 
     def __init__(self, nodes: NodeTable, begin_ns: int, names: GapNames, since_ns: int, *, has_steps: bool) -> None:
         self._nodes = nodes
         self._begin_ns = begin_ns
         self._names = names
         self._has_steps = has_steps
-        self._told_ns = since_ns  # everything before is in a brick or a gap
+        self._told_ns = since_ns  # All time before this moment is in a brick or in a gap.
         self._gaps: list[Gap] = []
 
     def lane(self, name: str, records: Sequence[tuple[int, TimedRecord]], length_ns: int) -> Lane:
-        """Return the lane of `records`, each given with its depth: the number of records that contain it."""
+        """Return the lane of `records`.
+
+        Each record comes with its depth, which is the number of records around it.
+        """
         layers = self._layers(records)
         bricks = self._has_steps + layers
         rows: dict[int, list[TimelineSpan]] = {}
-        open_: list[TimelineSpan] = []  # the spans that may contain the next record, outermost first
-        known: dict[int, tuple[Node, str, bool]] = {}  # each node, its name, and whether it is a layer or a step
+        open_: list[TimelineSpan] = []  # Spans that may contain the next record, outermost first.
+        # By node: the node, its name, and whether it is a layer or a step.
+        known: dict[int, tuple[Node, str, bool]] = {}
         for depth, record in records:
             self._close(open_, depth, bricks)
             start_ns = record.start_ns - self._begin_ns
@@ -93,8 +97,9 @@ class LaneMaker:
         return Lane(name, tuple(backends), tuple(drawn), tuple(self._gaps), bricks)
 
     def _layers(self, records: Sequence[tuple[int, TimedRecord]]) -> int:
-        """Return the maximum nesting of layers outside bricks."""
-        deepest, open_ = 0, list[bool]()  # for each, whether it and all around it are steps or layers
+        """Return the largest number of nested layers outside bricks."""
+        # A flag per open record: whether it and all records around it are steps or layers.
+        deepest, open_ = 0, list[bool]()
         for depth, record in records:
             del open_[depth:]
             kind = self._nodes[record.node].kind
@@ -103,21 +108,24 @@ class LaneMaker:
         return deepest
 
     def _holds(self, outer: int, node: int) -> bool:
-        """Whether `outer` contains `node`. A record of zero length may be placed in any record that began then."""
+        """Return whether node `outer` contains `node`.
+
+        A record of zero length may be placed in any record that began at the same moment.
+        """
         at = self._nodes.parent_of[node]
         while at > outer:
             at = self._nodes.parent_of[at]
         return at == outer
 
     def _close(self, open_: list[TimelineSpan], depth: int, bricks: int) -> None:
-        """Close all open spans but the first `depth`. The rest of a step or layer is a gap."""
+        """Close all open spans except the first `depth`. The uncovered rest of a step or layer becomes a gap."""
         while len(open_) > depth:
             if open_[-1].level < bricks:
                 self._gap(open_[-1].end_ns, open_)
             open_.pop()
 
     def _gap(self, until_ns: int, around: Sequence[TimelineSpan]) -> None:
-        """Add the time up to `until_ns` that is not covered yet as a gap inside `around`."""
+        """Add the uncovered time up to `until_ns` as a gap inside the spans `around`."""
         if until_ns > self._told_ns:
             self._gaps += self._names.of(self._told_ns, until_ns, around)
             self._told_ns = until_ns
@@ -127,7 +135,8 @@ class LaneMaker:
 class GapNames:
     """Names the gaps of a lane.
 
-    `ran`: when steps of any lane ran; None on a lane without steps. `cut_short`: when parts of missing steps ran.
+    `ran` has the times when steps of any lane ran. It is None on a lane without steps. `cut_short` has the times when
+    parts of missing steps ran.
     """
 
     nodes: NodeTable
@@ -136,10 +145,10 @@ class GapNames:
     between: str
     begin_ns: int
     holes: Sequence[Hole]
-    inside: dict[int, str] = field(default_factory=dict)  # by node of the enclosing step or layer
+    inside: dict[int, str] = field(default_factory=dict)  # Name of a gap, by node of the step or layer around it.
 
     def of(self, start_ns: int, end_ns: int, around: Sequence[TimelineSpan]) -> Iterator[Gap]:
-        """Yield the gaps in this time inside `around`."""
+        """Yield the gaps from `start_ns` to `end_ns` inside the spans `around`."""
         where = tuple([span.name for span in around])
         if self.holes and self._is_in_hole(self.begin_ns + start_ns, self.begin_ns + end_ns):
             yield Gap(start_ns, end_ns - start_ns, UNNAMED, where)
@@ -163,7 +172,7 @@ class GapNames:
         return found
 
     def _between(self, start_ns: int, end_ns: int, ran: Sequence[tuple[int, int]]) -> Iterator[Gap]:
-        """Yield the gaps between steps. After the last step it is unknown whether one is running."""
+        """Yield the gaps between steps. After the last known step, it is unknown whether a step is running."""
         for at, until_ns, is_step_there in _split(start_ns, end_ns, ran):
             if is_step_there:
                 yield Gap(at, until_ns - at, ELSEWHERE)
@@ -174,7 +183,7 @@ class GapNames:
 
 
 def _split(start_ns: int, end_ns: int, ran: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, bool]]:
-    """Split a time by `ran` (disjoint, sorted) into parts (begin, end, whether in `ran`)."""
+    """Split a time range by `ran` (disjoint, sorted) into parts (begin, end, whether the part is in `ran`)."""
     at = start_ns
     for begin_ns, until_ns in ran[max(0, bisect_right(ran, (start_ns, 0)) - 1) :]:
         if begin_ns >= end_ns:
@@ -190,5 +199,5 @@ def _split(start_ns: int, end_ns: int, ran: Sequence[tuple[int, int]]) -> Iterat
 
 
 def is_step(nodes: NodeTable, node: int) -> bool:
-    """Whether whole steps are recorded against `node`."""
+    """Return whether records of `node` are whole steps."""
     return nodes.step_of[node] == node

@@ -1,10 +1,10 @@
-"""The parts of a timeline: lanes with rows of spans, one per record, and the gaps between the outermost bricks.
+"""The parts of a timeline: lanes with rows of spans, and the gaps between the outermost bricks.
 
 Lanes
 - Threads are not recorded. Records that ran one after the other or nested share a lane. A step that overlaps another
   takes the next lane, and so does work that overlaps its siblings inside a step.
-- Work done by other threads or tasks for a step (adopted work), work outside steps, and host times of a step timed by
-  its device have lanes of their own.
+- These have lanes of their own: work of other threads or tasks for a step (adopted work), work outside steps, and
+  host times of a step that its device has timed.
 - On every lane, the outermost bricks and the gaps between them add up to the whole timeline, to the nanosecond.
 """
 
@@ -17,23 +17,26 @@ from typing import NamedTuple
 
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
-# Gaps that the books do not name.
+# Names of gaps that the time breakdown does not have.
 BETWEEN_STEPS, BETWEEN_RECORDED = "between steps", "between recorded steps"
-NOT_LOOKED_INTO = "not recorded inside"  # a step timed only as a whole
+NOT_LOOKED_INTO = "not recorded inside"  # Gap in a step that was timed only as a whole.
 UNATTRIBUTED = "unattributed"
 NOTHING = "no brick recorded"
 ELSEWHERE = "a step on another lane"
 AFTER = "after the last step"
-CUT_SHORT = "a step cut short"  # parts of a step that was cancelled, has not ended, or has lost its record
-UNNAMED = "unnamed gap"  # records are missing, so what ran is unknown
-# Lanes
-BRICKS = "bricks"  # name of the part of a lane that is not a gap
+CUT_SHORT = "a step cut short"  # Gap with parts of a step that was cancelled, has not ended, or has lost its record.
+UNNAMED = "unnamed gap"  # Gap where records are missing. It is unknown what ran.
+# Names of lanes, except BRICKS.
+BRICKS = "bricks"  # Name of the time on a lane that is not in a gap.
 STEPS, BESIDE, HOST, ADOPTED, OUTSIDE = "steps", "beside steps", "host", "adopted", "outside steps"
 
 
-# Named tuples: a timeline makes hundreds a frame, and a frozen dataclass takes five times as long to make.
+# Named tuples, because a timeline makes hundreds a frame. Making a frozen dataclass takes five times as long.
 class TimelineSpan(NamedTuple):
-    """One record. `start_ns` counts from the begin of the timeline; `level` is its row: steps, layers, bricks."""
+    """One record. `start_ns` counts from the timeline's beginning.
+
+    `level` is its row: steps, then layers, then bricks.
+    """
 
     start_ns: int
     duration_ns: int
@@ -42,11 +45,11 @@ class TimelineSpan(NamedTuple):
     name: str
     kind: NodeKind
     category: BrickCategory | None
-    where: tuple[str, ...]  # the spans around it, from the step inwards
+    where: tuple[str, ...]  # Names of the spans around it, from the step inwards.
     backend: str
-    elements: int | None  # None: not counted
+    elements: int | None  # Number of elements, or None if not counted.
     is_failed: bool = False
-    is_plain: bool = False  # a step timed only as a whole
+    is_plain: bool = False  # Whether it is a step that was timed only as a whole.
 
     @property
     def end_ns(self) -> int:
@@ -54,12 +57,12 @@ class TimelineSpan(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Time without a brick of the lane."""
+    """Time on a lane without a brick."""
 
     start_ns: int
     duration_ns: int
     name: str
-    where: tuple[str, ...] = ()  # the spans around it, from the step inwards
+    where: tuple[str, ...] = ()  # Names of the spans around it, from the step inwards.
 
     @property
     def end_ns(self) -> int:
@@ -68,7 +71,7 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Spans of one lane that do not overlap, by start."""
+    """Spans of one lane that do not overlap, sorted by start."""
 
     name: str
     spans: tuple[TimelineSpan, ...]
@@ -76,16 +79,19 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Rows from the steps inwards. The spans of row `bricks` and the `gaps` add up to the whole timeline."""
+    """A lane. The spans of its row `bricks` and its `gaps` add up to the whole timeline.
+
+    Rows are ordered from the steps inwards.
+    """
 
     name: str
     backends: tuple[str, ...]
     rows: tuple[Row, ...]
     gaps: tuple[Gap, ...]
-    bricks: int  # row of the outermost bricks
+    bricks: int  # Index of the row with the outermost bricks.
 
     def parts_ns(self, begin_ns: int, end_ns: int) -> dict[str, int]:
-        """Return how the time between two moments is spent: `bricks`, and gaps by name, the longest first."""
+        """Return the time in bricks (key `bricks`) and in gaps (by name) between two moments, the longest first."""
         found = {BRICKS: 0}
         rows: tuple[tuple[TimelineSpan | Gap, ...], ...] = (self.rows[self.bricks].spans, self.gaps)
         for row in rows:

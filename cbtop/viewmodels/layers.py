@@ -1,4 +1,7 @@
-"""Layers × bricks: the time of each brick in each layer of one step, and each layer compared with its peers."""
+"""Layers and bricks: the time of each brick in each layer of a step.
+
+Layers are compared with similar ones, their peers.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +22,23 @@ from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 from cbtop.viewmodels.on_demand import Lazy, LazyValue, with_parts
 
-ODD = 1.2  # factor over the median of its peers at which a layer stands out; machine noise stays below it
+ODD = 1.2  # A layer is odd from this multiple of its peers' median on. Machine noise stays below it.
 # The interval of a median is taken from order statistics: the number of calls shorter than the median varies by Z
 # standard deviations. The interval misses one median in 1,500. It is wide because the slowest of many layers is
 # judged.
 Z = 3.0
-MIN_STEPS = 20  # recorded steps: medians of fewer vary too much
-MIN_LAYERS = 6  # peers: with fewer, the variation is unknown
-# The modified z-score 0.6745 (x - median) / MAD and its limit for outliers: Iglewicz and Hoaglin, "How to detect and
-# handle outliers" (1993).
+MIN_STEPS = 20  # Minimum number of recorded steps. Medians of fewer vary too much.
+MIN_LAYERS = 6  # Minimum number of peers. With fewer, the variation is unknown.
+# The modified z-score 0.6745 (x - median) / MAD, and its limit for outliers. Source: Iglewicz and Hoaglin, "How to
+# detect and handle outliers" (1993).
 Z_OF_MAD, OUTLIER_Z = 0.6745, 3.5
-ODD_PART = 0.1  # share of the layers: if more are slow, the model is built that way
-FIRST_US = 15.0  # per brick: extra time of the first layer of a recorded step, because our own code is cold
+ODD_PART = 0.1  # Share of the layers. If more layers are slow, the model is built that way.
+FIRST_US = 15.0  # Extra µs per brick in the first layer of a recorded step. cbtop's own code is cold there.
 
 
 @dataclass(frozen=True, slots=True)
 class LayerBrick:
-    """A column: one brick, in all layers that run it."""
+    """One brick in all layers that run it, as a column of a table."""
 
     name: str
     category: BrickCategory
@@ -43,86 +46,91 @@ class LayerBrick:
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One layer in the mean step (or, without steps, in one call of the layer); derived."""
+    """One layer in the mean step, or in one call of the layer if the process has no steps (derived)."""
 
     id: int
-    name: str  # `Layer 3`, `Layer 3 (encoder)`
-    index: str  # `3`
+    name: str  # For example `Layer 3` or `Layer 3 (encoder)`.
+    index: str  # For example `3`.
     stack: str
-    us: float  # mean, including the time between bricks
-    p50_us: float | None  # of one call
-    cells: tuple[float | None, ...]  # exclusive µs of each of LayersView.bricks; None if it does not run here
-    between_us: float  # the part of `us` in no brick
-    calls: float  # mean calls of the layer per step; below 1 if only some steps run it
-    median_us: float | None  # median of its peers' p50_us (same stack and bricks); None if fewer than three
-    # What exceeds the median of its peers by most: a brick or the time between bricks, and its excess (µs per step).
-    # Calculated from medians of calls, which ignore single events, or from means if medians explain less than half of
-    # the excess. None if the layer does not stand out.
+    us: float  # Mean time, including the time between bricks.
+    p50_us: float | None  # Median of one call of the layer.
+    # Exclusive µs of each of LayersView.bricks, or None if the brick does not run in this layer.
+    cells: tuple[float | None, ...]
+    between_us: float  # Part of `us` that is in no brick.
+    calls: float  # Mean calls of the layer per step. It is below 1 if only some steps run the layer.
+    median_us: float | None  # Median of p50_us over the peers (same stack and bricks), or None for fewer than three.
+    # (brick or time between bricks, excess over the peers' median in µs per step) with the largest excess.
+    #
+    # Medians of calls are compared, because they ignore single events. If medians explain less than half of the
+    # excess, means are compared. None if the layer is not odd.
     excess: Lazy[tuple[str, float] | None] = Lazy(None)
-    # µs of the median call of each of LayersView.bricks, as measured.
+    # Median call in µs of each of LayersView.bricks, as measured.
     p50_cells: Lazy[tuple[float | None, ...]] = Lazy(())
-    low_us: float | None = None  # lower end of the interval of p50_us; None if unknown
+    low_us: float | None = None  # Lower end of the interval of p50_us, or None if unknown.
 
     @property
     def is_odd(self) -> bool:
-        """Whether it stands out among its peers, by the lower end of its median's interval."""
+        """Whether the lower end of the layer's interval is at least ODD times the peers' median."""
         us = self.p50_us if self.low_us is None else self.low_us
         return us is not None and bool(self.median_us) and us >= ODD * (self.median_us or 0.0)
 
     @property
     def to_median(self) -> float | None:
-        """Its median relative to the median of its peers. A single pause does not change a median."""
+        """The layer's median divided by the median of its peers. A single pause does not change a median."""
         return self.p50_us / self.median_us if self.p50_us is not None and self.median_us else None
 
 
 @dataclass(frozen=True, slots=True)
 class BrickInLayers:
-    """The median call of one brick in each layer, in order."""
+    """The median call of one brick in each layer, in the order of LayersView.rows."""
 
-    p50_us: tuple[float | None, ...]  # None if it does not run or is unknown
-    odd: tuple[bool, ...]  # at least ODD times the median of the peer layers
-    median_us: float | None  # over all layers
-    slowest: int  # index of the slowest layer
+    # Median call in each layer. None if the brick does not run there, or if it is unknown.
+    p50_us: tuple[float | None, ...]
+    odd: tuple[bool, ...]  # Whether the time is at least ODD times the median of the layer's peers.
+    median_us: float | None  # Median over all layers.
+    slowest: int  # Index of the layer with the longest time.
 
 
 @dataclass(frozen=True, slots=True)
 class BrickInLayer:
-    """One brick in one layer of the mean step; derived, except `p50_us`."""
+    """One brick in one layer of the mean step. Its figures are derived, except `p50_us`."""
 
     brick: LayerBrick
-    us: float  # exclusive
-    p50_us: float | None  # of one call
-    usual_p50_us: float | None  # its median over the peer layers; None if they are too few
-    percent: float | None  # of the layer's time
+    us: float  # Exclusive time.
+    p50_us: float | None  # Median of one call.
+    usual_p50_us: float | None  # Median of the brick's median calls in the peers. None for too few peers.
+    percent: float | None  # Share of the layer's time.
 
     @property
     def to_usual(self) -> float | None:
-        """Its median call relative to that in the peer layers."""
+        """The brick's median call divided by its usual median call in the peers."""
         return self.p50_us / self.usual_p50_us if self.p50_us is not None and self.usual_p50_us else None
 
 
 @dataclass(frozen=True, slots=True)
 class LayersView:
-    """Every layer of one phase, in the order in which they run."""
+    """Every layer of one phase, in execution order."""
 
-    unit: str  # "step", or "call" for processes without steps: the times are per this unit
-    bricks: tuple[LayerBrick, ...]  # in the order in which they run
+    unit: str  # "step", or "call" for a process without steps. Times are per this unit.
+    bricks: tuple[LayerBrick, ...]  # Bricks in execution order.
     rows: tuple[LayerRow, ...]
-    # Returns the median call (µs) of the n-th of `bricks` in each of `rows`. If None, use `p50_cells` of the rows.
+    # Returns the median call (µs) of the n-th of `bricks` in each of `rows`. If None, `p50_cells` of the rows is
+    # used.
     p50_of: Callable[[int], Sequence[float | None]] | None = field(default=None, repr=False, compare=False)
-    steps: int | None = None  # number of recorded steps; None if the times are per call
+    steps: int | None = None  # Number of recorded steps, or None if times are per call.
 
     @staticmethod
     def median(us: Sequence[float | None]) -> float | None:
-        """Return the median over the layers that run it, or None if none does."""
+        """Return the median of the known values, or None if all are unknown."""
         known = [value for value in us if value is not None]
         return median(known) if known else None
 
     def stands_out(self, row: LayerRow) -> int:
-        """Return how many layers like `row` are at least half as slow, or 0 if `row` is not slow.
+        """Return the number of odd peers of `row`, including itself, or 0 if `row` is not odd.
 
-        The first layer of a stack does not count against other layers, because its caches are cold. Our own code is
-        cold in it, too, so it stands out only beyond FIRST_US for each of its bricks.
+        Only peers that are at least half as far above the median count. The result is 0 if too many do, because the
+        model is then built that way. The first layer of a stack does not count against others, because its caches are
+        cold. cbtop's own code is cold in it, too, so it must exceed the limit by FIRST_US for each of its bricks.
         """
         times_us = [other.p50_us for other in self.like(row) if other.p50_us is not None]
         too_few = self.steps is not None and self.steps < MIN_STEPS
@@ -142,12 +150,12 @@ class LayersView:
 
     @property
     def slowest(self) -> LayerRow | None:
-        """The layer that is slowest relative to its peers, or None if none has enough peers."""
+        """The layer that is slowest relative to its peers, or None if no layer has enough peers."""
         compared = [row for row in self.rows if row.to_median is not None]
         return max(compared, key=lambda row: row.to_median or 0.0, default=None)
 
     def of_brick(self, brick: LayerBrick) -> BrickInLayers | None:
-        """Return one of `bricks` in each layer, or None if its median call is unknown."""
+        """Return the median call of `brick` in each layer, or None if it is unknown."""
         if brick not in self.bricks:
             return None
         at = self.bricks.index(brick)
@@ -170,7 +178,7 @@ class LayersView:
         return BrickInLayers(p50_us, odd, median_us, max(range(len(p50_us)), key=lambda layer: p50_us[layer] or 0.0))
 
     def inside(self, row: LayerRow) -> list[BrickInLayer]:
-        """Return the bricks that run in a layer, the longest first."""
+        """Return the bricks that run in the layer `row`, the longest first."""
         like, p50_cells, found = self.like(row), row.p50_cells, []
         of_like = [cells for other in like if (cells := other.p50_cells)]
         for at, brick in enumerate(self.bricks):
@@ -190,13 +198,13 @@ class LayersView:
         return sorted(found, key=lambda one: -one.us)
 
     def like(self, row: LayerRow) -> list[LayerRow]:
-        """Return the peers of `row`: same stack and same bricks, itself included."""
+        """Return the layers with the same stack and the same bricks as `row`, including `row`."""
         kind = _kind(row)
         return [other for other in self.rows if _kind(other) == kind]
 
 
 def layers_view(totals: PhaseTotals) -> LayersView | None:
-    """Return the outermost layers of a phase, or None if it has none or no step has ended."""
+    """Return the outermost layers of a phase. Returns None without layers, or until a step has ended."""
     table, inside = totals.table, totals.inside
     steps = int(totals.columns["count"][totals.step.id]) if totals.step else None
     if steps == 0:
@@ -250,7 +258,7 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
     )
     p50_of = partial(_p50_of, totals, places, p50_cells)
     found = LayersView("step" if totals.step else "call", bricks, rows, p50_of, steps)
-    # `odd` refers to the rows of `found`, and those refer to neither, so there is no reference cycle.
+    # `odd` refers to the rows of `found`. These rows do not refer back, so a reference cycle does not exist.
     odd = tuple(
         with_parts(row, excess=LazyValue(partial(_of_id, excess, row.id))) if row.is_odd else row for row in rows
     )
@@ -275,7 +283,7 @@ class _Places:
         self.runs_in[self.place] = True
         self.kinds = [(layer.label, self.runs_in[at].tobytes()) for at, layer in enumerate(self.layers)]
         self.cells = self.place[0] * len(firsts) + column
-        # cells in which a brick runs in several places
+        # Cells of bricks that run at several places of their layer.
         self.several = np.flatnonzero(np.bincount(self.cells, minlength=self.runs_in.size) > 1)
         self.of_several = [self.ids[self.cells == one].tolist() for one in self.several]
 
@@ -283,9 +291,9 @@ class _Places:
 def _p50_of(
     totals: PhaseTotals, places: _Places, cells: LazyValue[list[tuple[float | None, ...]]], brick: int
 ) -> list[float | None]:
-    """See LayersView.p50_of.
+    """Return LayersView.p50_of for the brick with index `brick`.
 
-    Uses `cells` if made, so that all values are from the same time; else only this brick.
+    Uses `cells` if made, so that all values are from the same time. Otherwise computes only this brick.
     """
     ran = totals.columns["count"][places.layer_ids].tolist()
     if cells.is_made or len(places.several):
@@ -307,7 +315,10 @@ def _of_layer(cells: LazyValue[list[tuple[float | None, ...]]], at: int) -> tupl
 
 
 def _excesses(layers: LayersView, usual_by_layer: Mapping[int, NDArray[np.float64]]) -> dict[int, tuple[str, float]]:
-    """Return LayerRow.excess of the odd layers. `usual_by_layer` has, by layer id, the usual time of each brick."""
+    """Return LayerRow.excess of each odd layer, by layer id.
+
+    `usual_by_layer` has the usual times of the layer's bricks.
+    """
     names = [*(brick.name for brick in layers.bricks), BETWEEN]
     alike: dict[object, list[LayerRow]] = {}
     for row in layers.rows:
@@ -320,7 +331,7 @@ def _excesses(layers: LayersView, usual_by_layer: Mapping[int, NDArray[np.float6
         us = np.array([usual_by_layer[row.id] for row in rows]) / calls
         whole_us = np.array([row.p50_us or row.us / row.calls for row in rows])
         mean_us = np.array([(*(us or 0.0 for us in row.cells), row.between_us) for row in rows]) / calls
-        # Medians do not add up, so limit the time between bricks to what was measured there.
+        # Medians do not add up, so limit the time between bricks to its measured mean.
         between_us = np.minimum(whole_us - us.sum(axis=1), mean_us[:, -1])
         over_us, over_mean_us = (_over(each) * calls for each in (np.column_stack((us, between_us)), mean_us))
         all_over_us = _over(whole_us[:, np.newaxis]) * calls
@@ -329,7 +340,7 @@ def _excesses(layers: LayersView, usual_by_layer: Mapping[int, NDArray[np.float6
                 over = over_us[at]
                 if (
                     np.maximum(over, 0.0).sum() < all_over_us[at] / 2
-                ):  # the slow brick changes from call to call: means add up
+                ):  # A different brick is slow in each call. Compare means, because they add up.
                     over = np.minimum(over_mean_us[at], all_over_us[at])
                 most = int(over.argmax())
                 found[row.id] = names[most], float(over[most])
@@ -337,7 +348,7 @@ def _excesses(layers: LayersView, usual_by_layer: Mapping[int, NDArray[np.float6
 
 
 def _over(us: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return how far each row is above the median of its column."""
+    """Return how far each value is above the median of its column."""
     # NumPy's own median loads its masked arrays, which takes as long as three frames.
     over: NDArray[np.float64] = us - [median(column) for column in us.T.tolist()]
     return over
@@ -346,7 +357,7 @@ def _over(us: NDArray[np.float64]) -> NDArray[np.float64]:
 def _sums(
     ns: Column | NDArray[np.float64], place: tuple[Column, Column], shape: tuple[int, ...]
 ) -> NDArray[np.float64]:
-    """Return the sum of the node times of each cell."""
+    """Return the sum of the times of each cell's nodes."""
     found = np.zeros(shape)
     np.add.at(found, place, ns)
     return found
@@ -355,7 +366,7 @@ def _sums(
 def _p50_cells(
     totals: PhaseTotals, places: _Places, medians_ns: NDArray[np.float64]
 ) -> list[tuple[float | None, ...]]:
-    """Return the median call of each brick in each layer."""
+    """Return a row per layer with the median call of each brick."""
     layers, bricks = places.runs_in.shape
     ns = np.full(layers * bricks, np.nan)
     ns[places.cells] = medians_ns
@@ -366,7 +377,7 @@ def _p50_cells(
 
 
 def _usual(totals: PhaseTotals, own_ns: Column, ids: Column, p50_ns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the exclusive time of each brick if every call took the median; its actual time if that is unknown."""
+    """Return each brick's exclusive time if every call took the median, or its actual time if that is unknown."""
     mean_ns: NDArray[np.float64] = totals.columns["total_ns"][ids] / totals.columns["count"][ids]
     known = ~np.isnan(p50_ns) & (mean_ns > 0)
     ratio = np.divide(p50_ns, mean_ns, out=np.ones(len(ids)), where=known)
@@ -374,7 +385,7 @@ def _usual(totals: PhaseTotals, own_ns: Column, ids: Column, p50_ns: NDArray[np.
 
 
 def _cells(us: NDArray[np.float64], runs: NDArray[np.bool_]) -> list[tuple[float | None, ...]]:
-    """Return the cells row by row, None if a brick does not run."""
+    """Return the cells as rows. A cell is None if its brick does not run there."""
     if runs.all():
         return [tuple(row) for row in us.tolist()]
     rows = zip(us.tolist(), runs.tolist(), strict=True)
@@ -382,7 +393,7 @@ def _cells(us: NDArray[np.float64], runs: NDArray[np.bool_]) -> list[tuple[float
 
 
 def _medians(kinds: Sequence[Hashable], p50_us: Sequence[float | None]) -> list[float | None]:
-    """Return for each layer the median of its peers (same kind), itself included."""
+    """Return the peers' median for each layer. The peers include the layer itself."""
     like: dict[Hashable, list[float]] = {}
     for kind, us in zip(kinds, p50_us, strict=True):
         if us is not None:
@@ -392,5 +403,5 @@ def _medians(kinds: Sequence[Hashable], p50_us: Sequence[float | None]) -> list[
 
 
 def _kind(row: LayerRow) -> tuple[str, tuple[bool, ...]]:
-    """Return its stack and which bricks run in it."""
+    """Return the layer's stack, and which bricks run in the layer."""
     return row.stack, tuple([us is not None for us in row.cells])

@@ -1,4 +1,4 @@
-"""The counts of a source's records: those that arrived, and those that did not."""
+"""Counts of a source's records: how many arrived, and how many did not."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from cbtop.client.source_record import SourceRecord
 
 @dataclass(frozen=True, slots=True)
 class LossView:
-    """Counts of records; produced == received + dropped, always.
+    """Counts of records. Always, produced == received + dropped.
 
-    `before_attach` is the part of `dropped` that was overwritten before the daemon first read the ring, `rejected`
-    the part that named an unknown node, `on_the_wire` the part that this viewer missed and the next update brings.
-    `unread` records are written but not read yet. `left_out` counts announcements (not records) beyond the limits.
+    `dropped` includes `before_attach` records that were overwritten before the daemon first read the ring, `rejected`
+    records that named an unknown node, and `on_the_wire` records that the next update brings. `unread` records are
+    written but not read yet. `left_out` counts announcements (not records) beyond the limits.
     """
 
     produced: int
@@ -32,21 +32,24 @@ class LossView:
 
     @property
     def lost(self) -> int:
-        """Those of them that are lost. Records on the wire arrive with the next update."""
+        """Records lost since the daemon attached.
+
+        Records on the wire are not lost, because the next update brings them.
+        """
         return self.dropped - self.before_attach - self.on_the_wire
 
     @property
     def lost_percent(self) -> float:
-        """Percentage of records lost since the daemon attached."""
+        """Lost records, in percent of all records since the daemon attached."""
         return 100 * self.lost / self.seen if self.seen else 0.0
 
 
 def loss_view(record: SourceRecord) -> LossView:
-    """Return how many of its records arrived here and how many did not."""
+    """Return how many records of `record` arrived here, and how many did not."""
     received, state = record.stats.received, record.state
     if state is None:
         return LossView(received, received, 0, 0, 0, 0, 0)
-    # If totals come in several messages, the state follows the last of them and is old until then.
+    # If totals come in several messages, the state follows the last of them, and is old until then.
     ahead = max(0, received - state.received)
     on_the_wire = max(0, state.received - received)
     return LossView(

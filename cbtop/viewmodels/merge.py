@@ -1,6 +1,6 @@
-"""Several sources as one: the sum of all, the slowest of each brick, or next to each other.
+"""Several sources as one view: the sum of all, the slowest rank of each brick, or all ranks next to each other.
 
-Every figure of a merge is derived from figures measured in its members.
+Every figure of a merge is derived from measured figures of its members.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from cbtop.viewmodels.steps import StepsView, steps_per_sec_history, tokens_per_
 from cbtop.viewmodels.straggler import job_of
 from cbtop.viewmodels.time_range import NamedTime, TimeRangeView, since_s, time_range_of
 
-KEYS_JOINED_BY = "+"  # the key of a sum joins its members' keys
+KEYS_JOINED_BY = "+"  # The key of a sum is its members' keys, joined by this.
 
-# Two nodes are merged if their parents are and their static properties are equal.
+# Returns the static properties of a node. Nodes are merged if these are equal and their parents are merged.
 _static = attrgetter(*(f.name for f in fields(Node) if f.name not in ("id", "parent", "function")))
 
-# From good to bad: a merge has the state of its worst member.
+# States from good to bad. A merge has the state of its worst member.
 _BAD: tuple[SourceStatus | StallKind, ...] = (
     SourceStatus.LIVE,
     StallKind.IDLE,
@@ -55,11 +55,12 @@ _BAD: tuple[SourceStatus | StallKind, ...] = (
 def merged_view(
     records: Sequence[SourceRecord], mode: MergeMode, phase: str | None = None, *, window: bool = False
 ) -> SourceView:
-    """Return `records` (of one program and model) as one view.
+    """Return one view of `records`, which are sources of one program and model.
 
-    `sum` adds counts, times, tokens and histograms of equal places, so its books close and its percentiles are those
-    of all calls. Tokens that members report to compute together count once in rates. `max` takes each brick from the
-    rank where it takes longest per step. `ranks` is the sum plus the time of every brick in each rank.
+    `sum` adds counts, times, tokens and histograms of equal places. So the parts of its time breakdown add up, and
+    its percentiles are of all calls. Tokens that members report to compute together count once in rates. `max` takes
+    each brick from the rank that takes longest for it per step. `ranks` is the sum, plus the time of every brick in
+    each rank.
     """
     ordered = sorted(records, key=_by_rank)
     summed, taken = _sum(ordered)
@@ -74,7 +75,7 @@ def merged_view(
     exchange = any(row.category is BrickCategory.COMMUNICATION for row in view.categories)
     may_share = exchange and not any(record.manifest and record.manifest.ranks for record in taken)
     merged = replace(merged, troubled=tuple(_troubled(taken)), together=together, may_share_tokens=may_share)
-    # A roof belongs to one machine, so merges have none.
+    # A roof belongs to one machine, so a merge has no roofs.
     factors = {record.sample_every for record in taken}
     plain = replace(
         view,
@@ -91,24 +92,24 @@ def merged_view(
     if mode is MergeMode.SUM:
         return plain
     views = [(names[record.key], source_view(record, view.phase, window=window)) for record in taken]
-    # A source that has not run this phase would show a different one.
+    # The view of a source that has not run this phase shows a different phase.
     members = [(name, member) for name, member in views if member.phase == view.phase]
     return _slowest(plain, members) if mode is MergeMode.MAX else replace(plain, ranks=_ranks(view, members))
 
 
 def _range_of(records: Sequence[SourceRecord]) -> tuple[float, float] | None:
-    """Return the begin of the first range and the end of the last, or None without any."""
+    """Return the begin of the first range and the end of the last range, or None without ranges."""
     windows = [window_view(record, found) for record in records if (found := shown(record, window=True).window)]
     ranges = [window.range_s for window in windows if window.range_s is not None]
     return (min(begin_s for begin_s, _ in ranges), max(end_s for _, end_s in ranges)) if ranges else None
 
 
 def members_of(record: SourceRecord, records: Iterable[SourceRecord]) -> list[SourceRecord]:
-    """Return the `records` to merge with `record`: same model, same program, and same state.
+    """Return the `records` to merge with `record`. They have the same model, program and state.
 
-    A killed process stays with the running ones it ran next to, so that it is missed. For a job, these are the newest
-    processes of each rank, in any state. Two processes that run as the same rank, or ran at the same time, count
-    both: they belong to two jobs that cannot be told apart.
+    A killed process is merged with the running processes next to it, so that the user sees the loss. For a job,
+    return the newest processes of each rank, in any state. If two of them have the same rank or ran at the same time,
+    return both, because they belong to two jobs that look the same.
     """
     job = job_of(record)
     if job is None:
@@ -122,14 +123,14 @@ def members_of(record: SourceRecord, records: Iterable[SourceRecord]) -> list[So
 
 
 def _in_their_place(alike: list[SourceRecord]) -> list[SourceRecord]:
-    """Return the running processes of one rank. If none runs, return those that no later process has replaced."""
+    """Return the running processes of one rank. If none runs, return processes that no later process has replaced."""
     run = [record for record in alike if not record.has_ended]
     last_ns = max((record.hello.realtime_ns for record in alike if record.hello), default=0)
     return run or [record for record in alike if last_ns <= _ended_at_ns(record)]
 
 
 def _ended_at_ns(record: SourceRecord) -> float:
-    """Return when the last step of an ended process ended, in its host's real time, at least its begin."""
+    """Return when the last step of an ended process ended, in its host's real time. This is at least its begin."""
     if record.hello is None:
         return inf
     return record.hello.realtime_ns + max(0, _ran_until_ns(record) - record.hello.monotonic_ns)
@@ -141,7 +142,10 @@ def _what_runs(record: SourceRecord) -> tuple[str, str]:
 
 
 def _go_together(one: SourceRecord, other: SourceRecord) -> bool:
-    """Whether two processes have the same state. If one was killed, whether they ran at the same time."""
+    """Return whether two processes have the same state.
+
+    If one was killed, return whether they ran at the same time.
+    """
     states = {state_of(one), state_of(other)}
     if not (SourceStatus.GONE in states and states <= {SourceStatus.LIVE, SourceStatus.GONE}):
         return len(states) == 1
@@ -158,7 +162,7 @@ def _ran_until_ns(record: SourceRecord) -> float:
 
 
 def _names(records: Sequence[SourceRecord]) -> dict[str, str]:
-    """Return the display name of each by key: `rank 3`, or `pid 7` without a unique rank."""
+    """Return the display name of each source by key: `rank 3`, or `pid 7` if the source has no unique rank."""
     ranks = Counter(record.hello.rank for record in records if record.hello)
 
     def name(record: SourceRecord) -> str:
@@ -183,7 +187,7 @@ def _no_roof(bricks: Sequence[BrickRow]) -> RooflineView:
 
 
 class _WindowOfAll(Window):
-    """The windows of several sources, summed. It covers as many seconds as each of them."""
+    """The sum of the windows of several sources. It covers as many seconds as each of them."""
 
     def __init__(self, length_s: float, has_watched: bool, statistics: Callable[[], tuple[NodeStats, TimeRange]]):
         super().__init__(length_s)
@@ -199,9 +203,9 @@ class _WindowOfAll(Window):
 
 
 def _watched(records: Sequence[SourceRecord]) -> list[SourceRecord]:
-    """Return the records with a window to sum. The recent window of an ended source is from a different time.
+    """Return the records to sum the windows of. An ended source's window is of a different time, so it is left out.
 
-    A range is shared by all that had not ended before it.
+    A chosen range is summed over all sources that had not ended before it.
     """
     watched = [record for record in records if record.window.has_watched]
     run = [record for record in watched if not record.has_ended or _lies_in_range(record)]
@@ -213,7 +217,7 @@ def _lies_in_range(record: SourceRecord) -> bool:
 
 
 def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceRecord]]:
-    """Return the sum and its members. A source is left out if its nodes do not fit into the table."""
+    """Return the sum and its members. A source is left out if its nodes do not fit into the node table."""
     table = NodeTable()
     known: dict[Hashable, int] = {}
     taken: list[SourceRecord] = []
@@ -238,7 +242,7 @@ def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceReco
         time_ranges = [
             time_range_of(record, window) or window for record, (_, window) in zip(watched, found, strict=True)
         ]
-        covers = max if first.window.is_range else min  # sources that ended inside a range cover less of it
+        covers = max if first.window.is_range else min  # Sources that ended inside a range cover less of the range.
         covered_ns = covers(time_range.end_ns - time_range.begin_ns for time_range in time_ranges)
         return _sum_of_stats([stats for stats, _ in found], their_places, len(table)), TimeRange(0, covered_ns)
 
@@ -260,9 +264,9 @@ def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceReco
 
 
 def _place_nodes(nodes: NodeTable, table: NodeTable, known: dict[Hashable, int]) -> Column:
-    """Return the id in `table` of each node. New nodes are added to it and remembered in `known`."""
+    """Return the ids in `table` of all `nodes`. Nodes that are not in `known` are added to `table` and `known`."""
     place = np.zeros(len(nodes) + 1, np.int64)
-    seen: dict[Hashable, int] = {}  # number of equal nodes before it under one parent
+    seen: dict[Hashable, int] = {}  # Number of equal earlier nodes with the same parent.
     for node in nodes.nodes:
         parent = None if node.parent is None else int(place[node.parent])
         like = (parent, _static(node))
@@ -298,7 +302,7 @@ def _sum_of_stats(members: Sequence[NodeStats], places: Sequence[Column], nodes:
 
 
 def _sum_of_states(records: Sequence[SourceRecord]) -> SourceState | None:
-    """Return the counters of all, with the state of the worst."""
+    """Return the sums of all counters, with the state of the worst source."""
     states = [record.state for record in records if record.state]
     if not states:
         return None
@@ -310,7 +314,7 @@ def _sum_of_states(records: Sequence[SourceRecord]) -> SourceState | None:
 
 
 def _worst(records: Sequence[SourceRecord]) -> SourceRecord:
-    """Return the one in the worst state; of several that stopped, the one that stopped first."""
+    """Return the source in the worst state. If several have stopped, return the one that stopped first."""
     return max(records, key=_badness)
 
 
@@ -326,7 +330,7 @@ def _stall_of_worst(records: Sequence[SourceRecord]) -> StallView | None:
 
 
 def _troubled(records: Sequence[SourceRecord]) -> Iterator[TroubledMember]:
-    """Yield the suspended, stalled, gone or faulty members, except the worst of all."""
+    """Yield members that are suspended, stalled, gone or faulty. The worst member is left out."""
     names, worst = _names(records), _worst(records)
     for record in sorted(records, key=_badness, reverse=True):
         stall, state = stall_view(record), state_of(record)
@@ -336,15 +340,17 @@ def _troubled(records: Sequence[SourceRecord]) -> Iterator[TroubledMember]:
 
 
 def _together(records: Sequence[SourceRecord]) -> int:
-    """Return how many of them compute each token together; 1 if they disagree."""
+    """Return how many of the sources compute each token together, or 1 if their reports differ."""
     said = {record.manifest.ranks if record.manifest else 0 for record in records}
     return max(min(said.pop(), len(records)), 1) if len(said) == 1 else 1
 
 
 def _with_rates(view: SourceView, records: Sequence[SourceRecord], together: int, *, window: bool) -> SourceView:
-    """Return the sum with tokens/s of its members added: each over its own time, or over the common range.
+    """Return `view` with the sum of the members' rates.
 
-    If `together` members compute the same tokens, the sum is divided by it.
+    Each rate is over the member's own time, or over the common range.
+
+    If `together` members compute the same tokens, the sum is divided by `together`.
     """
     members = [shown(record, window=window) for record in records]
     walls_us = [member.time_range_view.wall_us if member.time_range_view else 0.0 for member in members]
@@ -359,7 +365,7 @@ def _with_rates(view: SourceView, records: Sequence[SourceRecord], together: int
     )
     of_tokens, of_steps = (
         [
-            (*history(record, steps), *[0.0] * round((range_us - wall_us) / 1e6))  # since it ended
+            (*history(record, steps), *[0.0] * round((range_us - wall_us) / 1e6))  # Zeros since the source ended.
             for record, member, wall_us in zip(records, members, walls_us, strict=True)
             for steps in member.phases
             if steps.phase == view.phase
@@ -380,13 +386,14 @@ def _with_rates(view: SourceView, records: Sequence[SourceRecord], together: int
 
 
 def _sum_of_histories(histories: Sequence[Sequence[float]], together: int) -> tuple[float, ...]:
-    length = min(map(len, histories), default=0)  # align at the newest, because hosts may disagree on the time
+    # Align at the newest value, because hosts may disagree about the time.
+    length = min(map(len, histories), default=0)
     newest = (history[len(history) - length :] for history in histories)
     return tuple(sum(rates) / together for rates in zip(*newest, strict=True))
 
 
 def _over(steps: StepsView, wall_us: float, range_us: float) -> StepsView:
-    """Convert rates of `steps` from its `wall_us` to the whole `range_us`. Returns `steps` if `range_us` is 0."""
+    """Convert rates of `steps` from its own time `wall_us` to the whole range. If `range_us` is 0, return `steps`."""
     if not range_us:
         return steps
 
@@ -408,16 +415,17 @@ def _with_rates_of(steps: StepsView, members: Sequence[StepsView], together: int
         steps_per_sec=_sum_of_rates([(member.steps_per_sec, member.count) for member in members], together),
         samples_per_sec=_sum_of_rates([(member.samples_per_sec, member.count) for member in members], together),
         tokens_per_sec_in_steps=_sum_of_rates([(m.tokens_per_sec_in_steps, m.count) for m in members], together),
-        at_once=members[0].at_once if len(members) == 1 else None,  # unknown which ran at the same time
+        # It is unknown which steps of several members ran at the same time.
+        at_once=members[0].at_once if len(members) == 1 else None,
         wall_us=max(member.wall_us for member in members),
         is_sample=any(member.is_sample for member in members),
     )
 
 
 def _sum_of_rates(rates: Iterable[tuple[float | None, int]], together: int) -> float | None:
-    """Return the sum of rates, divided by `together` members that compute the same tokens.
+    """Return the sum of rates, divided by `together`, because that many members compute the same tokens.
 
-    None if the rate of a member that ran steps is unknown, because a partial sum would be wrong.
+    Returns None if a member ran steps and its rate is unknown, because a partial sum would be wrong.
     """
     found = [(rate, count) for rate, count in rates if rate is not None or count]
     known = [rate for rate, _ in found if rate is not None]
@@ -449,9 +457,9 @@ def _sum_or_none(values: Sequence[float | None]) -> float | None:
 
 
 def _slowest(view: SourceView, members: Sequence[tuple[str, SourceView]]) -> SourceView:
-    """Take each brick and category from its slowest rank, and the steps of the slowest rank.
+    """Return `view` with each brick and category from its slowest rank, and the steps of the slowest rank.
 
-    Values from several ranks do not add up, so there are no books and no graph.
+    Values from several ranks do not add up, so time breakdown and graph are omitted.
     """
     slowest = max((member for _, member in members), key=lambda one: (one.steps and one.steps.mean_us) or 0)
     bricks: dict[tuple[str, BrickCategory], BrickRow] = {}
@@ -460,7 +468,8 @@ def _slowest(view: SourceView, members: Sequence[tuple[str, SourceView]]) -> Sou
     for name, member in members:
         for brick in member.bricks:
             if (us := _a_step(brick, member)) > max_us.get(brick.key, -1):
-                percent = brick.percent if _closes(member) else None  # a row cannot show why it does not close
+                # A row cannot show that its step's parts do not add up.
+                percent = brick.percent if _closes(member) else None
                 max_us[brick.key], bricks[brick.key] = us, replace(brick, rank=name, roof=None, percent=percent)
         for category in member.categories:
             if (us := _a_step(category, member)) > max_us.get(category.category, -1):
@@ -516,7 +525,7 @@ def _rank_row(brick: BrickRow, us: Sequence[float | None]) -> RankRow:
 
 
 def _a_step(row: BrickRow | CategoryRow, member: SourceView) -> float:
-    """Return the exclusive µs per recorded, ended step, or per call for a process without steps."""
+    """Return the exclusive µs per recorded step that has ended, or per call for a process without steps."""
     if row.percent is None or member.steps is None or member.books is None or not member.steps.recorded:
         return row.total_exclusive_us / row.count
     return row.percent / 100 * member.books.wall_us / member.steps.recorded

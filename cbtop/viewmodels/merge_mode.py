@@ -1,4 +1,4 @@
-"""The ways to merge sources. The command line asks for them, so this loads nothing else."""
+"""The ways to merge sources. This module imports nothing else, because the command line needs it."""
 
 from enum import StrEnum
 

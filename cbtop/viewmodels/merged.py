@@ -1,4 +1,4 @@
-"""The types of a merged view: its members, and the bricks of each rank next to each other."""
+"""Types of a merged view: its members, and the bricks of each rank next to each other."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class TroubledMember:
 
     name: str
     state: str
-    reason: str  # why it is gone
-    stall: StallView | None  # why it makes no progress
+    reason: str  # Why the member is gone.
+    stall: StallView | None  # Why the member makes no progress.
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +23,20 @@ class MergedView:
     """The members of a merged view."""
 
     mode: MergeMode
-    members: tuple[str, ...]  # `rank 3`, or `pid 7` without a rank
+    members: tuple[str, ...]  # Names of the members: `rank 3`, or `pid 7` without a rank.
     keys: tuple[str, ...]
-    left_out: int  # sources of the model that are silent, not read yet, or without room
-    running: int = 0  # running members that were watched; if any, the recent window (not a range) is theirs
-    # Members that are gone, suspended or stalled, besides the one with the shown state; the worst first.
+    left_out: int  # Number of sources of the model that are not merged: silent, not read yet, or too large.
+    # Number of running members that were watched. If above 0, the recent window covers only these members.
+    running: int = 0
+    # Members that are gone, suspended or stalled, the worst first, except the one with the shown state.
     troubled: tuple[TroubledMember, ...] = ()
-    together: int = 1  # members that report to compute each token together; the rate counts once
-    may_share_tokens: bool = False  # they exchange results, and none reports whether tokens are shared
+    together: int = 1  # Number of members that report to compute each token together. Rates count it once.
+    may_share_tokens: bool = False  # Whether members exchange results but do not report whether they share tokens.
 
 
 @dataclass(frozen=True, slots=True)
 class RankColumn:
-    """One of several ranks shown next to each other."""
+    """One of several ranks that are shown next to each other."""
 
     name: str
     key: str
@@ -43,24 +44,24 @@ class RankColumn:
     host: str
     rank: int | None
     steps: int | None
-    step_us: float | None  # mean
+    step_us: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """One brick in every rank: its exclusive time per RanksView.unit; derived."""
+    """One brick in every rank: its exclusive time per RanksView.unit (derived)."""
 
     brick: str
     category: str
     us: tuple[float | None, ...]
-    slowest: int  # index of the rank
-    spread_percent: float | None  # the slowest over the median
+    slowest: int  # Index of the slowest rank.
+    spread_percent: float | None  # The slowest rank's excess over the median rank, in percent.
 
 
 @dataclass(frozen=True, slots=True)
 class RanksView:
-    """Bricks by rank."""
+    """The time of each brick in each rank."""
 
-    unit: str  # "step", or "call" for processes without steps: the times are per this unit
+    unit: str  # "step", or "call" for processes without steps. Times are per this unit.
     ranks: tuple[RankColumn, ...]
     rows: tuple[RankRow, ...]

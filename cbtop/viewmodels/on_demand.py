@@ -1,6 +1,6 @@
 """Parts of a view that are made on first access, so that unused parts cost nothing."""
 
-# A part made later shows later data. To keep a view beyond the next poll, hold it first (SourceView.held).
+# A part that is made later shows later data. To keep a view beyond the next poll, hold it first (SourceView.held).
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ V = TypeVar("V")
 
 
 class LazyValue(Generic[T]):
-    """The result of `make`, which is called at most once, on first access."""
+    """A value that the function `make` returns. It is called at most once, on first access."""
 
     __slots__ = ("_made", "_make")
 
@@ -23,18 +23,18 @@ class LazyValue(Generic[T]):
 
     @property
     def is_made(self) -> bool:
-        """Whether the value was made."""
+        """Whether the value has been made."""
         return self._make is None
 
     def value(self) -> T:
         if self._make is not None:
             self._made = self._make()
-            self._make = None  # frees its inputs
+            self._make = None  # This frees the inputs of `make`.
         return self._made
 
 
 class Lazy(Generic[T]):
-    """A field of a dataclass (without slots), set to a value or a `LazyValue`; reading gives the value."""
+    """A field of a dataclass without slots, set to a value or a `LazyValue`. Reading it returns the value."""
 
     def __init__(self, *default: T) -> None:
         self._default = default
@@ -48,7 +48,7 @@ class Lazy(Generic[T]):
     @overload
     def __get__(self, instance: object, owner: type | None = None) -> T: ...
     def __get__(self, instance: object | None, owner: type | None = None) -> T:
-        if instance is None:  # the dataclass asks for its default
+        if instance is None:  # The dataclass reads the field's default.
             if not self._default:
                 raise AttributeError(self._name)
             return self._default[0]
@@ -60,7 +60,10 @@ class Lazy(Generic[T]):
 
 
 def with_parts(view: V, **parts: Any) -> V:
-    """Like dataclasses.replace, but without making unread parts. Raises TypeError for an unknown name."""
+    """Return a copy of `view` with fields replaced. Unlike dataclasses.replace, this makes no lazy parts.
+
+    Raises TypeError for an unknown name.
+    """
     if unknown := parts.keys() - view.__dict__.keys():
         raise TypeError(f"a {type(view).__name__} has no {', '.join(sorted(unknown))}")
     other = object.__new__(type(view))
@@ -69,7 +72,7 @@ def with_parts(view: V, **parts: Any) -> V:
 
 
 def made(view: V) -> V:
-    """Return `view` after making every part of it."""
+    """Make every part of `view`, then return `view`."""
     for field in fields(view):  # type: ignore[arg-type]
         getattr(view, field.name)
     return view

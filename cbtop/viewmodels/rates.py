@@ -1,4 +1,4 @@
-"""The speed of a phase: tokens or steps a second."""
+"""The rate of a phase, in tokens/s or steps/s."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from cbtop.viewmodels.steps import StepsView
 
 
 class Rate(NamedTuple):
-    """The speed of a phase: tokens a second, or steps a second if tokens are not known."""
+    """The rate of a phase: tokens/s, or steps/s if tokens are unknown."""
 
-    unit: str  # tokens/s or steps/s
+    unit: str  # "tokens/s" or "steps/s".
     per_sec: float | None
-    history: tuple[float, ...]  # one value a second, as SourceView.tokens_per_sec_history
+    history: tuple[float, ...]  # One value per second, as SourceView.tokens_per_sec_history.
 
 
 def rate_of(steps: StepsView | None, tokens_per_sec: tuple[float, ...], steps_per_sec: tuple[float, ...]) -> Rate:
-    """Return the rate to show of `steps`: tokens/s, or steps/s if it has no tokens; each with its history."""
+    """Return the rate of `steps` and its history: tokens/s, or steps/s if the steps have no tokens."""
     if steps is None or steps.has_tokens:
         return Rate("tokens/s", steps.tokens_per_sec if steps else None, tokens_per_sec)
     return Rate("steps/s", steps.steps_per_sec, steps_per_sec)
 
 
 def are_rates_least(window: WindowView | None, loss: LossView) -> bool:
-    """Whether records in the time of the rates were lost, so that there were more steps than are known."""
+    """Return whether the rates are lower bounds, because records of steps were lost."""
     return (window.lost if window else loss.lost) > 0

@@ -1,4 +1,4 @@
-"""Roofline: the measured ceilings of the machine and each brick under them."""
+"""The roofline: the measured ceilings of the machine, and the distance of each brick from them."""
 
 from __future__ import annotations
 
@@ -13,60 +13,60 @@ from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.on_demand import with_parts
 from cbtop.viewmodels.steps import StepsView
 
-LOWER_PRECISIONS = frozenset({"tf32", "bfloat16", "float16"})  # lower than float32
+LOWER_PRECISIONS = frozenset({"tf32", "bfloat16", "float16"})  # Types with a lower precision than float32.
 
 
 @dataclass(frozen=True, slots=True)
 class CeilingRow:
-    """A roof: `kind` is `bandwidth` or `cache` (GB/s), or `compute` (GFLOP/s)."""
+    """A roof. `kind` is `bandwidth` or `cache` (both in GB/s), or `compute` (in GFLOP/s)."""
 
     name: str
     kind: str
     value: float
     unit: str
     provenance: Provenance
-    median: float | None = None  # median of the rounds; `value` is the best round
+    median: float | None = None  # Median of the measured rounds. `value` is the best round.
     lowest: float | None = None
-    measured_on: str = ""  # date, with or without time
-    load_percent: float | None = None  # use of the processors or the GPU by others during the measurement
+    measured_on: str = ""  # Date of the measurement, with or without time.
+    load_percent: float | None = None  # Load of the processors or the GPU by other programs during the measurement.
     age_s: float | None = None
-    gpu: str = ""  # its UUID; "" for processors
-    dtype: str = ""  # type multiplied under a compute roof; "" if not reported
-    rounds: int | None = None  # number of rounds; None if not reported
-    is_short: bool = False  # measured by cbtop itself in a quiet second
+    gpu: str = ""  # UUID of the GPU, or "" for processors.
+    dtype: str = ""  # Data type that was multiplied to measure a compute roof, or "" if not reported.
+    rounds: int | None = None  # Number of rounds, or None if not reported.
+    is_short: bool = False  # Whether cbtop measured the roof by itself in a quiet second.
 
     @property
     def spread_percent(self) -> float | None:
-        """Distance of the median round below the best one, or None if there is only one number."""
+        """Distance in percent of the median round below the best round. None if only one number is known."""
         return spread_percent(self.value, self.median)
 
     @property
     def is_unsure(self) -> bool | None:
-        """Whether its rounds differ so much that it is uncertain, or None if unknown."""
+        """Whether the roof is uncertain because its rounds differ too much. None if this is unknown."""
         return is_unsure(self.value, self.median)
 
 
 @dataclass(frozen=True, slots=True)
 class RidgeRow:
-    """The point where a bandwidth reaches a compute ceiling. Left of it, memory is the limit."""
+    """Point of the plot at which a bandwidth reaches a compute ceiling. At lower intensities, memory is the limit."""
 
     bandwidth: str
     compute: str
     flop_per_byte: float
     gflops: float
-    dtype: str = ""  # of the compute ceiling
+    dtype: str = ""  # Data type of the compute ceiling.
 
 
 @dataclass(frozen=True, slots=True)
 class RooflineView:
     ceilings: tuple[CeilingRow, ...]
-    points: tuple[BrickRow, ...]  # bricks with a known intensity
-    without_work: tuple[str, ...]  # bricks that declare no FLOP or no bytes, so without intensity
-    note: str = ""  # why ceilings are unknown, and what to do
+    points: tuple[BrickRow, ...]  # Bricks with a known intensity.
+    without_work: tuple[str, ...]  # Names of bricks that declare no FLOP or no bytes. They have no intensity.
+    note: str = ""  # Why ceilings are unknown, and what to do about it.
 
     @property
     def ridges(self) -> tuple[RidgeRow, ...]:
-        """The point where each bandwidth reaches each compute ceiling."""
+        """Ridge points of each pair of a bandwidth and a compute ceiling."""
         return tuple(
             RidgeRow(bandwidth.name, peak.name, peak.value / bandwidth.value, peak.value, peak.dtype)
             for peak in self.ceilings
@@ -76,7 +76,7 @@ class RooflineView:
 
 
 def ceiling_rows(ceilings: Iterable[Ceiling], now_s: float | None = None) -> tuple[CeilingRow, ...]:
-    """Return the ceilings, with their age at `now_s` (Unix time)."""
+    """Return the ceilings as rows, with their age at `now_s` (Unix time)."""
     return tuple(
         CeilingRow(
             c.name, c.kind, c.value, c.unit, c.provenance, c.median, c.lowest, c.measured_on, c.load_percent,
@@ -90,9 +90,9 @@ def ceiling_rows(ceilings: Iterable[Ceiling], now_s: float | None = None) -> tup
 def under_roofs(
     bricks: Iterable[BrickRow], ceilings: Sequence[CeilingRow], steps: StepsView | None
 ) -> tuple[BrickRow, ...]:
-    """Return every brick with its distance from its roof, if its work and both roofs are known.
+    """Return the bricks with their distances from their roofs, if their work and both roofs are known.
 
-    If steps ran concurrently, the limit of a single one is unknown: together they may reach the roof.
+    If steps ran at the same time, the limit of one brick is unknown, because together they may reach the roof.
     """
     bandwidths = [ceiling for ceiling in ceilings if ceiling.kind == "bandwidth"]
     roofs = [(row, _roof(row, peaks_over(row, ceilings), bandwidths)) for row in bricks]
@@ -102,9 +102,9 @@ def under_roofs(
 
 
 def peaks_over(brick: BrickRow, ceilings: Iterable[CeilingRow]) -> list[CeilingRow]:
-    """Return the compute roofs for the types that a brick multiplies.
+    """Return the compute roofs for the data types that a brick multiplies.
 
-    Empty if one of its types has no roof, because that roof may be the highest.
+    If one of these types has no roof, return [], because that roof may be the highest.
     """
     peaks = [ceiling for ceiling in ceilings if ceiling.kind == "compute"]
     over = [[peak for peak in peaks if roof_applies(dtype, peak.dtype)] for dtype in brick.dtypes or ("",)]
@@ -112,9 +112,9 @@ def peaks_over(brick: BrickRow, ceilings: Iterable[CeilingRow]) -> list[CeilingR
 
 
 def advice_at_a_peak(brick: BrickRow, ceilings: Iterable[CeilingRow]) -> str:
-    """Return what to do about a brick that computes as fast as the machine can.
+    """Return advice for a brick that computes as fast as the machine can.
 
-    A lower precision is advised if it multiplies float32 and the machine was measured to be faster in one.
+    If the brick multiplies float32, and a lower precision was measured to be faster, advise the lower precision.
     """
     ceilings = list(ceilings)
     here = max((peak.value for peak in peaks_over(brick, ceilings)), default=None)
@@ -127,7 +127,7 @@ def advice_at_a_peak(brick: BrickRow, ceilings: Iterable[CeilingRow]) -> str:
 
 
 def shared_note(steps: StepsView | None) -> str:
-    """Return a note that steps share the roofs, or "" if they ran one after the other."""
+    """Return a note that concurrent steps share the roofs, or "" if steps ran one after another."""
     if steps is None or not steps.overlap:
         return ""
     return (
@@ -137,7 +137,7 @@ def shared_note(steps: StepsView | None) -> str:
 
 
 def roofline(ceilings: Sequence[CeilingRow], bricks: Sequence[BrickRow], note: str = "") -> RooflineView:
-    """Return every brick that declares FLOP and bytes as a point, the others by name."""
+    """Return the roofline. Bricks that declare FLOP and bytes are points, and other bricks are only named."""
     return RooflineView(
         ceilings=tuple(ceilings),
         points=tuple(brick for brick in bricks if _is_point(brick)),
@@ -147,7 +147,7 @@ def roofline(ceilings: Sequence[CeilingRow], bricks: Sequence[BrickRow], note: s
 
 
 def missing_ceilings(view: RooflineView) -> str:
-    """Return which kinds of ceilings are unknown and why, or "" if all that apply to the bricks are known."""
+    """Return which kinds of ceilings are unknown and why, or "" if all that the bricks need are known."""
     kinds = {ceiling.kind for ceiling in view.ceilings}
     missing = [name for name in ("bandwidth", "compute") if name not in kinds]
     if "compute" in kinds:
@@ -156,7 +156,7 @@ def missing_ceilings(view: RooflineView) -> str:
 
 
 def _without_peak(view: RooflineView) -> list[str]:
-    """Return the types that bricks multiply but no compute roof covers."""
+    """Return the data types that bricks multiply and that no compute roof covers."""
     peaks = [ceiling for ceiling in view.ceilings if ceiling.kind == "compute"]
     dtypes = {dtype for point in view.points for dtype in point.dtypes}
     return sorted(one for one in dtypes if not any(roof_applies(one, peak.dtype) for peak in peaks))

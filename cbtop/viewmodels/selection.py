@@ -1,4 +1,4 @@
-"""The selection of a source: its state, the phase shown of it, and its recent window or chosen range."""
+"""What is selected of a source: its phase, and its recent window, its chosen range, or all data."""
 
 from __future__ import annotations
 
@@ -16,40 +16,45 @@ from cbtop.protocol.vocabulary import NodeKind, SourceStatus, is_warm_up
 from cbtop.viewmodels.steps import StepsView, steps_views
 from cbtop.viewmodels.time_range import TimeRangeView, time_range_of, time_range_view
 
-_DECODES = re.compile(r"(.* )?decode(, .*)?|verify", re.DOTALL)  # also with a draft model; `decode, a sample`
+# Also matches steps of a draft model, and `decode, a sample`.
+_DECODES = re.compile(r"(.* )?decode(, .*)?|verify", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class WindowView:
-    """The recent window, or a chosen range. For an ended process, the window ends with it."""
+    """Length of the recent window or of a chosen range. The window of an ended process ends with the process."""
 
     asked_s: float
-    covers_s: float  # actual time range: shorter if it was watched for less
-    lost: int = 0  # records lost of those seen; 0 in a merge
+    covers_s: float  # Actual length. It is shorter if the process was watched for less time.
+    lost: int = 0  # Records lost of the records seen, or 0 in a merge.
     seen: int = 0
-    range_s: tuple[float, float] | None = None  # Unix time of the begin and end of a chosen range
+    range_s: tuple[float, float] | None = None  # (begin, end) of a chosen range in Unix time.
 
     @property
     def is_short(self) -> bool:
-        """Whether it is shorter than requested by more than one second, the interval of figures."""
+        """Whether the window is shorter than requested by more than a second.
+
+        Figures have an interval of a second.
+        """
         return self.range_s is None and self.covers_s < self.asked_s - 1
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseSelection:
-    """What is shown of a source: statistics, their time range, and the steps in it."""
+    """What is shown of a source: statistics, their time range, and the steps in that range."""
 
     stats: NodeStats
-    time_range: TimeRange | None  # None: no step has been seen
-    window: TimeRange | None  # None: since the start
+    time_range: TimeRange | None  # None if no step has been seen.
+    window: TimeRange | None  # The window, or None if all data since the start is shown.
     phases: tuple[StepsView, ...]
     time_range_view: TimeRangeView | None
 
 
 def shown(record: SourceRecord, *, window: bool) -> PhaseSelection:
-    """Return all data of `record`, or its window.
+    """Return all data of `record`, or its window if `window`.
 
-    A source watched for less than a second, or found already ended, has no window, so all data is returned.
+    A source that was watched for less than a second, or had ended when it was found, has no window. Then return all
+    data.
     """
     is_all = not (window and record.window.has_watched)
     stats, seconds = (record.stats, None) if is_all else record.window.statistics(record.stats)
@@ -57,17 +62,16 @@ def shown(record: SourceRecord, *, window: bool) -> PhaseSelection:
     view = None if time_range is None else time_range_view(record, stats, time_range)
     phases = steps_views(record, stats, time_range)
     if view and any(steps.is_sample for steps in phases):
-        # Steps that left no record ran in what would appear as time between steps.
+        # Some steps left no record. Their time would appear as time between steps.
         view = replace(view, in_steps_us=None, between_us=None)
     return PhaseSelection(stats, time_range, seconds and (time_range or seconds), phases, view)
 
 
 def shown_phase(record: SourceRecord, phase: str | None) -> str | None:
-    """Return `phase`, or the most relevant phase if it has no such steps; None without steps.
+    """Return `phase`, or the most relevant phase if the source has no such steps. Returns None without steps.
 
-    Preferred, in this order: not a warm-up; phases of a model that ran at least a tenth as long as any other;
-    decoding; phases of the named model, if it decodes or ran at least half as long as any other; decode itself; the
-    most time.
+    Criteria, in this order: not a warm-up; a model that ran at least a tenth as long as any other; decoding; the
+    named model, if it decodes or ran at least half as long as any other; `decode` itself; the most time.
     """
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
     named = record.manifest.steps_of if record.manifest else ""
@@ -93,7 +97,7 @@ def shown_phase(record: SourceRecord, phase: str | None) -> str | None:
 
 
 def window_view(record: SourceRecord, window: TimeRange) -> WindowView:
-    """Return the length of its `window`, and the records lost in it."""
+    """Return the length of the window, and the numbers of records lost and seen in it."""
     losses, range_s = record.window.losses, None
     if record.window.is_range and (hello := record.hello) is not None:
         begin_s, end_s = (
@@ -104,17 +108,17 @@ def window_view(record: SourceRecord, window: TimeRange) -> WindowView:
 
 
 def state_of(record: SourceRecord) -> SourceStatus:
-    """Return its last known state."""
+    """Return the last known state of the process."""
     return record.state.state if record.state else SourceStatus.LIVE
 
 
 def is_live(record: SourceRecord) -> bool:
-    """Whether the process still runs, if that is known."""
+    """Return whether the process still runs. If unknown, return True."""
     return state_of(record) is SourceStatus.LIVE
 
 
 def is_selected(record: SourceRecord, wanted: Sequence[str]) -> bool:
-    """Whether `wanted` names `record` by key, pid or `rank=N`."""
+    """Return whether `wanted` contains the key, pid or `rank=N` of `record`."""
     names = [record.key]
     if record.hello is not None:
         names += [str(record.hello.pid), f"rank={record.hello.rank}"]
@@ -122,7 +126,7 @@ def is_selected(record: SourceRecord, wanted: Sequence[str]) -> bool:
 
 
 def has_data(record: SourceRecord, phase: str | None = None) -> bool:
-    """Whether the view for exactly this `phase` would have data, without making it."""
+    """Return whether a view for exactly this `phase` would have data. The view is not made."""
     shown, count = shown_phase(record, phase), record.stats.column("count")
     if phase is not None and shown != phase:
         return False

@@ -1,4 +1,4 @@
-"""Takes a snapshot of a live process, to compare it with a baseline; derived."""
+"""Makes a snapshot of a live process for comparison with a baseline. All its figures are derived."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def snapshot(
     *,
     inside: bool = True,
 ) -> Snapshot:
-    """Return the window of `record`, with the times of every phase or only of `phase`.
+    """Return a snapshot of the window of `record`, with the times of every phase or only of `phase`.
 
-    Blocks that overlap a snapshot in `beside` of the same process are excluded, so that nothing is compared with
-    itself. `inside=False` omits what is inside steps.
+    Blocks that overlap a snapshot of the same process in `beside` are excluded, so that no data is compared with
+    itself. Unless `inside`, times inside steps are omitted.
     """
     blocks = record.window.blocks()
     for other in beside:
@@ -64,7 +64,7 @@ def snapshot(
 
 
 def surroundings_of(record: SourceRecord, devices: Sequence[str]) -> Surroundings:
-    """Return what a process reports about itself, with the names of its GPUs."""
+    """Return what a process reports about itself, and the names of its GPUs."""
     hello, manifest = record.hello, record.manifest
     return Surroundings(
         program=hello.program if hello else "",
@@ -120,7 +120,7 @@ def _times(
     is_sample: bool,
     inside: bool,
 ) -> PhaseTimes:
-    """Return the times. `ran` has the `blocks` with recorded steps, each with its numbers of steps and tokens."""
+    """Return the times of a phase. `ran` has the blocks with recorded steps, each with (steps, tokens)."""
     assert totals.step is not None
     step = totals.step.id
     steps, tokens = np.array([each for _, each in ran], float).T
@@ -147,11 +147,11 @@ def _times(
 def _places(
     totals: PhaseTotals, growths: Sequence[Growth], units: NDArray[np.float64], steps: NDArray[np.float64]
 ) -> dict[Place, PlaceTimes]:
-    """Return the times of every place in blocks, each with its number of `units` and `steps`."""
+    """Return the times of every place. Each block has its number of `units` (tokens or steps) and of `steps`."""
     places = PhasePlaces(totals)
     found, _ = place_times(places, totals, growths, units, steps, None)
     medians = map(_median_us, totals.stats.calls_of(places.nodes))
-    # A median of few calls is still given, although its error is unknown.
+    # A median of few calls is included, although its error is unknown.
     return {
         place: one if one.time.median_us is not None else replace(one, time=replace(one.time, median_us=median))
         for (place, one), median in zip(found.items(), medians, strict=True)
@@ -163,7 +163,7 @@ def _median_us(calls: Calls | None) -> float | None:
 
 
 def _work(totals: PhaseTotals, units: float) -> dict[Brick, BrickWork]:
-    """Return, per unit, the work of the bricks that declare FLOP and bytes; there were `units` units."""
+    """Return the work per unit of the bricks that declare FLOP and bytes. `units` is the number of units."""
     return {
         (one.name, one.category): BrickWork(one.flops / units, flop_per_byte, one.gflops)
         for one in brick_stats(totals)
@@ -172,7 +172,7 @@ def _work(totals: PhaseTotals, units: float) -> dict[Brick, BrickWork]:
 
 
 def _recorded(growth: Growth, step: int) -> tuple[int, int]:
-    """Return the number of steps recorded inside, and their tokens."""
+    """Return the number of steps recorded inside, and of their tokens."""
     plain, plain_tokens = (growth.rare.get((column, step), 0) for column in (_PLAIN, _PLAIN_TOKENS))
     return _of(growth, "count", step) - plain, _of(growth, "elements", step) - plain_tokens
 

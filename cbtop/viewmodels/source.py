@@ -1,4 +1,4 @@
-"""One source: makes the frozen SourceView for screens and reports from the store's record."""
+"""Makes a frozen SourceView, which screens and reports draw, from the store's record of a source."""
 
 from __future__ import annotations
 
@@ -73,28 +73,28 @@ class SourceSummary:
     key: str
     label: str  # program, pid@host
     state: SourceStatus
-    stale_s: float | None = None  # how long its daemon has been silent; None if it is not
+    stale_s: float | None = None  # Silence of its daemon in seconds, or None if the daemon answers.
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceView:
-    """Everything shown of one profiled process, for one phase of its steps.
+    """Everything that is shown of one profiled process, for one phase of its steps.
 
-    With a `window`, its steps, bricks, categories, roofline, graph and books cover only those seconds; `loss`,
+    With a `window`, steps, bricks, categories, roofline, graph and time breakdown cover only that time. `loss`,
     `checks` and `traces` always cover everything.
 
-    An `Lazy` field is made on first access, from the data at that time. To keep a view while data is added, use
+    A `Lazy` field is made on first access, from the data at that time. To keep a view while data is added, use
     `held`.
     """
 
-    key: str  # host:pid:start, stable for the life of the process
+    key: str  # host:pid:start. The key is stable for the life of the process.
     pid: int
     host: str
     program: str
     state: SourceStatus
     state_reason: str
-    activity: str  # reported by the process ("measuring ceilings"); "" in the main loop
-    activity_done: float | None  # 0..1
+    activity: str  # Activity that the process reports, for example "measuring ceilings". "" in the main loop.
+    activity_done: float | None  # 0 to 1.
     model: str | None
     architecture: str | None
     backend: str | None
@@ -102,97 +102,105 @@ class SourceView:
     threads: int | None
     layers: int | None
     weights_bytes: int | None
-    phase: str | None  # the phase shown; None if the process has no steps
+    phase: str | None  # The shown phase, or None if the process has no steps.
     phases: tuple[StepsView, ...]
-    steps: StepsView | None  # of the phase shown
-    bricks: Lazy[tuple[BrickRow, ...]] = Lazy()  # by exclusive time, largest first
+    steps: StepsView | None  # Steps of the shown phase.
+    bricks: Lazy[tuple[BrickRow, ...]] = Lazy()  # By exclusive time, the largest first.
     categories: Lazy[tuple[CategoryRow, ...]] = Lazy()
     roofline: Lazy[RooflineView] = Lazy()
     graph: Lazy[Sequence[GraphRow]] = Lazy()
-    books: TimeBreakdownView | None  # None without steps
+    books: TimeBreakdownView | None  # None if the process has no steps.
     loss: LossView
     checks: tuple[CheckRow, ...]
-    tokens_per_sec_history: tuple[float, ...]  # one value per second, oldest first, at most 120
-    steps_per_sec_history: tuple[float, ...] = ()  # the same for steps
-    traces: Lazy[tuple[TraceView, ...]] = Lazy(())  # empty if the process traces nothing
-    window: WindowView | None = None  # None: since the start
-    since_s: float | None = None  # Unix time when its data begins; None if unknown
-    time_range: TimeRangeView | None = None  # None without steps, or if none has ended
-    warm_up: WarmUpView | None = None  # None without warm-ups
-    is_inside_of_all: bool = False  # bricks and layers are of all steps: the window has too few recorded ones
-    compiling: CompilingView | None = None  # None if no compilation was reported, and in a merge
-    rank: int | None = None  # reported by its launcher
+    tokens_per_sec_history: tuple[float, ...]  # Tokens/s as one value per second, oldest first, at most 120.
+    steps_per_sec_history: tuple[float, ...] = ()  # Steps/s as one value per second, oldest first, at most 120.
+    traces: Lazy[tuple[TraceView, ...]] = Lazy(())  # Empty if the process traces nothing.
+    window: WindowView | None = None  # The window, or None if all data since the start is shown.
+    since_s: float | None = None  # Unix time when the source's data begins, or None if unknown.
+    # Time range of the figures. None without steps, or until a step has ended.
+    time_range: TimeRangeView | None = None
+    warm_up: WarmUpView | None = None  # None without warm-ups.
+    # Whether bricks and layers cover all steps, because the window has too few recorded ones.
+    is_inside_of_all: bool = False
+    # Compilations in the shown time. None in a merge, or without compilations.
+    compiling: CompilingView | None = None
+    rank: int | None = None  # Reported by the launcher of the process.
     local_rank: int | None = None
     world_size: int | None = None
-    trains: bool = False  # it computes gradients between its steps
-    waiting_percent: float | None = None  # recent time its busiest thread waited for a processor; None: unknown
-    has_compiled: bool = False  # torch.compile compiled code of this process
-    sample_every: int | None = 1  # records one step in this many; None in a merge
-    clock_resolution_ns: int | None = None  # smallest difference of two clock readings; None: not reported
-    overhead: Sampling | None = None  # cost of recording; None if not measured
-    # Calls outside every step; None without such calls, or without steps.
+    trains: bool = False  # Whether the process computes gradients between its steps.
+    # Recent share of time that its busiest thread waited for a processor, or None.
+    waiting_percent: float | None = None
+    has_compiled: bool = False  # Whether torch.compile has compiled code of this process.
+    sample_every: int | None = 1  # One step in this many is recorded. None in a merge of different values.
+    clock_resolution_ns: int | None = None  # Smallest difference of two clock readings, or None if not reported.
+    overhead: Sampling | None = None  # Cost of recording, or None if not measured.
+    # Calls outside every step. None without such calls, or without steps.
     outside: Lazy[BesideView | None] = Lazy(None)
-    stall: StallView | None = None  # None if it makes progress or has ended
-    stale_s: float | None = None  # how long its daemon has been silent; None if it is not
-    clock: ClockView | None = None  # None if no offset is known
-    straggler: StragglerView | None = None  # of its job
-    merged: MergedView | None = None  # None: one source; else `pid`, `host` etc. are of the first member
-    ranks: RanksView | None = None  # with MergeMode.RANKS
-    # None if everything is one sequence, and so all critical.
+    stall: StallView | None = None  # Why the process makes no progress. None if it makes progress or has ended.
+    stale_s: float | None = None  # Silence of its daemon in seconds, or None if the daemon answers.
+    clock: ClockView | None = None  # Offset of the host's clocks, or None if unknown.
+    straggler: StragglerView | None = None  # The straggler of the source's job.
+    merged: MergedView | None = None  # Members of a merge, or None. `pid`, `host` etc. are of the first member.
+    ranks: RanksView | None = None  # Set only with MergeMode.RANKS.
+    # Critical path, or None if all nodes run in sequence.
     critical_path: Lazy[CriticalPathView | None] = Lazy(None)
-    # None without layers, or in a merge by maximum.
+    # Times of layers. None without layers, or in a merge by maximum.
     layer_times: Lazy[LayersView | None] = Lazy(None)
-    machines: tuple[MachineView, ...] = ()  # where it runs; a merge may have several
-    # Pace of the steps shown in the last two minutes; empty in a merge.
+    machines: tuple[MachineView, ...] = ()  # The machine that it runs on. A merge may have several.
+    # Pace of the shown steps in the last two minutes. Empty in a merge.
     pace: Lazy[tuple[PaceView, ...]] = Lazy(())
-    brick_growth: Lazy[tuple[BrickGrowth, ...]] = Lazy(())  # empty if the window is too short
-    # Mean step time in each second, like the rates above; empty in a merge.
+    brick_growth: Lazy[tuple[BrickGrowth, ...]] = Lazy(())  # Empty if the window is too short.
+    # Mean step time in each second, as for the rates. Empty in a merge.
     step_us_history: Lazy[tuple[float | None, ...]] = Lazy(())
-    # Recent window compared with the baseline; None without a baseline.
+    # Comparison of the recent window with the baseline, or None without a baseline.
     baseline: Lazy[Comparison | None] = Lazy(None)
-    verdicts: Lazy[tuple[Verdict, ...]] = Lazy(())  # for the time range shown, the worst first
-    # All sources including this one; None without a list.
+    verdicts: Lazy[tuple[Verdict, ...]] = Lazy(())  # Verdicts for the shown time range, the worst first.
+    # List of all sources, including this one. None without a list.
     listed: Lazy[ListView | None] = Lazy(None)
-    # The phase's kernels in the last burst; empty without one.
+    # The phase's kernels in the last burst, or empty without a burst.
     kernels: Lazy[tuple[BrickKernels, ...]] = Lazy(())
-    # The last steps of all phases; None if no records are followed.
+    # Timeline of the last steps of all phases, or None if records are not followed.
     timeline: Lazy[TimelineView | None] = Lazy(None)
-    # Second of the daemon's clock: plots are drawn once per second. None for a view that will not be updated.
+    # Second of the daemon's clock, for plots that are drawn once per second. None if the view is not updated.
     second: int | None = field(default=None, compare=False)
 
     @property
     def rate(self) -> Rate:
-        """The rate to show: of tokens, or of steps."""
+        """The rate to show: tokens/s, or steps/s if tokens are unknown."""
         return rate_of(self.steps, self.tokens_per_sec_history, self.steps_per_sec_history)
 
     @property
     def are_rates_least(self) -> bool:
-        """Like in SourceRow."""
+        """Whether the rates are lower bounds, because records were lost."""
         return are_rates_least(self.window, self.loss)
 
     @property
     def failed_checks(self) -> list[CheckRow]:
-        """The failed checks, the likely cause first.
+        """The failed checks, the most likely cause first.
 
-        First the guard's, which has located the origin, then failures in order of occurrence, and input checks last.
+        The guard's check comes first, because it has located the origin. Then come failures in order of occurrence,
+        and checks of inputs last.
         """
         failed = [check for check in self.checks if not check.passed]
         return sorted(failed, key=lambda check: (check.assertion != GUARD_CHECK, check.is_of_input))
 
     @property
     def standing(self) -> str:
-        """Its state in one word: `live` if it runs and makes progress."""
+        """State in one word. It is `live` if the process runs and makes progress."""
         return self.stall.word if self.stall else self.state
 
     @property
     def rows_of(self) -> tuple[object, ...]:
-        """Identifies the rows by source, phase and kind of time range. While equal, rows keep their places."""
-        who = self.key if self.merged is None else self.merged.mode  # members of a merge come and go
+        """Identity of the rows: source, phase, and kind of time range.
+
+        While it stays equal, rows keep their places.
+        """
+        who = self.key if self.merged is None else self.merged.mode  # The members of a merge may change.
         return who, self.phase, self.window is None
 
     @property
     def gpus(self) -> tuple[DeviceRow, ...]:
-        """The GPUs it is known to use; else the only GPU of its machine, if there is one."""
+        """The GPUs that the process is known to use, or else the only GPU of its machine."""
         used = tuple(row for machine in self.machines for row in machine.gpus_of(self.key))
         all_there_are = tuple(row for machine in self.machines for row in machine.gpus)
         return used or (all_there_are if len(all_there_are) == 1 else ())
@@ -207,7 +215,7 @@ class SourceView:
         return min(shares) >= 0 and sum(shares) <= 100 * (1 + 1e-9) if shares else None
 
     def held(self) -> SourceView:
-        """Return a view that later data does not change."""
+        """Return a view that does not change when data arrives."""
         for row in (*self.phases, *self.bricks, *(self.layer_times.rows if self.layer_times else ())):
             made(row)
         if self.listed is not None:
@@ -218,7 +226,7 @@ class SourceView:
     def moved_gb_per_sec(self) -> float | None:
         """Lower bound of memory traffic: declared bytes of the phase's bricks (from shapes) per wall-clock time.
 
-        None if no brick declares bytes, not every step was recorded inside, or in a merge.
+        None in a merge, if no brick declares bytes, or if not every step was recorded inside.
         """
         steps, time_range = self.steps, self.time_range
         known = [row.bytes for row in self.bricks if row.bytes is not None]
@@ -228,12 +236,12 @@ class SourceView:
 
     @property
     def has_data(self) -> bool:
-        """Whether a step has ended or, in a process without steps, a brick."""
+        """Whether a step has ended. For a process without steps, whether a brick has ended."""
         return self.steps is not None or (self.phase is None and bool(self.bricks))
 
 
 def summaries(records: Iterable[SourceRecord]) -> tuple[SourceSummary, ...]:
-    """Return every source: the live ones first, each newest first."""
+    """Return a summary of every source, live ones first, then newer ones first."""
     ordered = sorted(records, key=_newest_first)
     return tuple(SourceSummary(record.key, _label(record), state_of(record)) for record in ordered)
 
@@ -247,7 +255,7 @@ def source_view(
 ) -> SourceView:
     """Return the view of `record` for `phase` (default: `shown_phase`), in its window or since the start.
 
-    `ceilings` are the roofs of its roofline (default: the roofs that it announced).
+    `ceilings` are the roofs of its roofline. By default, these are the roofs that the process announced.
     """
     found = shown(record, window=window)
     phases = found.phases
@@ -295,7 +303,7 @@ def source_view(
 
 
 def _with_details(view: SourceView, record: SourceRecord, found: PhaseSelection, parts: _Parts) -> SourceView:
-    """Return `view` with the facts and parts that only some sources have, or only some outputs show."""
+    """Return `view` with the fields that only some sources have, or that only some outputs show."""
     hello, phase = record.hello, view.phase
     is_sample = view.steps is not None and view.steps.is_sample
     return with_parts(
@@ -326,31 +334,32 @@ def _with_details(view: SourceView, record: SourceRecord, found: PhaseSelection,
 
 
 class _Parts:
-    """Intermediate results used by several parts of a view, each made once on first use."""
+    """Intermediate results that several parts of a view use. Each is made once, on first use."""
 
     def __init__(
         self, record: SourceRecord, found: PhaseSelection, phase: str | None, ceilings: Iterable[Ceiling] | None
     ) -> None:
         self._record, self._found, self._phase, self._ceilings = record, found, phase, ceilings
-        # Rows refer to these and not to the view: a reference cycle would wait for the garbage collector.
+        # Rows refer to these values and not to the view, because a reference cycle would wait for the garbage
+        # collector.
         self._cached = LazyValue(partial(cached_by_second, record, phase))
         self._batch = LazyValue(partial(batch_by_second, record, phase))
 
     @cached_property
     def whole(self) -> PhaseTotals:
-        """The totals since the start."""
+        """The phase's totals since the start."""
         return PhaseTotals.of(self._record.nodes, self._record.stats, self._phase)
 
     @cached_property
     def all_steps(self) -> StepsView | None:
-        """The steps since the start."""
+        """The phase's steps since the start."""
         return next(
             (one for one in steps_views(self._record, self._record.stats, None) if one.phase == self._phase), None
         )
 
     @cached_property
     def is_inside_of_all(self) -> bool:
-        """Whether bricks and layers are of all steps, because the window has too few recorded ones."""
+        """Whether bricks and layers cover all steps, because the window has too few recorded ones."""
         if self._found.window is None or self._record.window.is_range or not self._record.leaves_steps_out:
             return False
         if self.steps is None or not self.steps.count:
@@ -362,7 +371,7 @@ class _Parts:
         )
 
     def with_recorded(self, steps: StepsView) -> StepsView:
-        """Return `steps` with the recorded steps since the start."""
+        """Return `steps` with the number and mean of the steps recorded since the start."""
         every = self.all_steps
         return (
             steps
@@ -372,7 +381,7 @@ class _Parts:
 
     @cached_property
     def totals(self) -> PhaseTotals:
-        """The totals shown."""
+        """The totals that are shown."""
         if self._found.window is None or self.is_inside_of_all:
             return self.whole
         return PhaseTotals.of(self._record.nodes, self._found.stats, self._phase)
@@ -385,7 +394,7 @@ class _Parts:
     def bricks(self) -> list[BrickStats]:
         bricks = brick_stats(self.totals)
         if self._found.window and self.totals is not self.whole and self.totals.step is not None:
-            # If the window's edge separates a brick from those inside it, its exclusive time would be negative.
+            # If the window's edge separates a brick from its inner bricks, its exclusive time would be negative.
             bricks = [
                 replace(
                     one,
@@ -409,7 +418,8 @@ class _Parts:
     def roofs_note(self) -> str:
         manifest = self._record.manifest
         said = manifest.roofs if manifest else ""
-        if manifest and self.roofs and said == way_out_on_cpu(manifest.threads):  # they were measured since
+        # The roofs were measured after the manifest was sent.
+        if manifest and self.roofs and said == way_out_on_cpu(manifest.threads):
             said = said if missing_ceilings(roofline(self.roofs, self.rows)) else ""
         return said or (shared_note(self.steps) if self.roofs else "")
 
@@ -439,13 +449,13 @@ class _Parts:
 
 
 def _second(record: SourceRecord) -> int | None:
-    """See SourceView.second; a merge has no clock."""
+    """Return SourceView.second, or None for a merge."""
     has_clock = record.window.has_begun and not record.has_ended
     return record.window.now_ns // 1_000_000_000 if has_clock else None
 
 
 def _heard_s(record: SourceRecord) -> float | None:
-    """Return when it was last heard of, in Unix time of its host."""
+    """Return when the source was last heard of, as Unix time of its host."""
     hello = record.hello
     if hello is None:
         return None
@@ -468,6 +478,6 @@ def _kernels(record: SourceRecord, phase: str | None) -> tuple[BrickKernels, ...
 
 
 def _only_backend(record: SourceRecord) -> str | None:
-    """Return the backend if no manifest has one and all bricks agree."""
+    """Return the backend that all bricks have in common, if no manifest names one."""
     named = record.nodes.backends
     return next(iter(named)) if len(named) == 1 else None

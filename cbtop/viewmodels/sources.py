@@ -1,4 +1,4 @@
-"""The list of all sources, one row each, and the cost of cbtop itself."""
+"""The list of all sources, with a row each, and the cost of cbtop itself."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ TWO_SAMPLES = "a mean needs two samples"
 
 @dataclass(frozen=True, slots=True)
 class ClockView:
-    """The clocks of a source's host minus this host's clocks, accurate to `uncertainty_us`; derived."""
+    """A host's clocks minus this host's clocks (derived), accurate to `uncertainty_us`."""
 
-    offset_us: float  # of real time
-    monotonic_offset_us: float  # of the clock used in records
+    offset_us: float  # Offset of real time.
+    monotonic_offset_us: float  # Offset of the clock that records use.
     uncertainty_us: float
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """One source in the list: its identity, its state, and how much is known of it here.
+    """A source in the list: its identity, its state, and how much is known about it here.
 
-    Step figures are of `phase`, over the `window` or since the start. `unknown` has the reason of each None.
+    Figures of steps are of `phase`, in the `window` or since the start. `unknown` has the reason for each None.
     """
 
     key: str
@@ -64,63 +64,63 @@ class SourceRow:
     stall: StallView | None
     phase: str | None
     steps: StepsView | None
-    steps_per_sec: float | None  # wall-clock rate; derived
+    steps_per_sec: float | None  # Steps per wall-clock second (derived).
     window: WindowView | None
     since_s: float | None
-    wall_us: float | None  # time base of the rates
+    wall_us: float | None  # Wall-clock time that the rates are based on.
     loss: LossView
-    lag_s: float | None  # age of its newest data; None if it has ended or clock offsets are unknown
+    lag_s: float | None  # Age of the newest data. None if the source has ended or if clock offsets are unknown.
     clock: ClockView | None
-    devices: tuple[str, ...] | None  # the GPUs it is known to use; `cpu` if none
+    devices: tuple[str, ...] | None  # The GPUs that the source is known to use, or `cpu`.
     sample_every: int
     overhead: Sampling | None
     unknown: tuple[Unknown, ...] = ()
-    stale_s: float | None = None  # how long its daemon has been silent; None if it is not
-    straggler: StragglerView | None = None  # of its job
-    tokens_per_sec_history: tuple[float, ...] = ()  # as in SourceView
+    stale_s: float | None = None  # Silence of its daemon in seconds, or None if the daemon answers.
+    straggler: StragglerView | None = None  # The straggler of the source's job.
+    tokens_per_sec_history: tuple[float, ...] = ()  # As in SourceView.
     steps_per_sec_history: tuple[float, ...] = ()
     step_us_history: tuple[float | None, ...] = ()
-    rate_change: Change | None = None  # of tokens/s since the baseline
+    rate_change: Change | None = None  # Change of tokens/s since the baseline.
 
     @property
     def standing(self) -> str:
-        """Its state in one word: `live` if it runs and makes progress."""
+        """State in one word. It is `live` if the process runs and makes progress."""
         return self.stall.word if self.stall else self.state
 
     @property
     def rate(self) -> Rate:
-        """The rate to show: of tokens, or of steps."""
+        """The rate to show: tokens/s, or steps/s if tokens are unknown."""
         return rate_of(self.steps, self.tokens_per_sec_history, self.steps_per_sec_history)
 
     @property
     def are_rates_least(self) -> bool:
-        """Whether records in the time of the rates were lost, so that there were more steps than are known."""
+        """Whether the rates are lower bounds, because records of steps were lost."""
         return are_rates_least(self.window, self.loss)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessCost:
-    """The cost of a cbtop process; 100 % is one processor. None is n/a, and `why` has the reason."""
+    """The cost of a cbtop process. 100 % is one processor. None means n/a, and `why` has the reason."""
 
-    name: str  # `this viewer`, `daemon 812@host`
+    name: str  # For example `this viewer` or `daemon 812@host`.
     cpu_percent: float | None
-    over_s: float | None  # averaging time; None: between two samples of its daemon, about a second
+    over_s: float | None  # Time that the mean covers. None: between two samples of the daemon, about a second.
     resident_bytes: float | None
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ListView:
-    """All sources, live ones first, each newest first; and the cost of cbtop itself, the viewer first."""
+    """All sources, live ones first, then newer ones first. Also the costs of cbtop, the viewer's first."""
 
     keys: tuple[str, ...]
-    ended: int  # number of ended ones, at the end of `keys`
-    row: Callable[[str], SourceRow]  # makes a row on first access
+    ended: int  # Number of ended sources. They are at the end of `keys`.
+    row: Callable[[str], SourceRow]
     costs: tuple[ProcessCost, ...] = ()
-    is_compared: bool = False  # with a baseline
+    is_compared: bool = False  # Whether there is a baseline.
 
     def rows(self) -> tuple[SourceRow, ...]:
-        """Return all rows."""
+        """Return the rows of all sources."""
         return tuple(map(self.row, self.keys))
 
 
@@ -133,9 +133,9 @@ def source_row(
     clock: ClockView | None = None,
     now_ns: int | None = None,
 ) -> SourceRow:
-    """Return the row of `record` in the list, with the rates of `phase` (None: decode, or whatever it has).
+    """Return the row of `record` in the list, with rates of `phase` (default: decode, or what it has).
 
-    `machine` is its daemon's. `now_ns` is the current clock of its host (None: not known).
+    `machine` is the machine of its daemon. `now_ns` is the current time of its host's clock, or None if unknown.
     """
     found, name, hello, state = shown(record, window=window), shown_phase(record, phase), record.hello, record.state
     steps = next((steps for steps in found.phases if steps.phase == name), None)
@@ -175,7 +175,7 @@ def source_row(
 
 
 def _devices(key: str, machine: MachineView | None) -> tuple[str, ...] | None:
-    """Return the GPUs it uses, `cpu` if none, or None if unknown."""
+    """Return the GPUs that source `key` uses, or `cpu`, or None if unknown."""
     if machine is None:
         return None
     gpus = tuple(row.label for row in machine.gpus_of(key))
@@ -185,7 +185,7 @@ def _devices(key: str, machine: MachineView | None) -> tuple[str, ...] | None:
 def _unknown(row: SourceRow, machine: MachineView | None, no_lag: str, *, is_unread: bool) -> Iterator[Unknown]:
     """Yield the reason for each figure that is n/a.
 
-    An ended process has no device and no lag, and needs no reason.
+    An ended process has no device and no lag, so these figures need no reason.
     """
     is_live, steps = row.state is SourceStatus.LIVE, row.steps
     if row.model is None:
@@ -210,7 +210,7 @@ def _unknown(row: SourceRow, machine: MachineView | None, no_lag: str, *, is_unr
 
 
 def daemon_cost(store: Store, stale_s: float | None = None) -> ProcessCost | None:
-    """Return the daemon's cost as reported by itself, or None before it has identified itself."""
+    """Return the cost that the daemon reports about itself, or None until the daemon has identified itself."""
     daemon = store.daemon
     if daemon is None:
         return None

@@ -1,14 +1,15 @@
-"""Whether a running process makes progress: stalled in a step, idle between steps, or quiet if that is unknown.
+"""Whether a running process makes progress. If not, it is stalled in a step, idle between steps, suspended, or quiet.
 
 Rules
 - A lack of progress is reported after max(MIN_S, SLOW × p99). The p99 is of all calls of the running step, or brick
-  if the process marks no steps. If it is unknown which step runs, it is the slowest phase's.
-- Stalled means that a step is known to run, and earlier ones have ended: how long a first one may take is unknown.
+  if the process marks no steps. If it is unknown which step runs, the p99 is of the slowest phase.
+- Stalled means that a step is known to run and that earlier ones have ended. It is unknown how long a first step may
+  take.
 - A step may take the time per token (per sequence, if tokens are unknown) of earlier steps of its name, times its own
-  number. If that is unknown, and steps of its name differ in tokens, it may have as many as the context. Without a
-  context length, no limit is known, nor if no step has a number and the bricks of this one leave no records.
-- Only a process known to be in no step is idle. If steps are sampled or the hot path is Python's, it is unknown what
-  runs in a step that is not recorded, or whether one has begun.
+  number of tokens. If this number is unknown, and the numbers of earlier steps differ, the context length is used. No
+  limit is known without a context length, or if no step has a number and this step's bricks leave no records.
+- A process is idle only if it is known to be in no step. If steps are sampled or the hot path is Python's, it is
+  unknown whether a step without a record runs.
 - A process that announces other work (compiling) is not judged.
 - The age comes from the daemon, which reads the clock of the process's host.
 """
@@ -36,52 +37,59 @@ STEP_UNKNOWN = "whether a step runs is not known"
 
 
 class StallKind(StrEnum):
-    """The reasons why a running process makes no progress."""
+    """Reasons why a running process makes no progress."""
 
-    STALLED = "stalled"  # something has run for far longer than usual
-    SUSPENDED = "suspended"  # stopped by a signal or a debugger
-    IDLE = "idle"  # between two steps
-    QUIET = "quiet"  # unknown which of the above; see `why`
+    STALLED = "stalled"  # A step or brick has been running for far longer than usual.
+    SUSPENDED = "suspended"  # Stopped by a signal or a debugger.
+    IDLE = "idle"  # Between two steps.
+    QUIET = "quiet"  # Unknown which of the above. The reason is in `why`.
 
 
 @dataclass(frozen=True, slots=True)
 class StallView:
-    """A running process that makes no progress: for `age_s` nothing was recorded and nothing began.
+    """A running process that makes no progress. For `age_s`, nothing was recorded and nothing began.
 
-    `place` is what has been running since, from the step inwards (`decode`, `Layer 17`, `AllReduce`); if several
-    `threads` are running something, the one that began last. Empty if unknown. `after` is what ended last in it.
+    `place` is what has been running since, from the step inwards (`decode`, `Layer 17`, `AllReduce`), or empty if
+    unknown. If several `threads` are running something, it is what began last. `after` is what ended last inside
+    `place`.
     """
 
     word: StallKind
     age_s: float
-    limit_s: float  # reported from this age on
+    limit_s: float  # The lack of progress is reported from this age on.
     place: tuple[str, ...] = ()
-    phase: str | None = None  # of the running step
+    phase: str | None = None  # Phase of the running step.
     layer: str | None = None
     brick: str | None = None
-    runs_s: float | None = None  # how long the last part of `place` has been running; None if unknown
+    runs_s: float | None = None  # Running time of the last part of `place`, or None if unknown.
     after: tuple[str, ...] = ()
     threads: int = 0
-    usual_s: float | None = None  # p99 of `usual_of`; None if unknown or nothing to compare with
+    usual_s: float | None = None  # p99 of `usual_of`. None if unknown, or if nothing is compared.
     usual_of: str = ""
-    why: str = ""  # further facts, or why nothing more is known
-    member: str = ""  # in a merge: the process
+    why: str = ""  # Further facts, or why not more is known.
+    member: str = ""  # Name of the process in a merge.
 
 
 def limit_s(usual_s: float | None) -> float:
-    """Return the time without progress after which it is reported. `usual_s` is the p99, or None if unknown."""
+    """Return the seconds without progress after which a stall is reported.
+
+    `usual_s` is the p99, or None if unknown.
+    """
     return MIN_S if usual_s is None else max(MIN_S, SLOW * usual_s)
 
 
 def stall_view(record: SourceRecord) -> StallView | None:
-    """Return why `record` makes no progress. None if it makes progress, has ended, or announces other work."""
+    """Return why `record` makes no progress.
+
+    Returns None if it makes progress, has ended, or announces other work.
+    """
     state = record.state
     quiet = state.quiet if state is not None and state.state is SourceStatus.LIVE else None
     if quiet is None:
         return None
     path = _path(record.nodes, quiet.in_flight)
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
-    # Calls around or next to steps: a server's loop, its wait for a request. A long one is not a hang.
+    # Calls around or next to steps, such as a server's loop or its wait for a request. A long one is not a hang.
     is_outside = bool(steps and path) and path[0].kind is not NodeKind.STEP
     compared = [] if is_outside else path[:1]
     usual_s = _p99_s(record, compared or steps)
@@ -96,7 +104,7 @@ def stall_view(record: SourceRecord) -> StallView | None:
         return None
     word, why = found
     if word in (StallKind.SUSPENDED, StallKind.IDLE):
-        usual_s = None  # it is not compared with anything
+        usual_s = None  # The age is not compared with usual times.
     limit = limit_s(usual_s if usual_s is None else max(usual_s, most_s or 0.0))
     age_s = quiet.quiet_ns / 1e9
     if age_s < limit:
@@ -122,9 +130,9 @@ def stall_view(record: SourceRecord) -> StallView | None:
 def _judged(
     record: SourceRecord, quiet: Quiet, usual_s: float | None, none_known: str, *, has_steps: bool, runs: bool
 ) -> tuple[StallKind, str] | None:
-    """Return the state, and why a more specific one is unknown; None if nothing can be concluded.
+    """Return the kind of stall, and why a more specific one is unknown. Returns None if nothing can be concluded.
 
-    `runs`: a step is running, or a brick if the process marks no steps.
+    `runs` means that a step is running, or a brick if the process marks no steps.
     """
     if quiet.is_suspended:
         return StallKind.SUSPENDED, ""
@@ -138,7 +146,7 @@ def _judged(
 
 
 def _path(nodes: NodeTable, innermost: int) -> list[Node]:
-    """Return the path from the outermost node to `innermost`; empty if that is not a node."""
+    """Return the path of nodes from the outermost node to `innermost`, or [] if `innermost` is not a node."""
     path: list[Node] = []
     at: int | None = innermost if 0 < innermost <= len(nodes) else None
     while at is not None:
@@ -148,16 +156,16 @@ def _path(nodes: NodeTable, innermost: int) -> list[Node]:
 
 
 def _p99_s(record: SourceRecord, nodes: list[Node]) -> float | None:
-    """Return the p99 of calls of the slowest of `nodes`, or None if none has ended."""
+    """Return the p99 of the slowest of `nodes`, or None if no call of them has ended."""
     known = [calls.p99_ns for calls in record.stats.calls_of([[node.id] for node in nodes]) if calls]
     return max((p99_ns / 1e9 for p99_ns in known if p99_ns is not None), default=None)
 
 
 def _most_s(record: SourceRecord, step: Node, size: int, *, is_seen_inside: bool) -> float | None:
-    """Return the time that a step of `size` tokens or sequences may take. 0: unknown, so with the most tokens.
+    """Return the seconds that a step of `size` tokens or sequences may take. If `size` is 0, it is unknown.
 
-    0 if all steps have the same number, None if the largest number is unknown. `is_seen_inside`: its bricks would
-    leave records, so it makes no progress.
+    Then use the largest possible number. Returns 0 if all steps have the same number, and None if the largest is
+    unknown. `is_seen_inside` means that the step's bricks would leave records.
     """
     calls = record.stats.calls([step.id]) if step.kind is NodeKind.STEP else None
     if calls is None:
@@ -176,5 +184,5 @@ def _most_s(record: SourceRecord, step: Node, size: int, *, is_seen_inside: bool
 
 
 def _name_of(path: list[Node], kind: NodeKind) -> str | None:
-    """Return the name of the innermost node of that kind."""
+    """Return the name of the innermost node of this kind, or None."""
     return next((display_name(node) for node in reversed(path) if node.kind is kind), None)

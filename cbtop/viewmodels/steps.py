@@ -1,4 +1,4 @@
-"""Steps: time and tokens of forward passes, per phase."""
+"""Time and tokens of steps (forward passes), per phase."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from cbtop.viewmodels.durations import DurationBar, duration_bars
 from cbtop.viewmodels.on_demand import Lazy, LazyValue
 from cbtop.viewmodels.time_range import of_model
 
-UNEVEN = 1e-9  # relative to the square of all tokens: rounding error of sums of squares, which are sent as float64
-BUCKETS_A_BAR = 4  # 16 bars per octave: a bar is 3 to 6 % of its value wide
+UNEVEN = 1e-9  # Relative to the squared sum of tokens: rounding error of sums of squares, which are sent as float64.
+BUCKETS_A_BAR = 4  # Buckets of a histogram per bar. With 16 bars per octave, a bar is 3 to 6 % of its value wide.
 
 
-OVERLAP = 1.05  # average number of concurrent steps; below it they count as sequential
+OVERLAP = 1.05  # Average number of concurrent steps. Steps with a lower average count as sequential.
 
 
 @dataclass(frozen=True, slots=True)
 class SpanView:
-    """A number reported by steps. For a window, the minimum and maximum are unknown."""
+    """A number that steps report. For a window, its minimum and maximum are unknown."""
 
     mean: float
     least: int | None
@@ -38,30 +38,33 @@ class SpanView:
 
 @dataclass(frozen=True, slots=True)
 class PaceView:
-    """The steps of a phase that ended within about a second. The first of several covers all earlier steps."""
+    """The steps of a phase that ended within about a second.
 
-    ago_s: float  # before the newest one
+    The first item of a history covers all earlier steps.
+    """
+
+    ago_s: float  # Seconds before the newest item.
     steps: int
-    us: float  # mean per step
-    tokens: int  # sum over the steps
-    cached: float | None  # mean cached positions of a sequence before a step; None if not reported
+    us: float  # Mean time per step.
+    tokens: int  # Sum over the steps.
+    cached: float | None  # Mean number of cached positions of a sequence before a step, or None if not reported.
 
 
 @dataclass(frozen=True)
 class StepsView:
-    """The steps of one phase (`decode`, `prefill`): figures of whole steps, recorded inside or not."""
+    """The steps of one phase (`decode`, `prefill`). Its figures are of whole steps, recorded inside or not."""
 
     phase: str
     count: int
     tokens: int
-    tokens_per_sec: float | None  # wall-clock rate over the time range shown
-    recorded: int  # number of steps recorded inside: only these tell about bricks
-    failed: int = 0  # ended by an exception, cancelled ones included; their tokens count
-    tokens_per_sec_in_steps: float | None = None  # tokens / union_us, or per time range if that is shorter
-    steps_per_sec: float | None = None  # wall-clock rate like tokens_per_sec, also for models without tokens
-    samples_per_sec: float | None = None  # sequences per second; None unless all steps report their sequences
+    tokens_per_sec: float | None  # Wall-clock rate over the shown time range.
+    recorded: int  # Number of steps recorded inside. Only these steps contain times of bricks.
+    failed: int = 0  # Steps that ended with an exception or were cancelled. Their tokens count.
+    tokens_per_sec_in_steps: float | None = None  # Tokens / `union_us`, or per time range if that is shorter.
+    steps_per_sec: float | None = None  # Wall-clock rate. It is also known for models without tokens.
+    samples_per_sec: float | None = None  # Sequences per second. None unless all steps report their sequences.
     mean_us: float | None = None
-    recorded_mean_us: float | None = None  # of steps recorded inside
+    recorded_mean_us: float | None = None  # Mean of the steps recorded inside.
     min_us: float | None = None
     max_us: float | None = None
     p50_us: float | None = None
@@ -70,44 +73,44 @@ class StepsView:
     us_per_token_p50: float | None = None
     us_per_token_p99: float | None = None
     us_per_token_max: float | None = None
-    union_us: float | None = None  # time with at least one running step, including time before the range
-    at_once: float | None = None  # average number of concurrent steps: their time / union_us
-    sequences: SpanView | None = None  # sequences per step
-    cached: SpanView | None = None  # positions in the cache of each sequence before a step
-    wall_us: float = 0.0  # time base of its rates, the longest of several processes; 0: unknown
-    is_sample: bool = False  # true if unrecorded steps may be missing, so that these are not all steps
-    # Histogram of step times, from shortest to longest.
+    union_us: float | None = None  # Time with at least one running step, including time before the range.
+    at_once: float | None = None  # Average number of concurrent steps: sum of their times / `union_us`.
+    sequences: SpanView | None = None  # Sequences per step.
+    cached: SpanView | None = None  # Cached positions of each sequence before a step.
+    wall_us: float = 0.0  # Wall-clock time that the rates are based on, or 0 if unknown. In a merge, the longest.
+    is_sample: bool = False  # Whether steps may be missing because they left no record.
+    # Histogram of step times, the shortest first.
     durations: Lazy[tuple[DurationBar, ...]] = Lazy(())
 
     @property
     def known_tokens(self) -> int | None:
-        """Token count, or None if no step reported any."""
+        """Number of tokens, or None if no step reported tokens."""
         return self.tokens if self.tokens or not self.count else None
 
     @property
     def has_tokens(self) -> bool:
-        """Whether it has a token rate, or no rate at all."""
+        """Whether there is a token rate, or no rate at all."""
         return self.tokens_per_sec is not None or self.steps_per_sec is None
 
     @property
     def overlap(self) -> bool:
-        """Whether steps ran concurrently, by more than the clock's accuracy."""
+        """Whether steps ran at the same time, beyond the clock's accuracy."""
         return self.at_once is not None and self.at_once >= OVERLAP
 
 
 @dataclass(frozen=True, slots=True)
 class WarmUpView:
-    """The steps of the warm-ups. No other figure includes them."""
+    """The steps of the warm-ups. Other figures do not include them."""
 
     steps: int
     took_us: float
-    has_ended: bool  # False: no other step has ended, so these are shown
+    has_ended: bool  # Whether other steps have ended. If not, the warm-ups are shown.
 
 
 def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | None) -> tuple[StepsView, ...]:
-    """Return one entry per phase that ever ended a step, in order of first run, with warm-ups last.
+    """Return one entry per phase that has an ended step. Phases are in order of their first run, with warm-ups last.
 
-    The numbers come from `stats`, which cover `time_range`.
+    The figures come from `stats`, which cover `time_range`.
     """
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
     counts = record.stats.column("count")
@@ -118,10 +121,10 @@ def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | 
     names = {display_name(step) for step in ended}
 
     def is_sample(step: Node) -> bool:
-        """Whether these may not be all steps. If none was plain, others may have left no record (llama.cpp's do).
+        """Return whether some steps of this name may be missing.
 
-        Steps inside a plain step leave no record either. Once steps of a name become a sample, the earlier ones count
-        as one.
+        If no step was plain, others may have left no record (llama.cpp's do). Steps inside a plain step leave no
+        record either. If steps of a name become a sample, earlier ones count as one.
         """
         name = display_name(step)
         if name.endswith(SAMPLE) or name + SAMPLE in names:
@@ -138,7 +141,7 @@ def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | 
 
 
 def warm_up_view(record: SourceRecord) -> WarmUpView | None:
-    """Return the steps and time of all warm-ups, or None without any."""
+    """Return the number of steps and the time of all warm-ups, or None without warm-ups."""
     counts, times_ns = record.stats.column("count"), record.stats.column("total_ns")
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP and node.id < len(counts)]
     warm = [step.id for step in steps if is_warm_up(step.name) and counts[step.id]]
@@ -149,7 +152,7 @@ def warm_up_view(record: SourceRecord) -> WarmUpView | None:
 
 
 def tokens_per_sec_history(record: SourceRecord, steps: StepsView | None) -> tuple[float, ...]:
-    """Return wall-clock tokens/s, one value a second, oldest first; empty if unknown."""
+    """Return the wall-clock tokens/s as one value per second, oldest first, or () if unknown."""
     if steps is None or steps.tokens_per_sec is None:
         return ()
     samples = list(record.history.get(steps.phase, ()))
@@ -159,7 +162,7 @@ def tokens_per_sec_history(record: SourceRecord, steps: StepsView | None) -> tup
 
 
 def steps_per_sec_history(record: SourceRecord, steps: StepsView | None) -> tuple[float, ...]:
-    """Return wall-clock steps/s, one value a second, oldest first; empty if unknown."""
+    """Return the wall-clock steps/s as one value per second, oldest first, or () if unknown."""
     if steps is None or steps.steps_per_sec is None:
         return ()
     samples = list(record.history.get(steps.phase, ()))
@@ -169,7 +172,7 @@ def steps_per_sec_history(record: SourceRecord, steps: StepsView | None) -> tupl
 
 
 def step_us_history(record: SourceRecord, phase: str | None) -> tuple[float | None, ...]:
-    """Return the mean step (µs) in each second of the histories above; None if no step ended in it."""
+    """Return the mean step (µs) in each second of `steps_per_sec_history`, or None without an ended step."""
     samples = list(record.history.get(phase or "", ()))
     return tuple(
         (new.time_ns - old.time_ns) / (new.count - old.count) / 1e3 if new.count > old.count else None
@@ -178,21 +181,21 @@ def step_us_history(record: SourceRecord, phase: str | None) -> tuple[float | No
 
 
 def cached_by_second(record: SourceRecord, phase: str | None) -> dict[int, float]:
-    """Return the mean cached positions per sequence before a step, by second of the daemon's clock."""
+    """Return the mean number of cached positions per sequence before a step, by second of the daemon's clock."""
     return _mean_by_second(record, phase, lambda sample: (sample.cached, sample.cached_given))
 
 
 def batch_by_second(record: SourceRecord, phase: str | None) -> dict[int, float]:
-    """Return the mean sequences per step, by second of the daemon's clock."""
+    """Return the mean number of sequences per step, by second of the daemon's clock."""
     return _mean_by_second(record, phase, lambda sample: (sample.sequences, sample.sequences_given))
 
 
 def _mean_by_second(
     record: SourceRecord, phase: str | None, totals: Callable[[StepSample], tuple[int, int]]
 ) -> dict[int, float]:
-    """Return means by second.
+    """Return a mean for each second.
 
-    `totals` gives a running sum and the number of steps in it; seconds without any are omitted.
+    `totals` returns a running sum and the number of steps in the sum. Seconds without such steps are omitted.
     """
     samples = [(sample.monotonic_ns, *totals(sample)) for sample in record.history.get(phase or "", ())]
     return {
@@ -203,10 +206,10 @@ def _mean_by_second(
 
 
 def pace(record: SourceRecord, phase: str | None) -> tuple[PaceView, ...]:
-    """Return the mean step time, second by second, oldest first."""
+    """Return the mean step time second by second, oldest first."""
     samples = list(record.history.get(phase or "", ()))
     found = []
-    seen_before = [] if record.window.is_range else [StepSample(0, 0)]  # exclude what ran before a range
+    seen_before = [] if record.window.is_range else [StepSample(0, 0)]  # Exclude steps before a chosen range.
     for old, new in pairwise([*seen_before, *samples]):
         steps, given = new.count - old.count, new.cached_given - old.cached_given
         if steps > 0:
@@ -225,35 +228,36 @@ def _names_in_others(nodes: NodeTable) -> set[str]:
 
 
 def are_alike(tokens: int, steps: int, squared: int | None) -> bool:
-    """Whether all `steps` had the same number of tokens. `squared` is the sum of the squares of the numbers."""
-    if squared is None:  # older daemons report no squares: a fractional mean means unequal numbers
+    """Return whether all `steps` had the same number of tokens. `squared` is the sum of the numbers' squares."""
+    if squared is None:  # Older daemons report no squares. If the mean is fractional, the numbers differ.
         return tokens % steps == 0
-    return abs(squared * steps - tokens**2) <= UNEVEN * tokens**2  # 0 only for equal numbers (Cauchy-Schwarz)
+    # The difference is 0 only if all numbers are equal (Cauchy-Schwarz).
+    return abs(squared * steps - tokens**2) <= UNEVEN * tokens**2
 
 
 def _steps_view(
     stats: NodeStats, step: Node, time_range: TimeRange | None, *, is_sample: bool, has_tokens: bool
 ) -> StepsView:
     phase, calls = display_name(step), stats.calls([step.id])
-    # Otherwise only some steps count their tokens, or no step does.
+    # Whether all steps count their tokens.
     is_counted = has_tokens and not stats.rare("uncounted", (step.id,)) and (calls is None or calls.elements > 0)
     wall_ns = time_range.end_ns - time_range.begin_ns if time_range and not is_sample else 0
     tokens_ns = wall_ns if is_counted else 0
-    if calls is None:  # none of them in these statistics
+    if calls is None:  # No step of this phase ended in the time of the statistics.
         none = _rate(0, wall_ns)
         return StepsView(phase, 0, 0, _rate(0, tokens_ns), recorded=0, is_sample=is_sample, steps_per_sec=none)
     count, tokens, total_ns = calls.count, calls.elements, calls.total_ns
     union_ns = stats.rare("union_ns", (step.id,))
     # Tokens are counted for whole steps, so count the whole time of a step that began before the range, but at most
-    # the range: otherwise this rate could be below the wall-clock rate.
+    # the range. Otherwise this rate could be below the wall-clock rate.
     took_ns = min(union_ns, (time_range.end_ns - time_range.begin_ns if time_range else 0) or union_ns)
     p50, p95, p99, longest = (_us(value) for value in (calls.p50_ns, calls.p95_ns, calls.p99_ns, calls.max_ns))
     sequences = _span(stats, step.id, "sequences")
-    # Convert step time to time per token only if all steps had the same number of tokens.
+    # Step time is converted to time per token only if all steps had the same number of tokens.
     is_even = are_alike(tokens, count, stats.sparse["squared_tokens"].get(step.id))
     is_even = is_even and (sequences is None or sequences.least == sequences.most)
     tokens_a_step = tokens / count if is_counted and is_even else 0
-    is_said = sequences is not None and sequences.steps >= count - 1  # the edge of a window may cut one off
+    is_said = sequences is not None and sequences.steps >= count - 1  # The edge of a window may cut off one step.
     recorded = max(0, count - stats.rare("plain", (step.id,)))
     return StepsView(
         phase=phase,

@@ -1,4 +1,4 @@
-"""The straggler: the rank that is busy longer with its steps than each of the others."""
+"""The straggler: the rank that is busy longer with its steps than each other rank of its job."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from cbtop.client.busy import Brick, Slice
 from cbtop.client.source_record import SourceRecord
 from cbtop.protocol.vocabulary import LAUNCHES, BrickCategory
 
-THRESHOLD = 0.10  # slower than each of the others by at least this part
-# Others wait for a rank if their whole steps take about as long as its own: within this part of it, and nearer to it
-# than to their duration without the wait.
+THRESHOLD = 0.10  # The straggler is slower than each other rank by at least this share.
+# Other ranks wait for a rank if their whole steps take about as long as its own. The difference is at most the first
+# share of its duration, and at most the second share of the difference in busy time.
 WAIT_WITHIN, NEARER = 0.10, 0.5
-ALPHA = 0.1  # probability that a bound of a median is on its wrong side; a verdict uses two bounds
-MIN_SLICES = 4  # fewer have no such bounds
+ALPHA = 0.1  # Probability that a bound of a median is on the wrong side of the median. A verdict uses two bounds.
+MIN_SLICES = 4  # Fewer slices have no such bounds.
 BETWEEN_BRICKS: Brick = ("gaps between its bricks", BrickCategory.OTHER)
-# Time in communication is mostly waiting for the slowest rank and would make all ranks equally busy. Custom bricks
+# Communication is mostly waiting for the slowest rank, so its time would make all ranks equally busy. Custom bricks
 # have no category, so names are matched as well.
 _COLLECTIVE = re.compile(
     r"all_?-?reduce|all_?-?gather|reduce_?-?scatter|all_?-?to_?-?all|broadcast|barrier|nccl|(^|_)(send|recv|wait)",
@@ -28,37 +28,37 @@ _COLLECTIVE = re.compile(
 )
 
 
-Job = tuple[str, str, int | None, str]  # program, model, world size, and the launcher's job id
+Job = tuple[str, str, int | None, str]  # (program, model, world size, job id of the launcher).
 
 
 @dataclass(frozen=True, slots=True)
 class StragglerView:
-    """The rank that is busy longer per step than each of the others, over the last five seconds; derived."""
+    """The rank that is busy longer per step than each of the others, over the last five seconds (derived)."""
 
     key: str
     rank: int
     pid: int
     host: str
-    ranks: int  # compared, including itself
+    ranks: int  # Number of ranks that were compared, including this one.
     phase: str
-    steps: int  # number of its steps used
-    busy_us: float  # per step, median of slices: its time outside communication
-    others_us: float  # median of the others' medians
-    percent: float  # slower than `others_us`
-    brick: str  # the brick that contributes most, or the gaps
-    brick_excess_us: float  # per step, over the median of the others
-    step_us: float  # its whole step, communication included, median of slices
-    others_step_us: float  # median of the others' medians
-    others_wait: bool  # the whole steps of all others take about as long as its own
+    steps: int  # Number of this rank's steps that were used.
+    busy_us: float  # Time outside communication per step. Median of slices.
+    others_us: float  # Median of the other ranks' medians.
+    percent: float  # The straggler is slower than `others_us` by this much.
+    brick: str  # The brick, or the gaps between bricks, with the largest excess.
+    brick_excess_us: float  # Excess of `brick` per step over the median of the other ranks.
+    step_us: float  # Time of the whole step, including communication. Median of slices.
+    others_step_us: float  # Median of the other ranks' medians.
+    others_wait: bool  # Whether whole steps of all other ranks take about as long as its own.
 
     @property
     def waited_us(self) -> float:
-        """Time that another rank is not busy in its step: the longest it can have waited."""
+        """Time that another rank is not busy in its step, which is the longest that it can have waited."""
         return max(0.0, self.others_step_us - self.others_us)
 
 
 def job_of(record: SourceRecord) -> Job | None:
-    """Return what the ranks of one job have in common, or None if `record` has no rank or is alone."""
+    """Return what all ranks of a job have in common. Returns None if `record` has no rank or is the only rank."""
     hello, manifest = record.hello, record.manifest
     if hello is None or hello.rank is None or hello.world_size == 1:
         return None
@@ -67,28 +67,31 @@ def job_of(record: SourceRecord) -> Job | None:
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """A rank by its slices. Times are exclusive, per step, without communication."""
+    """A rank, described by its slices. Times are exclusive, per step, and without communication, unless noted."""
 
     record: SourceRecord
     steps: int
-    busy_ns: list[float]  # per slice, ascending
-    brick_ns: dict[Brick, float]  # median
-    step_ns: float  # the whole step, communication included; median
+    busy_ns: list[float]  # One value per slice, in ascending order.
+    brick_ns: dict[Brick, float]  # Median of slices, by brick.
+    step_ns: float  # Time of the whole step, including communication. Median of slices.
 
     @property
     def median_ns(self) -> float:
         return median(self.busy_ns)
 
     def is_waited_for_by(self, other: _Rank) -> bool:
-        """Whether the whole steps of `other`, which is less busy, take about as long as its own."""
+        """Return whether `other` waits for this rank.
+
+        `other` is less busy, but its whole steps take about as long.
+        """
         apart_ns = abs(self.step_ns - other.step_ns)
         return apart_ns <= min(WAIT_WITHIN * self.step_ns, NEARER * (self.median_ns - other.median_ns))
 
     def is_slower_than(self, other: _Rank) -> bool:
-        """Whether its median is higher by more than THRESHOLD, beyond pauses and noise.
+        """Return whether this rank's median is higher by more than THRESHOLD, beyond pauses and noise.
 
-        Compares bounds of the two medians that hold for any distribution: the k-th smallest and the k-th largest
-        slice (W. R. Thompson, "On confidence ranges for the median and other expectation distributions for
+        The comparison uses bounds of both medians that hold for any distribution: the k-th smallest and the k-th
+        largest slice (W. R. Thompson, "On confidence ranges for the median and other expectation distributions for
         populations of unknown distribution form", Annals of Mathematical Statistics 7, 1936). So pauses in some
         slices, however long, prove nothing on either side.
         """
@@ -99,9 +102,9 @@ class _Rank:
 
 @cache
 def bound_of_median(count: int, alpha: float = ALPHA) -> int:
-    """Return the highest k so that the k-th smallest value is above the median at most `alpha` of the time.
+    """Return the highest k so that the k-th smallest value is above the median with a probability of at most `alpha`.
 
-    0 without such a k. The number of values below the median is binomial with p = 1/2.
+    Returns 0 if no such k exists. The number of values below the median is binomial with p = 1/2.
     """
     at_most, k = 0.0, 0
     while (at_most := at_most + comb(count, k) / 2**count) <= alpha:
@@ -110,12 +113,12 @@ def bound_of_median(count: int, alpha: float = ALPHA) -> int:
 
 
 def straggler(records: Iterable[SourceRecord], phase: str) -> StragglerView | None:
-    """Return the rank among `records` of one job that is clearly slower than every other, or None.
+    """Return the rank among `records` of one job that is clearly slower than every other rank, or None.
 
-    A rank's busy time is its step time outside communication, because it waits there. If no communication is seen,
-    or the host sees only launches, waits cannot be located: then only the bricks' own time counts, without gaps.
-    While a running rank has too little data, there is no verdict, because it may be as slow. Two processes with the
-    same rank also prevent a verdict, because they belong to two jobs.
+    A rank's busy time is its step time outside communication, because ranks wait in communication. If no
+    communication is seen, or the host sees only launches, waits cannot be located. Then only the time of bricks
+    counts, without gaps. The result is None while a running rank has too little data, because it may be as slow, and
+    if two processes have the same rank, because they belong to two jobs.
     """
     ranks: list[_Rank] = []
     for record in records:
@@ -180,5 +183,5 @@ def _is_communication(brick: Brick) -> bool:
 
 
 def _only_launches(record: SourceRecord) -> bool:
-    """Whether the host only times launches of its bricks, because its model is on a device."""
+    """Return whether the host times only launches of the bricks, because the model is on a device."""
     return record.manifest is not None and LAUNCHES in record.manifest.backend

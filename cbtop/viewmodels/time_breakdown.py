@@ -1,4 +1,4 @@
-"""The books: the parts of a step's wall time, the time next to the steps, and whether the parts add up."""
+"""The time breakdown: parts of a step's wall time, time next to the steps, and whether the parts add up."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from cbtop.profiler.analysis.time_breakdown import Beside, TimeBreakdown
 from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE
 from cbtop.viewmodels.time_range import NamedTime
 
-# For a step recorded by its kernels: the time without any running kernel.
+# Names of the time without a running kernel, in a step that is recorded by its kernels.
 GPU_WAITED, NOT_ITS_KERNELS = "GPU waited", "GPU waited, or ran what came before"
 
 
 @dataclass(frozen=True, slots=True)
 class BesideView:
-    """Time outside every step's wall time: number of calls and sum of their times; derived."""
+    """Calls outside every step's wall time: their number and the sum of their times (derived)."""
 
     calls: int
     us: float
-    by_name: tuple[NamedTime, ...]  # longest first
+    by_name: tuple[NamedTime, ...]  # Times by name, the longest first.
 
 
 @dataclass(frozen=True, slots=True)
 class TimeBreakdownView:
-    """wall = bricks + gaps - overlap + unattributed, over the ended recorded steps of a phase.
+    """Wall time of a phase's ended, recorded steps: wall = bricks + gaps - overlap + unattributed.
 
-    The later fields are not part of this sum. Bricks that overlap, as on two streams of a device, each count in full
-    in `bricks_us`. The books do not `close` if a part exceeds its whole: `over_us` in `over` steps, and `exceeded`.
+    Other fields are not part of this sum. Bricks that overlap, for example on two streams of a device, count in full
+    in `bricks_us`. `close` is false if parts exceed their whole: `over` steps, by `over_us`, or the layers and bricks
+    in `exceeded`.
     """
 
     wall_us: float
@@ -36,21 +37,21 @@ class TimeBreakdownView:
     gaps_us: float
     unattributed_us: float
     residual_percent: float | None
-    open_us: float  # brick time in a step that has not ended
-    overlap_us: float = 0.0  # time of overlapping parts, counted once per extra part
+    open_us: float  # Time of bricks in a step that has not ended.
+    overlap_us: float = 0.0  # Time of overlapping parts, counted once for each part beyond the first.
     close: bool = True
-    over: int = 0  # number of steps exceeded by their parts
-    over_us: float = 0.0  # by this much
-    exceeded: tuple[NamedTime, ...] = ()  # layers and bricks exceeded by their parts, and by how much
-    unmatched_calls: int = 0  # calls stopped twice, out of order or after their step: not in the books
+    over: int = 0  # Number of steps that are exceeded by their parts.
+    over_us: float = 0.0  # Excess of the parts over these steps.
+    exceeded: tuple[NamedTime, ...] = ()  # Layers and bricks with parts that exceed them, and by how much.
+    unmatched_calls: int = 0  # Calls stopped twice, out of order or after their step. The breakdown leaves them out.
     unmatched_us: float = 0.0
-    cancelled: int = 0  # cancelled or renamed steps: their bricks are not in the books
-    in_shared_lane: int = 0  # steps that overlapped fifteen others: their bricks are unknown
-    adopted: BesideView | None = None  # work for these steps in other threads or tasks
+    cancelled: int = 0  # Steps that were cancelled or renamed. The breakdown leaves out their bricks.
+    in_shared_lane: int = 0  # Steps that overlapped fifteen others. Their bricks are unknown.
+    adopted: BesideView | None = None  # Work for these steps in other threads or tasks.
 
 
 def books_view(books: TimeBreakdown | None, measured: str = "") -> TimeBreakdownView | None:
-    """Return the books in µs, or None for a process without steps. `measured` is the backend as in the manifest."""
+    """Return the breakdown in µs, or None for a process without steps. `measured` is the manifest's backend."""
     if books is None:
         return None
     unattributed_ns = books.unattributed_ns
@@ -80,7 +81,7 @@ def books_view(books: TimeBreakdown | None, measured: str = "") -> TimeBreakdown
 
 
 def beside_view(beside: Beside | None) -> BesideView | None:
-    """Return the time next to the steps in µs, or None without any."""
+    """Return the time next to the steps in µs, or None without such time."""
     return None if beside is None else BesideView(beside.calls, beside.time_ns / 1e3, _named(beside.by_name))
 
 

@@ -1,4 +1,4 @@
-"""The wall-clock time range of figures: its begin, its length, and how much of it steps ran."""
+"""The wall-clock time range of figures: its begin, its length, and the time with running steps."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.messages import Compilation, Node
 from cbtop.protocol.vocabulary import NodeKind, is_warm_up
 
-# A process says hello when it writes its first record, and no record ends in the future. If records are outside this
-# range by more than this, they use a different clock than the host's, and their time is unknown.
+# Tolerance. A process says hello when it writes its first record, and no record ends in the future. A record further
+# outside this range has a different clock than the host, so its time is unknown.
 OF_HOST_WITHIN_NS = 10_000_000_000
 
 
@@ -26,19 +26,19 @@ class NamedTime:
 
 @dataclass(frozen=True, slots=True)
 class TimeRangeView:
-    """The wall-clock time of the figures: wall = in steps + between steps + since the last one ended; derived.
+    """Wall-clock time of the figures: wall = in steps + between steps + since the last step ended (derived).
 
-    It begins with the first step seen or with the window. It ends now, or with the last step of an ended process. A
-    step that began earlier counts only partly. Whether a step has been running since the last one ended is unknown.
-    None: it is unknown when steps ran, or when the last one ended.
+    The range begins with the first step seen or with the window. It ends now, or with the last step of an ended
+    process. A step that began earlier counts only partly. It is unknown whether a step has been running since the
+    last one ended. Fields are None if it is unknown when steps ran, or when the last one ended.
     """
 
     wall_us: float
     in_steps_us: float | None
-    by_phase: tuple[NamedTime, ...]  # time with running steps, per phase; phases may overlap
+    by_phase: tuple[NamedTime, ...]  # Time with running steps of each phase. Phases may overlap.
     between_us: float | None
     since_last_us: float | None
-    counts_whole: bool = False  # earlier steps count in full: when steps ran is not reported
+    counts_whole: bool = False  # Whether earlier steps count in full, because it is not reported when steps ran.
 
     @property
     def between_percent(self) -> float | None:
@@ -47,24 +47,24 @@ class TimeRangeView:
 
 @dataclass(frozen=True, slots=True)
 class CompilingView:
-    """Compilations in the time shown, as Dynamo reports them, and the time they took.
+    """Compilations in the shown time, as Dynamo reports them, and the time that they took.
 
-    `again` counts recompilations: code existed but did not fit its inputs. Overlapping compilations count as one.
+    `again` counts recompilations: code existed, but did not fit its inputs. Overlapping compilations count as one.
     """
 
     count: int
     us: float
     again: int
     again_us: float
-    wall_us: float  # the time shown
+    wall_us: float  # Length of the shown time.
 
 
 def time_range_of(record: SourceRecord, window: TimeRange | None) -> TimeRange | None:
-    """Return the time range of the `window`, or of all data; None if no step has been seen.
+    """Return the time range of the `window`, or of all data without one. Returns None if no step has been seen.
 
-    It begins with the first step after the warm-up, unless the window begins later. It ends now, or with the last
-    step of an ended process. So time before the first step does not count as between steps. A chosen range is
-    returned unchanged.
+    It begins with the first step after the warm-up, unless the window begins later. So time before the first step
+    does not count as between steps. It ends now, or with the last step of an ended process. A chosen range keeps its
+    begin.
     """
     steps = _steps(record)
     if not steps:
@@ -84,10 +84,10 @@ def time_range_of(record: SourceRecord, window: TimeRange | None) -> TimeRange |
 
 
 def of_model(record: SourceRecord, time_range: TimeRange, model: str) -> TimeRange:
-    """Return the part of `time_range` for the rates of a model; `model` is the label of its steps.
+    """Return the part of `time_range` for the rates of a model. `model` is the label of its steps.
 
-    If several models run one after another, the time before a model's first step is not its own, nor the time after
-    its last step if another model has begun since.
+    If several models run one after another, the time before a model's first step is not its own. The time after its
+    last step is not either, if another model has begun since.
     """
     steps = _steps(record)
     own = [step for step in steps if step.label == model]
@@ -102,7 +102,7 @@ def of_model(record: SourceRecord, time_range: TimeRange, model: str) -> TimeRan
 
 
 def heard_ns(record: SourceRecord) -> int:
-    """Return when it was last heard of, on its daemon's clock; for an ended process, the end of its last step."""
+    """Return when the source was last heard of, on its daemon's clock. An ended process has its last step's end."""
     steps = _steps(record)
     if record.has_ended and steps and _is_of_host(record, last_ns := _last_ns(record, steps)):
         return last_ns
@@ -110,7 +110,7 @@ def heard_ns(record: SourceRecord) -> int:
 
 
 def compiling_view(compilations: Iterable[Compilation], time_range: TimeRange | None) -> CompilingView | None:
-    """Return the compile time within `time_range`, or None without compilations or steps."""
+    """Return the compilations in `time_range` and their time, or None without compilations or steps."""
     if time_range is None:
         return None
     found = [
@@ -122,12 +122,13 @@ def compiling_view(compilations: Iterable[Compilation], time_range: TimeRange | 
         return None
     again = [us for is_again, us in found if is_again]
     wall_us = (time_range.end_ns - time_range.begin_ns) / 1000
-    took_us, again_us = (min(sum(each), wall_us) for each in ([us for _, us in found], again))  # as if sequential
+    # As if the compilations ran one after another.
+    took_us, again_us = (min(sum(each), wall_us) for each in ([us for _, us in found], again))
     return CompilingView(len(found), took_us, len(again), again_us, wall_us)
 
 
 def time_range_view(record: SourceRecord, stats: NodeStats, time_range: TimeRange) -> TimeRangeView:
-    """Return what ran in `time_range`; `stats` are its statistics."""
+    """Return the time in steps and between steps in `time_range`. `stats` are the statistics of this range."""
     steps = _steps(record)
     wall_ns, last_ns = time_range.end_ns - time_range.begin_ns, _last_ns(record, steps)
     is_of_host = _is_of_host(record, last_ns)
@@ -154,7 +155,7 @@ def time_range_view(record: SourceRecord, stats: NodeStats, time_range: TimeRang
 
 
 def since_s(record: SourceRecord) -> float | None:
-    """Return the Unix time at which its data begins: its first step, or its first record if it marks none."""
+    """Return the Unix time at which the data begins. This is the first step, or the first record without steps."""
     steps, hello = _steps(record), record.hello
     first_ns = record.stats.sparse["first_ns"].get(ANY_STEP)
     if steps:
@@ -165,18 +166,18 @@ def since_s(record: SourceRecord) -> float | None:
 
 
 def _steps(record: SourceRecord) -> list[Node]:
-    """Return the phases with an ended step."""
+    """Return the step nodes that have an ended step."""
     known = record.stats.sparse["first_ns"].keys()
     return [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP and node.id in known]
 
 
 def _steady(steps: list[Node]) -> list[Node]:
-    """The phases without the warm-ups, or all if there is nothing else."""
+    """Return the steps that are not warm-ups. If all are warm-ups, return all."""
     return [step for step in steps if not is_warm_up(step.name)] or steps
 
 
 def _warm_up_before(record: SourceRecord, steps: list[Node], first_ns: int) -> dict[int, int]:
-    """Return the time of warm-ups that had ended by then, per step node and in total."""
+    """Return the time of warm-ups that had ended by `first_ns`, by step node, with the total at ANY_STEP."""
     warm = [step.id for step in steps if is_warm_up(step.name)]
     before = [step for step in warm if record.stats.rare("last_ns", (step,)) <= first_ns]
     times_ns = {step: record.stats.rare("union_ns", (step,)) for step in before}
@@ -192,7 +193,7 @@ def _last_ns(record: SourceRecord, steps: Sequence[Node]) -> int:
 
 
 def _is_of_host(record: SourceRecord, moment_ns: int) -> bool:
-    """Whether a moment in a record is on its host's clock."""
+    """Return whether a moment of a record is on the clock of its host."""
     hello, now_ns = record.hello, record.window.now_ns
     if hello is None or moment_ns + OF_HOST_WITHIN_NS < hello.monotonic_ns:
         return False
@@ -200,8 +201,8 @@ def _is_of_host(record: SourceRecord, moment_ns: int) -> bool:
 
 
 def _any_step(record: SourceRecord, steps: Sequence[Node]) -> int | None:
-    """Return the node that holds the total time with a running step, or None if unknown."""
+    """Return the node that counts the time with any running step, or None if this time is unknown."""
     if record.stats.sparse["union_ns"].get(ANY_STEP) is not None:
         return ANY_STEP
-    # Older daemons do not report it; whether several phases overlapped is unknown.
+    # Older daemons do not report this time, so overlaps of several phases are unknown.
     return steps[0].id if len(steps) == 1 else None

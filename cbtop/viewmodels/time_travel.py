@@ -1,4 +1,4 @@
-"""The position of a screen or report in time, and the marks of notable events."""
+"""Position of a screen or report in time, and marks of notable events."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from enum import StrEnum
 
 
 class Mark(StrEnum):
-    """A notable event, the most urgent last."""
+    """Notable events, the most urgent last."""
 
-    PHASE = "phase"  # the phase that takes most of the time has changed
+    PHASE = "phase"  # The phase that takes most of the time has changed.
     STARTED = "started"
     ENDED = "ended"
-    VERDICT = "verdict"  # a warning or an error begins
-    STALLED = "stalled"  # or suspended
+    VERDICT = "verdict"  # A warning or an error begins.
+    STALLED = "stalled"  # The process is stalled or suspended.
 
 
 @dataclass(frozen=True, slots=True)
 class TimeView:
-    """The position of a screen in time, in seconds from the beginning of the data."""
+    """Position of a screen in time. Times are seconds from the beginning of the data."""
 
     at_s: float
     duration_s: float
-    marks: Mapping[int, Mark]  # by second
-    chosen_s: tuple[float, float] | None = None  # begin and end of a range
-    is_now: bool = False  # paused, but still at the present
+    marks: Mapping[int, Mark]  # Most urgent event, by second.
+    chosen_s: tuple[float, float] | None = None  # (begin, end) of a range.
+    is_now: bool = False  # Whether the screen is paused at the present.
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayView:
-    """The position of a screen or report in a recording. Times are seconds from its beginning."""
+    """Position of a screen or report in a recording. Times are seconds from the beginning of the recording."""
 
     file: str
     host: str
-    recorded_s: float  # Unix time of its beginning
+    recorded_s: float  # Unix time of the beginning.
     at_s: float
     duration_s: float
-    is_complete: bool  # closed by its recorder; else it was killed or still writes
-    is_history: bool = False  # not a file, but a daemon's history of the last minutes
-    range_s: tuple[float, float] | None = None  # shown instead of a moment
+    is_complete: bool  # Whether the recorder has closed the file. If not, it was killed or still writes.
+    is_history: bool = False  # Whether it is a daemon's history of the last minutes instead of a file.
+    range_s: tuple[float, float] | None = None  # (begin, end) of a range that is shown instead of a moment.

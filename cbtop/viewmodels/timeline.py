@@ -1,4 +1,4 @@
-"""The last steps of a source, record by record: which records are shown, and on which lanes."""
+"""The timeline of a source's last steps: which records are shown, and on which lanes."""
 
 from __future__ import annotations
 
@@ -38,35 +38,36 @@ from cbtop.viewmodels.lanes import (
 )
 from cbtop.viewmodels.on_demand import Lazy, LazyValue
 
-MAX_SPANS = 4_096  # maximum number of records, except that one whole step is always shown
-MAX_LIKE_NEWEST = 256  # steps: the cells of a wide screen
+MAX_SPANS = 4_096  # Maximum number of records. One whole step is always shown, even if it has more.
+MAX_LIKE_NEWEST = 256  # Steps. This is the number of cells of a wide screen.
 KINDS = (STEPS, HOST, ADOPTED, OUTSIDE)
-_BEFORE_NEWEST = 0.1  # relative to its duration: from this long before it, everything is on its lanes
+# Share of the newest step's duration. Its lanes have all records from this long before the step on.
+_BEFORE_NEWEST = 0.1
 _ON_DEVICE = re.compile(r" on (?!cpu)\w")
 
 
 @dataclass(frozen=True)
 class TimelineView:
-    """The last steps of a source, of all phases. Times are ns; `begin_ns` is on the clock of its host."""
+    """The last steps of a source, of all phases. Times are ns. `begin_ns` is on the clock of the source's host."""
 
     begin_ns: int
     length_ns: int
-    newest_s: float | None  # Unix time at which `newest` ended
-    spans: int  # on all lanes
-    older: int  # kept records that began before
-    unplaced: int  # records in steps that have not ended, or lack their own record
-    missing: int  # records lost since the timeline was followed
-    steps: int  # on all lanes
+    newest_s: float | None  # Unix time at which `newest` ended.
+    spans: int  # Number of records on all lanes.
+    older: int  # Number of available records that began before `begin_ns`.
+    unplaced: int  # Number of records in steps that have not ended or have lost their own record.
+    missing: int  # Number of records lost since the timeline was followed.
+    steps: int  # Number of steps on all lanes.
     lanes: Lazy[tuple[Lane, ...]] = Lazy()
-    # The part that can be visible while the newest step is followed. Each lane begins at an earlier moment when
-    # nothing ran on it. Lanes and rows used only before that are omitted.
+    # The part that can be visible while following the newest step. Each lane begins at an earlier moment when it was
+    # empty. Lanes and rows without later records are omitted.
     newest_lanes: Lazy[tuple[Lane, ...]] = Lazy()
-    # The newest fully recorded step, of the phase shown if possible.
+    # The newest completely recorded step, of the shown phase if possible.
     newest: Lazy[TimelineSpan | None] = Lazy()
-    like_newest_ns: tuple[int, ...] = ()  # durations of the last steps of its phase, by their end
+    like_newest_ns: tuple[int, ...] = ()  # Durations of the last steps of the same phase, in order of their end.
 
     def newest_parts(self) -> list[tuple[Lane, TimelineSpan | Gap]]:
-        """Return the outermost bricks in the newest step and the gaps between them, on every lane, by start."""
+        """Return the outermost bricks and the gaps between them in the newest step, on every lane, by start."""
         if self.newest is None:
             return []
         begin_ns, end_ns = self.newest.start_ns, self.newest.end_ns
@@ -79,7 +80,7 @@ class TimelineView:
 
 
 def timeline_view(record: SourceRecord, phase: str | None, *, is_sample: bool) -> TimelineView | None:
-    """Return the last steps of `record`, or None without records. `is_sample`: steps may lack records.
+    """Return the timeline of `record`, or None without records. `is_sample` means that some steps left no records.
 
     Returns the same object until new records arrive.
     """
@@ -145,7 +146,7 @@ def _span_of(lanes: Sequence[Lane], node: int, start_ns: int) -> TimelineSpan:
 
 
 class _Records:
-    """The kept records in columns, and the step that contains each."""
+    """The kept records in columns, and the step around each record."""
 
     def __init__(self, batch: Batch, nodes: NodeTable) -> None:
         self.batch = batch
@@ -157,7 +158,7 @@ class _Records:
         self.is_placed = self._placed()
 
     def _placed(self) -> NDArray[np.bool_]:
-        """Return which records are steps, are in a known step, or are outside steps."""
+        """Return a mask of the records that are steps, are in a known step, or are outside steps."""
         found: NDArray[np.bool_] = self.is_step | (self.step_of < 0)
         start_ns, end_ns = self.batch.start_ns, self.batch.end_ns
         whole = self.is_step & ~self.is_plain
@@ -167,14 +168,18 @@ class _Records:
             inside = np.flatnonzero(~found & (group == one))
             if len(steps):
                 steps = steps[np.argsort(start_ns[steps], kind="stable")]
-                # One of the earlier steps ends after it: in the shared lane, several may overlap.
+                # The record is placed if an earlier step ends after it. In the shared lane, several steps may
+                # overlap.
                 until_ns = np.maximum.accumulate(end_ns[steps])
                 at = np.searchsorted(start_ns[steps], start_ns[inside], "right") - 1
                 found[inside] = (at >= 0) & (end_ns[inside] <= until_ns[np.maximum(at, 0)])
         return found
 
     def newest_whole(self, recent: RecentRecords, phase: str | None) -> int | None:
-        """Return the newest step with all its records: one of `phase` recorded inside if possible, else any other."""
+        """Return the index of the newest step that has all its records.
+
+        Prefers steps recorded inside, and of these, steps of `phase`.
+        """
         whole = self.is_step & (self.batch.start_ns >= recent.horizon_ns)
         for hole in recent.holes:
             whole &= (self.batch.end_ns < hole.begin_ns) | (self.batch.start_ns > hole.end_ns)
@@ -186,7 +191,7 @@ class _Records:
         return None
 
     def begin(self, recent: RecentRecords, newest: int | None) -> int:
-        """Return when the shown records begin: at the start of a step if possible."""
+        """Return the begin of the shown records. This is the start of a step if possible."""
         start_ns = np.sort(self.batch.start_ns)
         enough_ns = int(start_ns[max(0, len(start_ns) - MAX_SPANS)])
         steps = self.batch.start_ns[self.is_step & (self.batch.start_ns >= max(enough_ns, recent.horizon_ns))]
@@ -194,26 +199,26 @@ class _Records:
         return begin_ns if newest is None else min(begin_ns, int(self.batch.start_ns[newest]))
 
     def lengths_ns(self, chosen: NDArray[np.bool_]) -> tuple[int, ...]:
-        """Return the durations of the last of the chosen records, by their end."""
+        """Return the durations of the last chosen records, in order of their end."""
         at = np.flatnonzero(chosen)
         at = at[np.argsort(self.batch.end_ns[at], kind="stable")][-MAX_LIKE_NEWEST:]
         return tuple((self.batch.end_ns[at] - self.batch.start_ns[at]).tolist())
 
     def quiet_from(self, at: NDArray[np.int64], moment_ns: float) -> tuple[NDArray[np.int64], int]:
-        """Return the records of `at` (by start) since a pause before `moment_ns`, and when that pause began.
+        """Return the records of `at` (sorted by start) after a pause before `moment_ns`, and the pause's begin.
 
-        In a pause none of them ran, so nesting is the same as with all records. Returns all, since 0, without such a
-        pause.
+        No record spans the pause, so nesting is the same as among all records. Without a pause, returns all records,
+        and 0.
         """
         start_ns = self.batch.start_ns[at]
         ended_ns = np.maximum.accumulate(self.batch.end_ns[at])[:-1]
-        # A record of zero length is inside a record that ends at that moment.
+        # A record of zero length is inside a record that ends at the same moment.
         quiet = np.flatnonzero((ended_ns < start_ns[1:]) & (ended_ns <= moment_ns))
         return (at[quiet[-1] + 1 :], int(ended_ns[quiet[-1]])) if len(quiet) else (at, 0)
 
 
 class _Lanes:
-    """Makes lanes, those of steps first."""
+    """Makes the lanes of a timeline. Lanes with steps come first."""
 
     def __init__(
         self,
@@ -228,19 +233,19 @@ class _Lanes:
         self._begin_ns, self._length_ns, self._holes, self._between = begin_ns, length_ns, holes, between
 
     def all(self) -> Iterator[Lane]:
-        """Yield the lanes of all placed records."""
+        """Yield the lanes with all placed records."""
         for kind, at in self._groups:
             yield from self._of(kind, at, 0)
 
     def about(self, moment_ns: float) -> Iterator[Lane]:
-        """Yield the lanes. Each begins at a moment before `moment_ns` when nothing ran on it."""
+        """Yield the lanes. Each begins at a moment before `moment_ns` at which the lane is empty."""
         for kind, at in self._groups:
             near, since_ns = self._found.quiet_from(at, moment_ns)
             since_ns = max(0, since_ns - self._begin_ns)
             yield from self._of(kind, near, since_ns)
 
     def _of(self, kind: str, at: NDArray[np.int64], since_ns: int) -> Iterator[Lane]:
-        """Yield the lanes of the records `at` (by start), which may share lanes."""
+        """Yield the lanes of the records `at` (sorted by start). These records may share lanes."""
         nodes, begin_ns = self._found.nodes, self._begin_ns
         tracks: dict[int, list[tuple[int, TimedRecord]]] = {}
         for track, depth, record in on_tracks(nodes, self._timed(at)):
@@ -263,7 +268,7 @@ class _Lanes:
 
     @cached_property
     def _groups(self) -> list[tuple[str, NDArray[np.int64]]]:
-        """The records that may share lanes, in groups by start, with the kind of each group."""
+        """Groups of records that may share lanes, as (kind of the group, records sorted by start)."""
         batch = self._found.batch
         at = np.flatnonzero(self._placed)
         at = at[np.lexsort((batch.node[at], -batch.end_ns[at], batch.start_ns[at]))]
@@ -283,7 +288,7 @@ class _Lanes:
 
 
 def _kind_of(nodes: NodeTable, ran: Sequence[int]) -> NDArray[np.int64]:
-    """Return by id the index in KINDS of each node that ran."""
+    """Return an array with the index in KINDS of each node that ran, by node id."""
     on_device = {node for node in ran if _ON_DEVICE.search(_timed_by(nodes, node))}
     device_steps = {nodes.step_of[node] for node in on_device}
     kinds = np.zeros(len(nodes) + 1, np.int64)
@@ -296,7 +301,7 @@ def _kind_of(nodes: NodeTable, ran: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _titled(lanes: Iterable[Lane]) -> tuple[Lane, ...]:
-    """Number lanes with a repeated name."""
+    """Number lanes with the same name."""
     named: Counter[str] = Counter()
     found = []
     for lane in lanes:
@@ -306,7 +311,7 @@ def _titled(lanes: Iterable[Lane]) -> tuple[Lane, ...]:
 
 
 def _together(found: _Records, chosen: NDArray[np.bool_], begin_ns: int) -> list[tuple[int, int]]:
-    """Return the times with any of them running, disjoint and sorted."""
+    """Return the times when any of the chosen records ran, as disjoint and sorted ranges."""
     at = np.flatnonzero(chosen)
     if not len(at):
         return []
@@ -318,7 +323,7 @@ def _together(found: _Records, chosen: NDArray[np.bool_], begin_ns: int) -> list
 
 
 def _is_adopted(nodes: NodeTable, node: int) -> bool:
-    """Whether it ran in a different thread or task than its step."""
+    """Return whether the node ran in a different thread or task than its step."""
     at = node
     while at and nodes.kind_of[at] != NodeKind.ADOPTED:
         at = nodes.parent_of[at]
@@ -326,6 +331,6 @@ def _is_adopted(nodes: NodeTable, node: int) -> bool:
 
 
 def _timed_by(nodes: NodeTable, node: int) -> str:
-    """Return the backend if a device timed it, or "" if the host timed launches."""
+    """Return the backend if a device timed the node, or "" if the host timed its launches."""
     backend = nodes[node].backend
     return "" if backend.endswith(LAUNCHES) else backend

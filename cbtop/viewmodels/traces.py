@@ -16,7 +16,7 @@ class NamedNumber:
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """One row of a trace (a layer, a brick). Rows may have different numbers."""
+    """One row of a trace, for example a layer or a brick. Rows may have different numbers."""
 
     name: str
     numbers: tuple[NamedNumber, ...]
@@ -24,9 +24,9 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True)
 class TraceView:
-    """One trace of model internals, measured by the process on `forwards` sampled passes."""
+    """One trace of the model's internals. The process measured it in `forwards` sampled forward passes."""
 
-    trace: str  # MLT-01 to MLT-05
+    trace: str  # MLT-01 to MLT-05.
     name: str
     about: str
     forwards: int
@@ -36,14 +36,14 @@ class TraceView:
 
 
 def trace_views(summaries: Iterable[TraceSummary]) -> tuple[TraceView, ...]:
-    """Return each trace by id, with the numbers of a row in the order they were sent."""
+    """Return the traces, sorted by id. The numbers of a row are in the order of sending."""
     return tuple(_view(summary) for summary in sorted(summaries, key=lambda summary: summary.trace))
 
 
 def _view(summary: TraceSummary) -> TraceView:
     rows: dict[str, list[NamedNumber]] = {}
     for number in summary.numbers:
-        if isinstance(number, TraceNumber):  # a hostile process may nest other messages
+        if isinstance(number, TraceNumber):  # A hostile process may nest other messages.
             rows.setdefault(number.row, []).append(NamedNumber(number.name, number.value))
     totals = rows.pop("", [])
     return TraceView(

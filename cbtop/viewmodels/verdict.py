@@ -1,4 +1,4 @@
-"""A verdict: its severity, its subject, its evidence and its advice."""
+"""A verdict, with its severity, its subject, its evidence and its advice."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from enum import StrEnum
 class Severity(StrEnum):
     """The severity of a verdict."""
 
-    ERROR = "error"  # the figures cannot be trusted, or nothing runs
-    WARNING = "warning"  # time is wasted
-    NOTE = "note"  # what limits it, or what a figure does not include
+    ERROR = "error"  # The figures cannot be trusted, or nothing runs.
+    WARNING = "warning"  # Time is wasted.
+    NOTE = "note"  # A limit of the process, or something that a figure does not include.
 
 
 class About(StrEnum):
-    """The kind of thing a verdict is about."""
+    """The kind of subject of a verdict."""
 
     SOURCE = "source"
     RANK = "rank"
@@ -28,7 +28,7 @@ class About(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The thing a verdict is about, by name; for a layer also the id of its node."""
+    """The subject of a verdict, by name. A layer also has the id of its node."""
 
     kind: About
     name: str
@@ -46,9 +46,10 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A problem or limit, its evidence, and advice. `cbtop.viewmodels.verdicts` has all rules.
+    """A problem or limit, with its evidence and advice. All rules are in `cbtop.viewmodels.verdicts`.
 
-    `gain_tokens_per_sec` is derived: the gain in wall-clock tokens/s by Amdahl's law, under the condition `gain_if`.
+    `gain_tokens_per_sec` is derived. It is the gain in wall-clock tokens/s under the condition `gain_if`, by Amdahl's
+    law.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""All bricks of a phase in one picture: durations of their calls on one scale, and their categories."""
+"""A picture of all bricks of a phase: the durations of their calls on one scale, and the sums of their categories."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from cbtop.tui.widgets.upright import Bar, Spacing, upright
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.source import SourceView
 
-LEAST_LINES = 6  # fewer are useless
-MAX_BAR_HEIGHT = 6  # per brick
+LEAST_LINES = 6  # Lines of the picture. It is useless with fewer.
+MAX_BAR_HEIGHT = 6  # Lines per brick.
 _NAME_WIDTH = 20
 _FIGURES_WIDTH = 22
 
 
 class AllBricks(SourceDrawing):
-    """The picture below the table of bricks."""
+    """The picture of all bricks, below the table of bricks."""
 
     def draw(self, width: int, height: int) -> list[Line]:
         source = self._source
@@ -39,7 +39,7 @@ class AllBricks(SourceDrawing):
 
 
 def on_one_scale(rows: Sequence[BrickRow], width: int, height: int) -> list[Line]:
-    """Draw a histogram of each brick's calls, for as many bricks as fit, all on one time scale."""
+    """Draw a histogram of each brick's calls. All bricks that fit share one time scale."""
     shown = rows[: max(1, height - 2)]
     tall, higher = divmod(max(len(shown), min(height - 2, MAX_BAR_HEIGHT * len(shown))), len(shown))
     inner = max(8, width - _NAME_WIDTH - _FIGURES_WIDTH - 4)
@@ -61,7 +61,8 @@ def _histogram(row: BrickRow, begin_us: float, end_us: float, inner: int, tall: 
     for one in row.durations:
         first = _column(one.from_us, begin_us, end_us, inner)
         last = max(first + 1, _column(one.to_us, begin_us, end_us, inner))
-        for column in range(first, min(last, inner)):  # spread a bar wider than a cell over its cells
+        # A bar may be wider than a cell. Spread its count over its cells.
+        for column in range(first, min(last, inner)):
             counts[column] += one.count / (last - first)
     bars = [Bar(count or None, look.role) for count in counts]
     drawn = upright(bars, Spacing(inner, 1, 1), tall, max(counts))
@@ -79,7 +80,7 @@ def _histogram(row: BrickRow, begin_us: float, end_us: float, inner: int, tall: 
 
 
 def _dotless(line: Line) -> Line:
-    """Blank cells without calls, where a dot in each would dominate the picture."""
+    """Remove the dots of cells without calls, because the dots would dominate the picture."""
     joined = "".join(text for text, _ in line).replace("·", " ")
     role = next((role for text, role in line if text.strip()), "")
     return tuple(
@@ -92,7 +93,7 @@ def _column(us: float, begin_us: float, end_us: float, inner: int) -> int:
 
 
 def _axis(begin_us: float, end_us: float, inner: int) -> Line:
-    """Return the axis: the begin times of some cells, and the end of the last one."""
+    """Return the time axis. It shows the begin times of some cells, and the end time of the last cell."""
     text, last = "", units.duration(end_us)
     for column in range(0, inner, 18):
         label = f"╷{units.duration(begin_us * (end_us / begin_us) ** (column / inner))}"
@@ -102,7 +103,7 @@ def _axis(begin_us: float, end_us: float, inner: int) -> Line:
 
 
 def _categories(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return a line for each category with the sum of its bricks."""
+    """Return a line for each category with the sums of the category's bricks."""
     largest = max((row.percent or 0.0 for row in source.categories), default=0.0) or 1.0
     lines = [BLANK, rule((("their categories", "dim"),), width)]
     for row in source.categories:

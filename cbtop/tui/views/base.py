@@ -1,4 +1,4 @@
-"""The base of all views: a title, a help text, and a source to draw."""
+"""The base class of all views. A view has a title and a help text, and draws a source."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from cbtop.viewmodels.source import SourceView
 
 
 class View(Vertical):
-    """One screenful. It draws the view model it is given and does not know where that comes from."""
+    """One screenful. It draws the view model that it is given, and does not know its origin."""
 
     title: ClassVar[str]
-    doc: ClassVar[str]  # one paragraph for the help
-    columns_doc: ClassVar[tuple[tuple[str, str], ...]] = ()  # for the help: the meaning of each column
-    details_doc: ClassVar[tuple[tuple[str, str], ...]] = ()  # for the help: the meaning of details
-    section: ClassVar[str] = "all"  # its name in a text report
-    wants_data: ClassVar[bool] = True  # whether it needs a process with recorded data
-    needs_records: ClassVar[bool] = False  # needs every record, not only statistics
+    doc: ClassVar[str]  # One paragraph for the help.
+    columns_doc: ClassVar[tuple[tuple[str, str], ...]] = ()  # (name of a column, its meaning) for the help.
+    details_doc: ClassVar[tuple[tuple[str, str], ...]] = ()  # (name of a detail, its meaning) for the help.
+    section: ClassVar[str] = "all"  # The view's name in a text report.
+    wants_data: ClassVar[bool] = True  # Whether the view needs a process with recorded data.
+    needs_records: ClassVar[bool] = False  # Whether the view needs every record, not only statistics.
 
-    # Not a reactive, which would repaint every line; drawings know what changed. Comparing would make all parts.
+    # `source` is not a reactive, because a reactive would repaint every line. Drawings know what has changed.
+    # Comparing sources would make all their lazy parts.
     source: var[SourceView | None] = var(None, always_update=True)
 
     def watch_source(self, source: SourceView | None) -> None:
@@ -42,21 +43,21 @@ class View(Vertical):
         """Show the data of `source`."""
 
     def let_go(self) -> None:
-        """Drop what a key has held, because the screen moved in time."""
+        """Drop the data that a key holds, because the screen has moved in time."""
 
     def cells(self) -> Cells | None:
-        """Return its table as text, or None if it has none."""
+        """Return the view's table as text, or None if the view has no table."""
         table = self.focus_target
         return table.cells if isinstance(table, Table) else None
 
     @property
     def focus_target(self) -> Widget:
-        """The widget that gets the keys while this view is shown."""
+        """The widget that receives the keys while this view is shown."""
         return self
 
 
 class SourceDrawing(Drawing):
-    """A drawing made from one source only. Subclasses draw `_source`, which is None until the first arrives."""
+    """A drawing of one source. Subclasses draw `_source`, which is None until the first source arrives."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)

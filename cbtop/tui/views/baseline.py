@@ -1,4 +1,4 @@
-"""The baseline on the screen: changes since then, or why they are unknown."""
+"""The comparison with a baseline on the screen: changes since the baseline, or why they are unknown."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from cbtop.tui.widgets.lines import Line, clean, join, join_fitting, width_of
 
 
 def baseline_lines(found: Comparison | None, width: int) -> list[Line]:
-    """Return tokens/s and step time compared with the baseline, on one line if possible, then other differences.
+    """Return tokens/s and step time compared with the baseline, then other differences.
 
-    Empty without a baseline.
+    The first two share one line if possible. Returns [] without a baseline.
     """
     if found is None:
         return []
@@ -33,14 +33,17 @@ def baseline_lines(found: Comparison | None, width: int) -> list[Line]:
 
 
 def change_text(change: Change | None) -> str:
-    """Return the change as text for a column: `+10.1 %`, `noise`, `n/a`."""
+    """Return a change as text for a table cell: `+10.1 %`, `noise`, or `n/a`."""
     if change is None or change.percent is None:
         return units.NOT_MEASURED
     return f"{change.percent:+,.1f} %" if change.is_beyond_noise else "noise"
 
 
 def change_role(change: Change | None, *, of_rate: bool = False) -> str:
-    """Return the colour of a change of a time (or a rate if `of_rate`): one for slower, one for faster."""
+    """Return the colour role of a change of a time, or of a rate if `of_rate`.
+
+    Slower and faster have different roles.
+    """
     if change is None or not change.is_beyond_noise:
         return "faint"
     return "strong bad" if (change.delta < 0 if of_rate else change.delta > 0) else "good"

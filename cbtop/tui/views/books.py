@@ -1,4 +1,4 @@
-"""The books of a step: wall = bricks + gaps + unattributed, as an equation and as a bar."""
+"""The time breakdown of a step as an equation and as a bar: wall time = bricks + gaps + unattributed time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from cbtop.viewmodels.not_instrumented import not_instrumented
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.time_breakdown import TimeBreakdownView
 
-RESIDUAL_BOUND_PERCENT = 5.0  # a larger part without a name is worth a warning
-BETWEEN_BOUND_PERCENT = 10.0  # a larger part between steps is worth a warning, too
+RESIDUAL_BOUND_PERCENT = 5.0  # A larger share of unattributed time is worth a warning.
+BETWEEN_BOUND_PERCENT = 10.0  # A larger share of time between steps is worth a warning.
 
 
 class TimeBreakdownPanel(SourceDrawing):
-    """Three lines: a rule, the bar, and the equation."""
+    """The time breakdown in three lines: a rule, the bar, and the equation."""
 
     def draw(self, width: int, height: int) -> list[Line]:
         source = self._source
@@ -38,7 +38,7 @@ class TimeBreakdownPanel(SourceDrawing):
 
 
 def books_rule(source: SourceView, title: str, width: int) -> Line:
-    """Return a rule above the books, with notes at its right end."""
+    """Return the rule above the breakdown, with `title` at the left and notes at the right."""
     room = width - len(title) - 8
     beside = beside_books(source)
     if not _is_much_between(source) and (between := range_text.between_steps(source.time_range)):
@@ -47,9 +47,10 @@ def books_rule(source: SourceView, title: str, width: int) -> Line:
 
 
 def beside_books(source: SourceView) -> list[Line]:
-    """Return notes on the books, the worst first.
+    """Return notes on the time breakdown, the worst first.
 
-    They are: books that do not close, much uninstrumented time, much time between steps, time outside the wall time.
+    Notes are about parts that do not add up to the wall time, much time that is not instrumented, much time between
+    steps, and time outside the wall time.
     """
     trouble = breakdown_text.books_trouble(source.books)
     found: list[Line] = [((trouble.partition(":")[0], "bad strong"),)] if trouble else []
@@ -67,7 +68,7 @@ def _is_much_between(source: SourceView) -> bool:
 
 
 def books_parts(source: SourceView) -> list[BarSegment]:
-    """Return the wall time in parts: categories of bricks, then gaps, then unattributed time."""
+    """Return the parts of the wall time: categories of bricks, then gaps, then unattributed time."""
     books = source.books
     if books is None:
         return []
@@ -87,9 +88,9 @@ def books_parts(source: SourceView) -> list[BarSegment]:
 def books_equation(source: SourceView, books: TimeBreakdownView, width: int) -> Line:
     """Return `wall 8.45 ms = bricks 8.10 + inside layers 0.31 + unattributed 0.04 (0.5 %)`.
 
-    The values are means of the recorded steps. Overlapping time is subtracted once (`- overlap 0.20`). If there are
-    no books, returns why. If space is short, unattributed becomes the `?` of the bar, then the gaps become one sum.
-    Nothing is cut off.
+    The values are means of the recorded steps. Overlapping time is subtracted once (`- overlap 0.20`). Without a
+    breakdown, returns the reason. If space is short, the unattributed time is called `?` as in the bar, then the gaps
+    become one sum. Nothing is cut off.
     """
     none = breakdown_text.no_books(source)
     line: Line = ((clean(f"n/a: {none}"), "dim"),) if none else _fitting(books, _recorded_steps(source), width)
@@ -99,7 +100,7 @@ def books_equation(source: SourceView, books: TimeBreakdownView, width: int) -> 
 
 
 def _recorded_steps(source: SourceView) -> int:
-    """Return the number of steps in the books, at least 1."""
+    """Return the number of steps in the time breakdown, at least 1."""
     return max(1, source.steps.recorded if source.steps else 1)
 
 

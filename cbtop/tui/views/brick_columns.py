@@ -1,4 +1,4 @@
-"""The columns of the bricks table: names and figures."""
+"""Columns of the table of bricks: names and figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cbtop.viewmodels.merged import RankRow, RanksView
 
 NEAR_BUDGET_PERCENT = 90.0
 TREND_WIDTH = 10
-DRAWN_TRENDS = 64  # cached drawings: a trend changes once a second, but the screen is drawn more often
+DRAWN_TRENDS = 64  # Number of cached drawings. A trend changes once a second, but the screen is drawn more often.
 
 
 def _name(row: BrickRow, width: int) -> Line:
@@ -60,7 +60,7 @@ def _trend(row: BrickRow, width: int) -> Line:
 
 @lru_cache(maxsize=DRAWN_TRENDS)
 def _drawn_trend(trend_us: tuple[float | None, ...], width: int, role: str) -> Line:
-    """Draw a trend. If several seconds share a column, draws the highest."""
+    """Draw a trend in `width` cells. If several seconds share a cell, draw the highest value."""
     if not any(trend_us):
         return ((units.NOT_MEASURED, "faint"),)
     each = -(-TREND_S // (width * DOTS_ACROSS))
@@ -74,7 +74,7 @@ def _drawn_trend(trend_us: tuple[float | None, ...], width: int, role: str) -> L
 
 
 def limit_cell(row: BrickRow) -> Line:
-    """Return for example `memory 79 %`, with a grey `?` if the roof is uncertain."""
+    """Return for example `memory 79 %`. A grey `?` is added if the roof is uncertain."""
     text = roof_text.limit(row)
     if row.roof is None:
         return figure(text)
@@ -82,7 +82,7 @@ def limit_cell(row: BrickRow) -> Line:
 
 
 def rank_columns(columns: Sequence[Column[BrickRow]], ranks: RanksView) -> tuple[Column[BrickRow], ...]:
-    """Return the columns of `columns` for name and share, and one per rank."""
+    """Return the name and share columns from `columns`, and one column per rank."""
     rows = {(row.brick, row.category): row for row in ranks.rows}
 
     def of(row: BrickRow) -> RankRow | None:
@@ -110,7 +110,7 @@ def rank_columns(columns: Sequence[Column[BrickRow]], ranks: RanksView) -> tuple
 
 
 def change_column(found: Comparison | None) -> Column[BrickRow]:
-    """Return the column with the change of each brick's typical time since the baseline."""
+    """Return the column for the change of each brick's typical time since the baseline."""
     changes = found.bricks if found else {}
 
     def cell(row: BrickRow, width: int) -> Line:
@@ -163,14 +163,14 @@ def _name_column(longest_name: int) -> Column[BrickRow]:
         _name,
         "name, in front the glyph of its category",
         align="left",
-        stretch=1 if longest_name <= 20 else 6,  # before the bar of its share
+        stretch=1 if longest_name <= 20 else 6,  # Leave most of the spare width to a long name.
         max_width=max(30, min(36, longest_name + 2)),
         sort_key=lambda row: row.name,
     )
 
 
 def _share_column(largest_percent: float) -> Column[BrickRow]:
-    """Return the column with the bar of wall %. The brick with `largest_percent` fills it."""
+    """Return the column with the bar of wall %. The bar of a brick with `largest_percent` fills the column."""
 
     def share(row: BrickRow, width: int) -> Line:
         fraction = None if row.percent is None else row.percent / max(largest_percent, 1e-9)
@@ -198,7 +198,7 @@ def brick_columns(
     of_ranks: bool = False,
     longest_name: int = 0,
 ) -> tuple[Column[BrickRow], ...]:
-    """Return the columns, with those for budgets, checks, launches and ranks only if requested."""
+    """Return the columns. Columns for budgets, checks, launches and ranks are included only if requested."""
     return (
         _name_column(longest_name),
         *((_RANK,) if of_ranks else ()),

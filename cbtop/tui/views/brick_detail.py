@@ -1,4 +1,4 @@
-"""Everything known about one brick, with the provenance of each number."""
+"""The panel that shows all figures of one brick, with their provenance."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.checks import CheckRow
 from cbtop.viewmodels.source import SourceView
 
-Fact = tuple[str, str, str]  # name, value, role
+Fact = tuple[str, str, str]  # (name, value, colour role).
 
-ROOFED = ("percent_of_roof", "bound")  # figures derived from a roof: grey with a ? if it is uncertain
-LEAST_LINES, ALL_LINES = 5, 26  # panel lines: fewer are useless; everything fits into this many
-TWO_COLUMNS = 110  # cells: from this width on, pictures are next to the figures
+# Figures derived from a roof. They are grey with a `?` if the roof is uncertain.
+ROOFED = ("percent_of_roof", "bound")
+# Lines of the panel. Fewer than the first are useless. The second is enough for everything.
+LEAST_LINES, ALL_LINES = 5, 26
+TWO_COLUMNS = 110  # Cells. From this width on, pictures are to the right of the figures.
 
 _FACT_WIDTH = 26
 _LABEL_WIDTH = 13
 
 
 class BrickDetail(Drawing):
-    """A panel that follows the cursor of the adjacent table."""
+    """The panel with details of the brick under the cursor of the adjacent table."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -40,7 +42,7 @@ class BrickDetail(Drawing):
         self._pictures = Pictures()
 
     def let_go(self) -> None:
-        """Drop what is held, because a different moment follows."""
+        """Drop cached drawings, because the screen moves to a different moment."""
         self._pictures.let_go()
 
     def show_brick(self, brick: BrickRow | None, source: SourceView) -> None:
@@ -57,9 +59,9 @@ class BrickDetail(Drawing):
 def detail_lines(
     brick: BrickRow, source: SourceView, width: int, height: int, pictures: Pictures | None = None
 ) -> list[Line]:
-    """Return the panel of `brick`, at most `height` lines; the most useful parts are dropped last.
+    """Return the panel of `brick` in at most `height` lines. The least useful parts are dropped first.
 
-    `pictures` caches drawings; None: start without any.
+    `pictures` caches drawings. If it is None, nothing is cached yet.
     """
     pictures = pictures or Pictures()
     pictures.begin(source, brick.key)
@@ -85,12 +87,12 @@ def detail_lines(
 
 
 def _fixed(lines: list[Line]) -> ScreenPart:
-    """Return fixed lines as a part, followed by a blank line if there is room."""
+    """Return a part of the screen with these lines, and a blank line below them if there is room."""
     return ScreenPart(lambda width, height: [*lines, BLANK], len(lines), len(lines) + 1)
 
 
 def _groups(brick: BrickRow, source: SourceView, width: int) -> list[list[Line]]:
-    """Return figures for time, work, budget and checks."""
+    """Return groups of lines with figures: time, work, budget, and checks."""
     groups = []
     for heading, rows in BRICK_PANEL.items():
         known = [one for one in rows if one not in HOST_REPORT or one.value(brick) is not None]
@@ -103,7 +105,10 @@ def _groups(brick: BrickRow, source: SourceView, width: int) -> list[list[Line]]
 
 
 def _facts(rows: Sequence[Statistic], brick: BrickRow, *, is_window: bool) -> list[Fact]:
-    """Return name and value of each statistic, marked as derived if it is so only in a window."""
+    """Return (name, value, role) of each statistic.
+
+    In a window, names of figures derived from it are marked `derived`.
+    """
     facts = []
     for statistic in rows:
         derived = " derived" if is_window and statistic.derived_in_window else ""
@@ -118,19 +123,19 @@ def _facts(rows: Sequence[Statistic], brick: BrickRow, *, is_window: bool) -> li
 
 
 def _provenance(rows: Sequence[Statistic]) -> str:
-    """Return the provenance of a group's figures: `measured and derived`."""
+    """Return the provenance of a group's figures as text, for example `measured and derived`."""
     found = {statistic.origin.provenance for statistic in rows}
     return " and ".join(provenance.value for provenance in Provenance if provenance in found)
 
 
 def group_lines(heading: str, provenance: str, facts: Sequence[Fact], width: int) -> list[Line]:
-    """Return a heading with the provenance, and the facts below it in columns."""
+    """Return a heading with the provenance, and below it the facts in up to three columns."""
     across = max(1, min(3, (width - 2) // _FACT_WIDTH))
     each = (width - 2) // across
     room = each - _LABEL_WIDTH - 1
     rows: list[list[Fact]] = []
     for fact in facts:
-        if not rows or len(rows[-1]) == across or cell_len(fact[1]) > room:  # long text may take a line of its own
+        if not rows or len(rows[-1]) == across or cell_len(fact[1]) > room:  # A long value may take a whole line.
             rows.append([])
         rows[-1].append(fact)
     lines: list[Line] = [heading_line(heading, provenance, width)]

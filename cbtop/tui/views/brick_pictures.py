@@ -1,4 +1,4 @@
-"""Pictures of one brick: durations of its calls, times per layer and per second, and its kernels."""
+"""Pictures of one brick: durations of its calls, times per layer, times per second, and kernels."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from cbtop.viewmodels.kernels import BrickKernels
 from cbtop.viewmodels.layers import BrickInLayers, LayerBrick, LayersView
 from cbtop.viewmodels.source import SourceView
 
-MAX_BAR_HEIGHT = 3  # per layer
+MAX_BAR_HEIGHT = 3  # Lines of a bar in the picture of layers.
 _MARGIN = 2
 _LABEL_GAP = 2
 
 
 def heading_line(heading: str, provenance: str, width: int, about: Sequence[Line] = ()) -> Line:
-    """Return the heading of a group with its provenance and, if there is room, a description."""
+    """Return the heading of a group with its provenance at the right end and, if they fit, the texts in `about`."""
     said = join_fitting(about, width - len(heading) - len(provenance) - 5, ", ")
     line: Line = ((" " + heading, "accent"), *((("  ", ""), *said) if said else ()))
     return (*line, (provenance.rjust(max(0, width - width_of(line) - 1)), "faint"))
 
 
 def durations(brick: BrickRow, pictures: Pictures, width: int, height: int) -> list[Line]:
-    """Draw a histogram of its calls over an axis with times. The number of calls is current."""
+    """Draw a histogram of the brick's calls above a time axis. The number of calls is always current."""
     about: list[Line] = [((f"{units.count(brick.count)} calls", "dim"),)]
     found = pictures.drawn(("durations", width, height), lambda: _bars(brick, width, height))
     if found is None:
@@ -45,20 +45,23 @@ def durations(brick: BrickRow, pictures: Pictures, width: int, height: int) -> l
 
 
 def _bars(brick: BrickRow, width: int, height: int) -> tuple[int, list[Line]] | None:
-    """Return the count of the highest bar and the drawing, or None if its calls are not counted separately."""
+    """Return the count of the highest bar, and the drawing.
+
+    Returns None if the brick's calls are not counted separately.
+    """
     if not brick.durations:
         return None
     bars = coarser(brick.durations, max(1, width - 2 * _MARGIN))
     highest = max(bar.count for bar in bars)
     spacing = Spacing.of(len(bars), max(1, width - 2 * _MARGIN))
     role = CATEGORY_LOOKS[brick.category].role
-    tall = height - 2 if height < 6 else height - 3  # leaves a blank line
+    tall = height - 2 if height < 6 else height - 3
     drawn = upright([Bar(bar.count or None, role) for bar in bars], spacing, max(1, tall), highest)
     return highest, [*(((" " * _MARGIN, ""), *line) for line in drawn), _axis(bars, spacing, width), BLANK]
 
 
 def _axis(bars: Sequence[DurationBar], spacing: Spacing, width: int) -> Line:
-    """Return the axis: the begin times of bars, as many as fit, and the end of the last one at the right."""
+    """Return the time axis. It shows begin times of as many bars as fit, and at the right the end of the last bar."""
     last = units.duration(bars[-1].to_us)
     end = _MARGIN + spacing.width - len(last)
     text = ""
@@ -70,7 +73,7 @@ def _axis(bars: Sequence[DurationBar], spacing: Spacing, width: int) -> Line:
 
 
 def layers_part(brick: BrickRow, source: SourceView, pictures: Pictures) -> ScreenPart:
-    """Return the part with its median call in each layer."""
+    """Return the part that shows the brick's median call in each layer."""
 
     def is_there() -> bool:
         return source.layer_times is not None and LayerBrick(*brick.key) in source.layer_times.bricks
@@ -82,7 +85,7 @@ def layers_part(brick: BrickRow, source: SourceView, pictures: Pictures) -> Scre
 
 
 def _in_layers(brick: BrickRow, source: SourceView, width: int, height: int) -> list[Line]:
-    """Draw its median call in each layer as a bar, with a mark over those that stand out."""
+    """Draw the brick's median call in each layer as a bar. Unusually slow layers have a mark above their bar."""
     layers = source.layer_times
     found = layers.of_brick(LayerBrick(*brick.key)) if layers else None
     if layers is None or found is None:
@@ -103,7 +106,7 @@ def _in_layers(brick: BrickRow, source: SourceView, width: int, height: int) -> 
 
 
 def _slowest(layers: LayersView, found: BrickInLayers) -> list[Line]:
-    """Return for example `▼ Layer 8 1.48 ms` and `median 79.4 µs`."""
+    """Return two texts, for example `▼ Layer 8 1.48 ms` and `median 79.4 µs`."""
     us, is_odd = found.p50_us[found.slowest], found.odd[found.slowest]
     name = f"{'▼ ' if is_odd else 'slowest '}{clean(layers.rows[found.slowest].name)}"
     median = f"median {units.duration(found.median_us)}"
@@ -111,19 +114,19 @@ def _slowest(layers: LayersView, found: BrickInLayers) -> list[Line]:
 
 
 def trend(brick: BrickRow, source: SourceView, width: int, height: int) -> list[Line]:
-    """Draw its time per token (or call) in each of the last sixty seconds."""
+    """Draw the brick's time per token (or call) in each of the last 60 seconds."""
     unit = "µs a call" if source.phase is None else "µs a token"
     figures = (("last", brick.trend_last_us), ("least", brick.trend_least_us), ("most", brick.trend_most_us))
     about: list[Line] = [((f"{word} {units.duration(us)}", ""),) for word, us in figures]
     role = CATEGORY_LOOKS[brick.category].role
-    tall = height - 1 if height < 6 else height - 2  # leaves a blank line
+    tall = height - 1 if height < 6 else height - 2
     drawn = curve(brick.trend_us, max(1, width - 2 * _MARGIN), tall, role, units.duration)
     lines = [heading_line(f"{unit}, {TREND_S} s", Provenance.DERIVED.value, width, about)]
     return [*lines, *(((" " * _MARGIN, ""), *line) for line in drawn), BLANK][:height]
 
 
 def kernels(found: Sequence[BrickKernels], width: int, height: int) -> list[Line]:
-    """Return its kernels from the last burst: launches per step, mean and deviation of one."""
+    """Return the brick's kernels in the last burst: launches per step, and mean and deviation of a launch."""
     lines: list[Line] = []
     for brick in found:
         about: list[Line] = [((f"{units.duration(brick.us_per_step)} a step {clean(brick.label)}", "dim"),)]

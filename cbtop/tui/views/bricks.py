@@ -1,4 +1,4 @@
-"""The bricks by exclusive time, the books below them, and one brick in detail."""
+"""The view of bricks: a table by exclusive time, the time breakdown, and one brick in detail."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.bricks import BrickRow, has_launches
 from cbtop.viewmodels.source import SourceView
 
-BESIDE = 160  # cells: from this width on, details are next to the table
+BESIDE = 160  # Cells. From this width on, the details are to the right of the table.
 _BOOKS_LINES = 3
-_LEAST_TABLE = 3  # lines, including its head
+_LEAST_TABLE = 3  # Lines of the table, including its head.
 
 
 class Bricks(View):
@@ -105,12 +105,16 @@ class Bricks(View):
         self.call_after_refresh(self._show_detail)
 
     def _lay_out(self) -> None:
-        """Open the details where rows would be blank. Enter enlarges them, or hides them if they are complete."""
+        """Show the details in lines that the table leaves free.
+
+        Enter enlarges them, or hides them if they are complete.
+        """
         width, height = self.size
         if not (width and height):
             return
         lines = height - _BOOKS_LINES - self._filter.display
-        table = 1 + (len(self._table.rows) or len(self._table.said(width)))  # without rows, the reason
+        # Without rows, the table shows the reason.
+        table = 1 + (len(self._table.rows) or len(self._table.said(width)))
         is_beside, is_turned = width >= BESIDE, self.has_class("-detail")
         has_all = is_beside or lines - table >= ALL_LINES
         is_enlarged = is_turned and not has_all
@@ -137,14 +141,14 @@ class Bricks(View):
         self.call_after_refresh(self._show_detail)
 
     def look_for(self, text: str) -> None:
-        """Show only the bricks with `text` in name or category, as if it had been typed."""
+        """Show only bricks with `text` in their name or category, as if the user had typed it."""
         self._filter.hold(text)
 
     def action_filter(self) -> None:
         self._filter.open()
 
     def action_back(self) -> None:
-        """Undo the last thing opened: the filter box, the details, the filter itself."""
+        """Close the filter box, else the details, else clear the filter."""
         if self._filter.is_open or not self.has_class("-detail"):
             self._filter.close()
         else:

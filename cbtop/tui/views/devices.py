@@ -1,4 +1,4 @@
-"""The devices of the machine, one per row, and the processes on them."""
+"""The view of a machine's devices, one per row, and of the processes on them."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ PROCESSES: tuple[Column[ProcessRow], ...] = (
 
 
 def busy_curve(percents: Sequence[float | None], width: int) -> Line:
-    """Draw a curve on a scale from 0 to 100, the newest at the right edge; nothing where nothing was measured."""
+    """Draw a curve on a scale from 0 to 100. The newest value is at the right edge. None leaves a blank."""
     return sparkline(percents, width, 100.0, "accent")
 
 
@@ -136,20 +136,21 @@ class Devices(View):
 
 
 class DevicesPage(Page):
-    """All machines, one below the other."""
+    """All machines, each below the previous one."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._machines: Sequence[MachineView] = ()
-        self._height = 0  # of the pager
-        self._made: tuple[int, int, Sequence[Line]] | None = None  # width, height, and the lines made for them
+        self._height = 0  # Lines of the pager that shows this page.
+        self._made: tuple[int, int, Sequence[Line]] | None = None  # (width, height, lines drawn for that size).
 
     def show_machines(self, machines: Sequence[MachineView]) -> None:
         if machines == self._machines:
             return
         self._machines, self._made = machines, None
         width, height = self.size
-        if len(self.text(width)) != height:  # a layout sends the whole screen again, so only if necessary
+        # A layout sends the whole screen again, so request one only if necessary.
+        if len(self.text(width)) != height:
             self.refresh(layout=True)
         self.redraw()
 
@@ -158,7 +159,7 @@ class DevicesPage(Page):
         return super().get_content_height(container, viewport, width)
 
     def text(self, width: int) -> Sequence[Line]:
-        """Return the tables, and curves below them in the remaining space."""
+        """Return the tables. If there is space below them, it is filled with charts."""
         if self._made is None or self._made[:2] != (width, self._height):
             self._made = width, self._height, self._drawn(width)
         return self._made[2]
@@ -177,7 +178,7 @@ class DevicesPage(Page):
 
 
 def machine_lines(machine: MachineView, width: int) -> list[Line]:
-    """Return the devices of a machine, its processes, and the reasons of figures that are n/a."""
+    """Return lines with a machine's devices and processes, and the reason of each figure that is n/a."""
     lines = _troubles(machine, width)
     placed = place(_columns_for(machine), width - 2)
     if machine.devices:
@@ -198,7 +199,7 @@ def machine_lines(machine: MachineView, width: int) -> list[Line]:
 
 
 def machine_charts(machine: MachineView) -> list[Chart]:
-    """Return charts of the last two minutes of each device and each profiled process."""
+    """Return charts of each device and each profiled process in the last two minutes."""
     found: list[Chart] = []
     for row in machine.devices:
         device, seen = row.device, row.history
@@ -238,7 +239,7 @@ def figure_chart(
     *,
     has_mean: bool = True,
 ) -> Chart:
-    """Return a chart with the last value, the extremes and, if samples are equally weighted, the mean."""
+    """Return a chart with the last value and the extremes. If samples have equal weight, it has the mean, too."""
     known = [value for value in values if value is not None]
     figures: list[Line] = [((text(values[-1] if values else None), "strong"),)]
     if has_mean and known:
@@ -248,7 +249,7 @@ def figure_chart(
 
 
 def _columns_for(machine: MachineView) -> list[Column[DeviceRow]]:
-    """Return the columns for which any device has a figure."""
+    """Return the columns that have a figure for at least one device."""
     devices = [row.device for row in machine.devices]
     unused = {one.statistic.title for one in DEVICE_COLUMNS if not any(has_figure(one.statistic, d) for d in devices)}
     return [column for column in COLUMNS if column.title not in unused]

@@ -1,4 +1,4 @@
-"""The execution graph as a foldable tree: layer → brick → kernel."""
+"""The view of the execution graph: a foldable tree of layers, bricks and kernels."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.graph import CriticalPathView, places_of, rows_at
 from cbtop.viewmodels.source import SourceView
 
-BESIDE = 160  # cells: from this width on, details are next to the tree
-_AROUND = 8  # maximum lines of the screen that are not rows of the tree
+BESIDE = 160  # Cells. From this width on, the details are to the right of the tree.
+_AROUND = 8  # Lines of the screen that are not rows of the tree, at most.
 
 
 def path_line(path: CriticalPathView) -> Line:
-    """Return for example `critical path 1.20 ms, 5 of 9 timed nodes (derived)`, or why there is none."""
+    """Return for example `critical path 1.20 ms, 5 of 9 timed nodes (derived)`, or why it is unknown."""
     return (("  ", ""), (clean(kernel_text.critical_path(path)), "warn" if path.unknown else "dim"))
 
 
 class PathLine(SourceDrawing):
-    """One line about the critical path; hidden if everything is one sequence."""
+    """One line about the critical path. It is hidden if all nodes run in sequence."""
 
     def show_source(self, source: SourceView) -> None:
         self.display = source.critical_path is not None
@@ -48,13 +48,13 @@ class PathLine(SourceDrawing):
 
 
 class TreeTable(Table[TreeRow]):
-    """The tree's table. Its head shows the sort column, and a click on it requests a different order."""
+    """The table of the tree. Its head marks the sort column. A click on the head requests a different sort column."""
 
-    sort_by = ""  # the title of a column; "": in execution order
+    sort_by = ""  # Title of the sort column, or "" for execution order.
     descending = True
 
     class HeadClicked(Message):
-        """The user requests the order of that column."""
+        """The user requests to sort by the column `title`."""
 
         def __init__(self, title: str) -> None:
             super().__init__()
@@ -67,14 +67,14 @@ class TreeTable(Table[TreeRow]):
         self.post_message(self.HeadClicked(column.title))
 
     def move_to_node(self, node: int) -> None:
-        """Put the cursor on `node`, if it is visible."""
+        """Move the cursor to `node` if it is visible."""
         ids = [row.id for row in self.rows]
         if node in ids:
             self.move_to(ids.index(node))
 
     @property
     def orders(self) -> list[str]:
-        """The columns by which children can be sorted now."""
+        """Titles of the visible columns that can sort siblings. "" means execution order."""
         return ["", *(column.title for column in self.visible_columns if column.sort_key is not None)]
 
 
@@ -109,13 +109,14 @@ class Graph(View):
         Binding("n", "match(1)", "next match", show=False),
         Binding("N", "match(-1)", "previous match", show=False),
         Binding("escape", "back", "look for nothing any more", show=False),
-        Binding("K", "app.kernels", "kernels"),  # works everywhere, listed here for the footer
+        Binding("K", "app.kernels", "kernels"),  # This key works everywhere. It is listed here for the footer.
     ]
 
     def compose(self) -> ComposeResult:
         self._tree = FoldedTree()
         self._fold_state_of = ""
-        self._drawn: tuple[Sequence[Place], frozenset[int]] | None = None  # the inputs of the table's rows
+        # The nodes and the unfolded nodes in the table.
+        self._drawn: tuple[Sequence[Place], frozenset[int]] | None = None
         self._table = TreeTable(
             graph_columns((), tuple, slack=False, burst=False),
             lambda row: row.id,
@@ -153,7 +154,7 @@ class Graph(View):
         self._show_detail()
 
     def _lay_out(self) -> None:
-        """Show the details of the node under the cursor where rows would be blank."""
+        """Show the details of the node under the cursor in lines that the tree leaves free."""
         width, height = self.size
         if not (width and height):
             return
@@ -173,7 +174,7 @@ class Graph(View):
             self._detail.show_node(rows_at(self.source.graph, [row.at])[0], self.source)
 
     def _show_tree(self) -> None:
-        """Update the tree. Its rows depend on nodes and folding, not on measurements."""
+        """Update the tree. Its rows depend on nodes and folding, but not on measurements."""
         tree = self._tree
         if self._drawn and self._drawn[0] is tree.places and self._drawn[1] == tree.unfolded:
             self._table.redraw()
@@ -184,7 +185,7 @@ class Graph(View):
         self._table.show_rows(tree.rows())
 
     def _sort(self) -> None:
-        """Sort by the current figures."""
+        """Sort siblings by their current figures."""
         self._tree.sort_by_execution()
         if self.source is None or not self._table.sort_by:
             return
@@ -201,7 +202,7 @@ class Graph(View):
         self._show_tree()
 
     def action_sort(self, columns: int) -> None:
-        """Sort siblings by the next column; after the last column, in execution order."""
+        """Sort siblings by the column `columns` further. After the last column comes the execution order."""
         orders = self._table.orders
         at = orders.index(self._table.sort_by) if self._table.sort_by in orders else 0
         self._sort_by(orders[(at + columns) % len(orders)], descending=True)
@@ -231,9 +232,9 @@ class Graph(View):
         self._table.focus()
 
     def action_match(self, matches: int) -> None:
-        """Go to the next (1) or previous (-1) matching node, folded or not, or to the first from the cursor on (0).
+        """Go to the next (1) or previous (-1) matching node, or to the first one from the cursor on (0).
 
-        After the last match comes the first.
+        Nodes inside folded nodes match, too. After the last match comes the first.
         """
         found, places = self._tree.matches(self._wanted), self._tree.places
         if not self._wanted or not found:
@@ -253,7 +254,7 @@ class Graph(View):
         self._lay_out()
 
     def open_node(self, node: int) -> None:
-        """Put the cursor on `node`, unfolded with all its ancestors."""
+        """Move the cursor to `node`. Unfold the node and all its ancestors."""
         self._set_unfolded(self._tree.unfolded | self._tree.ancestors(node) | {node})
         self._table.move_to_node(node)
 
@@ -262,7 +263,7 @@ class Graph(View):
             self._set_unfolded(self._tree.unfolded ^ {row.id})
 
     def action_fold(self) -> None:
-        """Fold this node; if it cannot be folded, go to its parent."""
+        """Fold the node under the cursor. If it cannot be folded, go to its parent."""
         row = self._table.current
         if row is None:
             return
@@ -272,7 +273,7 @@ class Graph(View):
             self._table.move_to_node(row.parent)
 
     def action_unfold(self) -> None:
-        """Unfold this node; if it is unfolded, go to its first child."""
+        """Unfold the node under the cursor. If it is unfolded already, go to its first child."""
         row = self._table.current
         if row is None or not row.has_children:
             return
@@ -282,7 +283,7 @@ class Graph(View):
             self._set_unfolded(self._tree.unfolded | {row.id})
 
     def action_toggle_all(self) -> None:
-        """Unfold everything, or fold everything if something is unfolded."""
+        """Fold everything if any node is unfolded, else unfold everything."""
         self._tree.toggle_all()
         self._show_tree()
         self._lay_out()

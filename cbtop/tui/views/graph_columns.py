@@ -1,4 +1,4 @@
-"""The columns of the tree: a node's name, figures, share and change."""
+"""Columns of the graph's tree: a node's name, figures, share, and change since the baseline."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from cbtop.viewmodels.graph import GraphRow, has_burst, largest_share, rows_at
 from cbtop.viewmodels.source import SourceView
 
 _SLACK = statistic("slack_us", Of.NODE)
-DRAWN_TOGETHER = 32  # rows made together: rows after a visible one are likely to be visible
+DRAWN_TOGETHER = 32  # Number of rows made together. The rows after a visible row are probably visible, too.
 
 
 class _Cells:
-    """Draws the cells of the rows of `graph`, and makes the measurements of a row when it is first drawn."""
+    """Draws the table cells of `graph`. The measurements of a row are made when the row is first drawn."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class _Cells:
         self._made: dict[int, GraphRow] = {}
 
     def of(self, row: TreeRow) -> GraphRow:
-        """Return the measurements of a row."""
+        """Return a row with its measurements."""
         made = self._made
         if row.at not in made:
             after = self._rows()[row.line + 1 : row.line + DRAWN_TOGETHER]
@@ -49,7 +49,7 @@ class _Cells:
         return made[row.at]
 
     def node(self, row: TreeRow, width: int) -> Line:
-        """Draw the connectors, the name and the launch of a node."""
+        """Draw the tree connectors, the name and the launch configuration of a node."""
         shown = self.of(row)
         mark = ("▾ " if row.unfolded else "▸ ") if row.has_children else "  "
         name, _, rest = clean(shown.label).partition("  ")
@@ -62,30 +62,30 @@ class _Cells:
         return ((row.connectors, "faint"), (mark, "accent"), (name, role), (f"  {rest}" if rest else "", "dim"))
 
     def share(self, row: TreeRow, width: int) -> Line:
-        """Draw the bar of wall %. The largest fills its column."""
+        """Draw the bar of wall %. The largest share fills the column."""
         category, percent = self.of(row).category, self.of(row).percent
         role = CATEGORY_LOOKS[category].role if category is not None else "accent"
         return bar(None if percent is None else percent / self._largest_percent, width, role)
 
     def slack(self, row: TreeRow) -> Line:
-        """Draw the slack, or that the node is on the critical path."""
+        """Draw the node's slack, or `critical` if it is on the critical path."""
         shown = self.of(row)
         return (("critical", "warn"),) if shown.on_critical_path else figure(_SLACK.bare(shown))
 
     def burst(self, row: TreeRow, width: int) -> Line:
-        """Draw the mean time of a kernel in the last burst."""
+        """Draw the mean time of a launch of the kernel in the last burst."""
         shown = self.of(row)
         if shown.kind is not NodeKind.KERNEL:
             return figure(units.NONE_THERE)
         return figure(units.number(shown.burst.mean_ns / 1e3 if shown.burst else None))
 
     def change(self, row: TreeRow, width: int) -> Line:
-        """Draw the change since the baseline."""
+        """Draw the node's change since the baseline."""
         change = self._change_of(row)
         return figure(change_text(change), change_role(change))
 
     def change_percent(self, row: TreeRow) -> float:
-        """Return the change in percent, to sort by. A node without one comes last."""
+        """Return the node's change in percent, for sorting. A node without a change comes last."""
         change = self._change_of(row)
         return -1e9 if change is None or change.percent is None else change.percent
 
@@ -102,10 +102,10 @@ def graph_columns(
     burst: bool,
     changes: Mapping[Place, Change] | None = None,
 ) -> tuple[Column[TreeRow], ...]:
-    """Return the columns of the tree of `graph`, whose table holds `rows`.
+    """Return the columns of the tree of `graph`. `rows` returns the rows of its table.
 
-    Slack has a column only if anything is off the critical path, a burst only if there was one, and `changes` only
-    with a baseline.
+    There is a slack column only if a node is off the critical path, a burst column only after a burst, and a change
+    column only with a baseline.
     """
     cells = _Cells(graph, rows, changes or {})
     in_burst = Column("burst µs", 8, 1, cells.burst, "mean µs of one launch in the last burst: in no other time")
@@ -143,7 +143,7 @@ def graph_columns(
 
 
 def columns_of(source: SourceView, rows: Callable[[], Sequence[TreeRow]]) -> tuple[Column[TreeRow], ...]:
-    """Return the columns of the tree of `source`, whose table holds `rows`."""
+    """Return the columns of the tree of `source`. `rows` returns the rows of its table."""
     path = source.critical_path
     has_slack = path is not None and path.nodes < path.timed_nodes
     found = source.baseline if source.merged is None else None

@@ -1,4 +1,4 @@
-"""The head of the screen: the identity of the source, and its most important figures."""
+"""The header of the screen: which source is shown, and its most important figures."""
 
 from __future__ import annotations
 
@@ -23,16 +23,19 @@ _BAR_WIDTH = 30
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """The content of the header: the source, and the state of this viewer."""
+    """Content of the header: the shown source, and the state of the dashboard."""
 
     source: SourceView | None
     paused: bool
-    position: str  # "2/3" among the sources; "" if there is only one
-    replay: ReplayView | None = None  # position in a recording; None if live
+    position: str  # For example "2/3" among the sources, or "" if there is only one source.
+    replay: ReplayView | None = None  # Position in a recording, or None for live data.
 
 
 class Header(Drawing):
-    """Three lines: identity, then tiles with a label above a value. Two lines without tiles on a short terminal."""
+    """The header: a line with the source's identity, and two lines of tiles, which are labels above values.
+
+    On a terminal with few lines, one line with the figures replaces the tiles.
+    """
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -84,7 +87,7 @@ def _identity(heading: Heading, width: int) -> Line:
 
 
 def _of(source: SourceView) -> Line:
-    """Return the time range and the sampling of the figures."""
+    """Return the time range that the figures cover, and which steps are recorded inside."""
     sample = recording_text.sample(source.sample_every)
     percent = source.overhead.high_percent if source.overhead else None
     cost = f"up to {percent:.1f}%" if percent is not None else units.NOT_MEASURED
@@ -97,7 +100,7 @@ def _of(source: SourceView) -> Line:
 
 
 def _facts(source: SourceView) -> list[str]:
-    """Return the facts about the model, the most important first."""
+    """Return facts about the model, the most important first."""
     facts = [source.model, source.architecture, source.quantization, source.backend]
     words = [clean(fact) for fact in facts if fact]
     for value, unit in ((source.threads, "threads"), (source.layers, "layers")):
@@ -141,7 +144,7 @@ def _tile_list(source: SourceView) -> list[_Tile]:
 
 
 def _latencies(steps: StepsView | None) -> tuple[str, tuple[float | None, float | None, float | None]]:
-    """The time of a token, or of a step if tokens are not known: p50, p99 and max."""
+    """Return the unit and the p50, p99 and max of the time per token, or per step if tokens are not known."""
     if steps is None:
         return "ms/token", (None, None, None)
     if steps.has_tokens:
@@ -150,7 +153,10 @@ def _latencies(steps: StepsView | None) -> tuple[str, tuple[float | None, float 
 
 
 def _gpu_tile(source: SourceView) -> _Tile | None:
-    """Return the load and power of its GPUs: the mean load and the total power if there are several."""
+    """Return a tile with the load and power of the source's GPUs.
+
+    Several GPUs have their mean load and total power.
+    """
     rows = [row for row in source.gpus if not row.is_stale]
     busy = [row.device.utilization_percent for row in rows if row.device.utilization_percent is not None]
     watts = [row.watts for row in rows if row.watts is not None]
@@ -163,7 +169,7 @@ def _gpu_tile(source: SourceView) -> _Tile | None:
 
 
 def _recorded(steps: StepsView | None) -> Line:
-    """Return the number of steps recorded inside, if not all were."""
+    """Return the number of steps that were recorded inside, or () if all were."""
     if steps is None or steps.recorded == steps.count:
         return ()
     return ((f" {units.count(steps.recorded)} recorded", "dim"),)
@@ -174,7 +180,7 @@ def _ms(us: float | None) -> str:
 
 
 def _tiles(source: SourceView, width: int) -> list[Line]:
-    """Return labels above values, with the curve of the last minutes next to tokens/s or steps/s."""
+    """Return two lines with labels above values. Next to tokens/s or steps/s is the curve of the last minutes."""
     history_width = min(_HISTORY_WIDTH, max(8, width // 5))
     unit, per_sec, history = source.rate
     curve = area(history, history_width, 2, "accent")
@@ -192,7 +198,7 @@ def _tiles(source: SourceView, width: int) -> list[Line]:
 
 
 def _figures(source: SourceView, width: int) -> Line:
-    """Return the tiles on one line, for a terminal with few lines."""
+    """Return the most important tiles on one line. A terminal with few lines shows this line."""
     steps = source.steps
     unit, per_sec, history = source.rate
     curve = area(history, 8, 1, "accent")[0]
@@ -209,7 +215,7 @@ def _figures(source: SourceView, width: int) -> Line:
 
 
 def drops(loss: LossView) -> Line:
-    """Return the number of records lost since the daemon attached, highlighted if there are any."""
+    """Return the number of records lost since the daemon attached. A number above 0 is highlighted."""
     line: Line = ((f"! {units.count(loss.lost)}", "bad strong"),) if loss.lost else (("0", ""),)
     if loss.left_out:
         line += ((f" {units.count(loss.left_out)} announcements left out", "bad"),)
@@ -217,7 +223,7 @@ def drops(loss: LossView) -> Line:
 
 
 class Notice(Drawing):
-    """One line for unusual states: no link, work in progress, an end, a failed check. Otherwise hidden."""
+    """One line for unusual states: no link, work in progress, an end, or a failed check. Hidden in other states."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -225,14 +231,14 @@ class Notice(Drawing):
         self._progress: Line = BLANK
 
     def show_source(self, source: SourceView | None, refused: str) -> None:
-        if refused:  # anything shown is old
+        if refused:  # All data on the screen is old.
             self._notice = (("  ✗ refused: ", "bad strong"), (clean(refused), ""))
         else:
             self._notice = BLANK if source is None else notice(source)
         self._show()
 
     def show_progress(self, what: str, done: float | None = None) -> None:
-        """Show the progress of a request before other notices; an empty text ends it."""
+        """Show the progress of a request before other notices. An empty text hides the progress."""
         self._progress = (("  ", ""), *progress_line(what, done, _BAR_WIDTH)) if what else BLANK
         self._show()
 
@@ -245,7 +251,10 @@ class Notice(Drawing):
 
 
 def notice(source: SourceView) -> Line:
-    """Return the most urgent notice about `source`, and whether its books do not close; may be empty."""
+    """Return the most urgent notice about `source`, or an empty line.
+
+    It begins with the error if the parts of the time breakdown do not add up.
+    """
     urgent, trouble = _urgent(source), breakdown_text.books_trouble(source.books)
     if not trouble:
         return urgent
@@ -286,7 +295,7 @@ def _urgent(source: SourceView) -> Line:
 
 
 def activity_line(source: SourceView, bar_width: int) -> Line:
-    """Return its reported activity and progress."""
+    """Return the activity that the source reports, and its progress."""
     return progress_line(source.activity, source.activity_done, bar_width)
 
 

@@ -1,4 +1,4 @@
-"""The help: the keys from the bindings, the views' own texts, and the glossary."""
+"""The help: the keys from the bindings, the help texts of the views, and the glossary."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ WORDS = (
     ("budget", "the µs/token set for a brick; ! and red: used up"),
 )
 _TERM_WIDTH = 16
-TWO_COLUMNS_FROM = 100 - 4  # cells of a page on a terminal of 100
+TWO_COLUMNS_FROM = 100 - 4  # Cells of a page on a terminal that is 100 cells wide.
 
 
 class HelpScreen(Screen[None]):
@@ -122,7 +122,7 @@ def _declared(owner: type[Table[object]] | type[SortedTable[object]] | type[obje
 
 
 def _keys(bindings: Iterable[Binding], width: int) -> list[Line]:
-    """Return one line per action, with all its keys."""
+    """Return one line per action. The line has all keys of the action."""
     keys: dict[tuple[str, str], list[str]] = {}
     for binding in bindings:
         keys.setdefault((binding.action, binding.description), []).append(key_name(binding.key))
@@ -136,7 +136,7 @@ def _paragraph(text: str, width: int) -> list[Line]:
 def _terms(
     terms: Iterable[tuple[str, str]], width: int, role: str = "strong", meaning_role: str = "dim"
 ) -> list[Line]:
-    """Return terms with their meanings, in one or two columns."""
+    """Return terms with their meanings, in one column or two."""
     room = max(20, min(width // _columns(width), 120) - _TERM_WIDTH - 4)
     entries: list[list[Line]] = []
     for term, meaning in terms:
@@ -151,7 +151,7 @@ def _columns(width: int) -> int:
 
 
 def _in_columns(entries: Sequence[Sequence[Line]], width: int) -> list[Line]:
-    """Return the entries one below the other, or in two columns if they fit, read column by column."""
+    """Return the entries one below the other, or in two columns if they fit. The left column comes first."""
     lines = [line for entry in entries for line in entry]
     if _columns(width) == 1:
         return lines

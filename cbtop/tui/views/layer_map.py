@@ -1,4 +1,4 @@
-"""The map of layers: bars for each brick in each layer, and a sentence about the layer that stands out."""
+"""The map of layers: a bar for each brick in each layer, and a sentence about the slowest layer."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from cbtop.viewmodels.layers import MIN_LAYERS, MIN_STEPS, ODD, LayerRow, Layers
 _NAME_WIDTH = 18
 _FIGURE_WIDTH = 9
 MAX_BAR_HEIGHT = 6
-SMALL_STRIP = 3  # lines: bars of one brick below the whole layers, and the blank line above
-_SCALED = 3  # lines of a bar: from this height on, a scale is in front of it
-AROUND = 6  # maximum lines of the map besides its bars
-_ROOMY = 140  # columns: from this width on, the median has its own column
+SMALL_STRIP = 3  # Lines for the bars of one brick below the whole layers, and for the blank line above them.
+_SCALED = 3  # Lines of a bar. From this height on, a scale is to the left of the bars.
+AROUND = 6  # Lines of the map that are not bars, at most.
+_ROOMY = 140  # Cells. From this width on, the median has a column of its own.
 WHOLE = "whole layer"
-NUMBERED = 5  # every fifth layer has its number above
+NUMBERED = 5  # Every fifth layer has its number above its bar.
 
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """One line of bars: a brick, all bricks, or the time between bricks, in every layer."""
+    """One row of bars, a bar per layer: for a brick, for all bricks, or for the time between bricks."""
 
     name: str
     role: str
@@ -42,9 +42,9 @@ class Strip:
 
 
 def slowest_line(layers: LayersView, width: int) -> Line:
-    """Return `Layer 17: 2.4× the median layer, +1.1 ms in DownProjection …`, as long as fits.
+    """Return `Layer 17: 2.4× the median layer, +1.1 ms in DownProjection …`, as much as fits.
 
-    Says so if none stands out, or if there are too few steps.
+    If all layers are similar, or if there are too few steps, the line says so.
     """
     row = layers.slowest
     if row is None or row.to_median is None or row.median_us is None:
@@ -76,9 +76,9 @@ def slowest_line(layers: LayersView, width: int) -> Line:
 
 
 def whole_layers(layers: LayersView, width: int, height: int) -> list[Line]:
-    """Return the layers' numbers above a bar for each, with median and slowest; only the bars if there is one line.
+    """Return the layers' numbers, a bar for each layer, and the median and slowest layer.
 
-    Remaining lines show the costliest bricks.
+    If `height` is 1, returns only the bars. Remaining lines show the costliest bricks.
     """
     figures, spacing = _spacing(layers, width)
     whole, *others = strips_of(layers)
@@ -95,20 +95,20 @@ def whole_layers(layers: LayersView, width: int, height: int) -> list[Line]:
 
 
 def _spacing(layers: LayersView, width: int) -> tuple[int, Spacing]:
-    """Return the number of figure columns next to the bars, and the spacing of bars in the remaining width."""
+    """Return the number of figure columns at the right, and the spacing of the bars in the remaining width."""
     figures = 2 if width >= _ROOMY else 1
     room = width - _NAME_WIDTH - 3 - figures * (_FIGURE_WIDTH + 2) - 6
     return figures, Spacing.of(len(layers.rows), max(1, room))
 
 
 def _whole(layers: LayersView) -> Strip:
-    """Return the bars of whole layers."""
+    """Return a strip with one bar per whole layer."""
     us = tuple(row.us for row in layers.rows)
     return Strip(WHOLE, "strong", us, layers.median(us))
 
 
 def strips_of(layers: LayersView) -> list[Strip]:
-    """Return the whole layers, then the bricks in execution order, then the time between them."""
+    """Return the strips of the map: whole layers, then bricks in execution order, then the time between bricks."""
     between = tuple(row.between_us for row in layers.rows)
     strips = [_whole(layers)]
     for at, brick in enumerate(layers.bricks):
@@ -147,7 +147,10 @@ def map_lines(
 
 
 def _worst_line(baseline: Comparison | None, width: int) -> list[Line]:
-    """Return the layer that became slower by most since the baseline with its worst brick, or why it is unknown."""
+    """Return a line about the layer with the largest increase since the baseline, and its worst brick.
+
+    Without such a layer, the line gives the reason. Returns [] without a baseline.
+    """
     if baseline is None:
         return []
     if baseline.why_not:
@@ -168,7 +171,10 @@ def _worst_line(baseline: Comparison | None, width: int) -> list[Line]:
 
 
 def _chosen(strips: Sequence[Strip], line: int, free: int) -> tuple[list[Strip], int]:
-    """Return the longest strips that fit, with the whole layer and the one under the cursor, in order."""
+    """Choose strips that fit into `free` lines: whole layers, the one under the cursor, then the longest.
+
+    Returns these strips in their order, and the number of other strips.
+    """
     if len(strips) <= free:
         return list(strips), 0
     by_time = sorted(strips[1:], key=lambda strip: -sum(us or 0.0 for us in strip.us))
@@ -178,7 +184,7 @@ def _chosen(strips: Sequence[Strip], line: int, free: int) -> tuple[list[Strip],
 
 
 def _ruler(layers: LayersView, spacing: Spacing, slower: str | None = None, *, figures: int) -> Line:
-    """Return the numbers of the layers above their bars, and the heads of the figures."""
+    """Return a line with the layers' numbers above their bars, and the headings of the figures."""
     odd = [row.is_odd for row in layers.rows]
     line: Line = ((" " * (_NAME_WIDTH + 3), ""), *numbers(layers.rows, odd, spacing, slower))
     heads = ("median", "slowest")[-figures:]
@@ -186,7 +192,10 @@ def _ruler(layers: LayersView, spacing: Spacing, slower: str | None = None, *, f
 
 
 def numbers(rows: Sequence[LayerRow], odd: Sequence[bool], spacing: Spacing, slower: str | None = None) -> Line:
-    """Return the numbers of layers above their bars, with marks at odd ones and at the one `slower`."""
+    """Return the layers' numbers above their bars.
+
+    Layers that are `odd`, and the layer named `slower`, have a mark.
+    """
     cells, roles = [" "] * spacing.width, ["dim"] * spacing.width
 
     def write(column: int, text: str, role: str) -> None:
@@ -201,7 +210,7 @@ def numbers(rows: Sequence[LayerRow], odd: Sequence[bool], spacing: Spacing, slo
     for at, row in enumerate(rows):
         if odd[at]:
             write(spacing.column(at), f"▼{row.index}", "strong warn")
-            write(spacing.column(at), "▼", "strong warn")  # if its number does not fit
+            write(spacing.column(at), "▼", "strong warn")  # If the number does not fit, write only the mark.
     for at, row in enumerate(rows):
         if at % NUMBERED == 0:
             write(spacing.column(at), row.index, "dim")
@@ -251,7 +260,7 @@ def _role(us: float | None, strip: Strip, *, is_cursor: bool) -> str:
 
 
 def _detail(layers: LayersView, strip: Strip, at: int, width: int, baseline: Comparison | None) -> Line:
-    """Return the figures of the layer and brick under the cursor."""
+    """Return a line with the figures of the brick and layer under the cursor."""
     row, us = layers.rows[at], strip.us[at]
     parts: list[Line] = [((f"  {clean(row.name)}", "strong"), (f" · {strip.name}", strip.role))]
     if us is None:
@@ -268,7 +277,7 @@ def _detail(layers: LayersView, strip: Strip, at: int, width: int, baseline: Com
 
 
 def _since(baseline: Comparison | None, layer: str, line: str) -> Change | None:
-    """Return the change of a line in a layer since the baseline."""
+    """Return the change since the baseline of the strip named `line` in `layer`, or None."""
     changes = baseline.changes if baseline else ()
     return next(
         (c.change for c in changes if c.layer == layer and (clean(c.brick[0]) if c.brick else WHOLE) == line), None

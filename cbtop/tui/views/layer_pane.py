@@ -1,4 +1,4 @@
-"""One layer in figures: its bricks compared with its peer layers, and all layers, the slowest first."""
+"""One layer in figures: its bricks compared with bricks of similar layers. A second table has all layers."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, join_fit
 from cbtop.tui.widgets.parts import beside, even_widths
 from cbtop.viewmodels.layers import ODD, BrickInLayer, LayerRow, LayersView
 
-LEAST_LINES = 5  # of the pane: fewer are useless
-_LEAST_LAYERS = 7  # of the table of all layers
-TWO_TABLES = 100  # cells: from this width on, the two tables are next to each other
+LEAST_LINES = 5  # Lines of the pane. It is useless with fewer.
+_LEAST_LAYERS = 7  # Lines of the table of all layers. It is useless with fewer.
+TWO_TABLES = 100  # Cells. From this width on, the two tables are next to each other.
 
 
 def pane_height(layers: LayersView, row: LayerRow, width: int) -> int:
-    """Return the number of lines for the full content."""
+    """Return the number of lines that the full content of the pane needs."""
     bricks, all_layers = 3 + len(layers.inside(row)), 2 + len(layers.rows)
     return max(bricks, all_layers) if width >= TWO_TABLES else bricks + 1 + all_layers
 
 
 def layer_lines(layers: LayersView, row: LayerRow, width: int, height: int) -> list[Line]:
-    """Return the bricks of `row` and the time between them, and every layer next to or below them."""
+    """Return a table with the bricks of the layer `row` and the time between them, and a table of all layers.
+
+    The second table is next to the first, or below it.
+    """
     if width >= TWO_TABLES:
         widths = even_widths(width, 2)
         panes = [_bricks(layers, row, widths[0], height), _layers(layers, row, widths[1], height)]
@@ -117,5 +120,5 @@ def _layer_columns(current: LayerRow, unit: str) -> tuple[Column[LayerRow], ...]
 
 
 def _times(ratio: float | None) -> Line:
-    """Return the ratio to its peers; n/a without peers."""
+    """Return a ratio to the usual time of similar layers, or n/a."""
     return figure(units.number(ratio), "strong warn" if ratio is not None and ratio >= ODD else "")

@@ -1,4 +1,4 @@
-"""Layers × bricks: the whole model on one screen, and the layer that is slower than its peers."""
+"""The view of layers and bricks: the whole model on one screen, and which layer is slower than similar layers."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from cbtop.tui.widgets.parts import GAP, ScreenPart, beside, parts_lines
 from cbtop.viewmodels.layers import LayerRow
 from cbtop.viewmodels.source import SourceView
 
-LEAST_PICTURES = 8  # lines
-BESIDE = 160  # cells: from this width on, the figures of the layer are next to the map, else below it
+LEAST_PICTURES = 8  # Lines. Fewer are useless for pictures.
+# Cells. From this width on, the layer's figures are to the right of the map. Otherwise they are below it.
+BESIDE = 160
 
 
 class Layers(View):
@@ -61,7 +62,7 @@ class Layers(View):
     ]
 
     class Opened(Message):
-        """Show the node `node` in the graph."""
+        """The user wants to open the node `node` in the graph."""
 
         def __init__(self, node: int) -> None:
             super().__init__()
@@ -82,7 +83,7 @@ class Layers(View):
         self._map.let_go()
 
     def cells(self) -> Cells | None:
-        """Return a row per layer and a column per brick: µs per step or call."""
+        """Return a row per layer and a column per brick. Times are µs per step or call."""
         layers = self.source.layer_times if self.source else None
         if layers is None:
             return None
@@ -109,16 +110,17 @@ class Layers(View):
 
 
 class LayerMap(SourceDrawing, can_focus=True):
-    """The drawing and its cursor, which is on a layer (by its node) and a line."""
+    """The map of layers, with a cursor that is on a layer and on the line of a brick."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._pictures = Pictures()
-        self._layer: int | None = None  # its node; None: not moved yet, on the slowest layer
+        # Node of the layer under the cursor. None (for the slowest layer) until the user moves the cursor.
+        self._layer: int | None = None
         self._line = 0
 
     def let_go(self) -> None:
-        """Drop what is held, because a different moment follows."""
+        """Drop cached drawings, because the screen moves to a different moment."""
         self._pictures.let_go()
 
     @property
@@ -137,7 +139,7 @@ class LayerMap(SourceDrawing, can_focus=True):
 
     @property
     def current(self) -> LayerRow | None:
-        """The layer under the cursor."""
+        """The layer under the cursor, or None without layers."""
         return self._rows[self._at] if self._rows else None
 
     def move(self, layers: int, lines: int) -> None:
@@ -173,7 +175,7 @@ class LayerMap(SourceDrawing, can_focus=True):
         return [*drawn(width, height - room), *(layer_lines(layers, row, width, room) if room else ())]
 
     def _pane(self, row: LayerRow, strips: Sequence[Strip], width: int, height: int) -> list[Line]:
-        """Return the layer in figures and, in the remaining space, the brick under the cursor in all layers."""
+        """Return the figures of the layer `row`. Remaining lines show the brick under the cursor in all layers."""
         source = self._source
         if source is None or source.layer_times is None:
             return []

@@ -1,4 +1,4 @@
-"""One node of the graph in detail: its figures, and for a layer or brick also the figures of other places."""
+"""The panel with details of one node of the graph: its figures. A layer or brick also has figures of other places."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from cbtop.viewmodels.graph import GraphRow
 from cbtop.viewmodels.layers import LayerRow
 from cbtop.viewmodels.source import SourceView
 
-LEAST_LINES = 6  # of the pane: fewer are useless
-MAX_PICTURE = 16  # lines
-TWO_COLUMNS = 110  # cells: from this width on, pictures are next to the figures
+LEAST_LINES = 6  # Lines of the panel. It is useless with fewer.
+MAX_PICTURE = 16  # Lines of a picture, at most.
+TWO_COLUMNS = 110  # Cells. From this width on, pictures are to the right of the figures.
 
 
 class NodeDetail(Drawing):
-    """A panel that follows the cursor of the adjacent graph."""
+    """The panel with details of the node under the cursor of the adjacent graph."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -38,7 +38,7 @@ class NodeDetail(Drawing):
         self._pictures = Pictures()
 
     def let_go(self) -> None:
-        """Drop what is held, because a different moment follows."""
+        """Drop cached drawings, because the screen moves to a different moment."""
         self._pictures.let_go()
 
     def show_node(self, node: GraphRow | None, source: SourceView) -> None:
@@ -55,7 +55,10 @@ class NodeDetail(Drawing):
 def node_lines(
     node: GraphRow, source: SourceView, width: int, height: int, pictures: Pictures | None = None
 ) -> list[Line]:
-    """Return the panel of `node`, `height` lines high. `pictures` caches drawings; None: start without any."""
+    """Return the panel of `node` in at most `height` lines.
+
+    `pictures` caches drawings. If it is None, nothing is cached yet.
+    """
     pictures = pictures or Pictures()
     pictures.begin(source, node.id)
     look = CATEGORY_LOOKS[node.category] if node.category is not None else None
@@ -87,7 +90,7 @@ def _layers(source: SourceView) -> tuple[LayerRow, ...]:
 
 
 def _figures(node: GraphRow, width: int) -> list[Line]:
-    """Return its measurements in this place, and its launch configuration."""
+    """Return the node's measurements in this place, and its launch configuration."""
     rows = [row for row in statistics_of(Of.NODE) if row.value(node) is not None]
     known = [(row.word or row.title, clean(row.in_full(node)), "") for row in rows]
     if not known:
@@ -113,7 +116,7 @@ def _attribute(name: str, value: object) -> str:
 
 
 def _everywhere(brick: BrickRow, source: SourceView, pictures: Pictures, width: int, height: int) -> list[Line]:
-    """Return the figures of the brick in all layers of the phase, including this place."""
+    """Return the figures of the brick in all layers of the phase. This includes the node's own layer."""
     if height < LEAST_LINES:
         return []
     title: Line = ((clean(brick.name), "strong"), (" in all layers", "dim"))

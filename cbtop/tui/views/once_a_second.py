@@ -1,4 +1,4 @@
-"""A cache for pictures of a source. They are drawn at most once a second, because each takes as long as a table."""
+"""A cache for pictures of a source. A picture is drawn at most once a second, because it takes as long as a table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Pictures:
-    """The pictures of a source drawn in the current second."""
+    """Cache of the pictures of a source that were drawn in the current second."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
@@ -21,9 +21,10 @@ class Pictures:
         self._drawn: dict[Hashable, object] = {}
 
     def begin(self, source: SourceView, *of: Hashable) -> None:
-        """Begin a picture of `source` and the other keys in `of`. Drops cached drawings if these have changed.
+        """Prepare for a picture of `source` that depends on the keys in `of`.
 
-        Also drops them in a new second of the daemon or our clock, or if the source is held.
+        Drop cached pictures if the source or the keys have changed, if a new second of the daemon or of this
+        process's clock has begun, or if the source is held.
         """
         now, now_s = (source.second, source.rows_of, *of), self._clock_s()
         if source.second is None or now != self._of or now_s - self._begun_s >= 1:
@@ -31,12 +32,12 @@ class Pictures:
             self._of, self._begun_s = now, now_s
 
     def drawn(self, what: Hashable, draw: Callable[[], T]) -> T:
-        """Return the result of `draw`, from cache if possible."""
+        """Return the picture `what` from the cache, or else the result of `draw`."""
         if what not in self._drawn:
             self._drawn[what] = draw()
         return cast("T", self._drawn[what])
 
     def let_go(self) -> None:
-        """Drop all pictures, because the screen moved in time."""
+        """Drop all pictures, because the screen has moved in time."""
         self._of = None
         self._drawn.clear()

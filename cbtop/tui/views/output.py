@@ -1,4 +1,4 @@
-"""The output of the started program, to scroll through."""
+"""The view of the started program's output, which the user can scroll."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cbtop.viewmodels.source import SourceView
 
 
 class OutputPage(Page):
-    """The lines, wrapped to the width."""
+    """The lines of the output, wrapped to the width."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -36,7 +36,7 @@ class OutputPage(Page):
 
 
 class Output(View):
-    """The newest lines, scrolled to the end until the user scrolls up."""
+    """The newest lines of the output. The view follows the end until the user scrolls up."""
 
     title = "Output"
     doc = (
@@ -54,10 +54,10 @@ class Output(View):
         return self._pager
 
     def show_source(self, source: SourceView) -> None:
-        """Do nothing: this view shows no source data."""
+        """Do nothing, because this view shows no data of a source."""
 
     def show_written(self, written: Sequence[str]) -> None:
-        """Show these lines, and stay at the end if it was visible."""
+        """Show these lines. If the end was visible, scroll to the new end."""
         follows = self._pager.is_vertical_scroll_end
         self._page.show(written)
         if follows:

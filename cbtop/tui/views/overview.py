@@ -1,4 +1,4 @@
-"""The first screen: speed, where the time goes, what is slow and why, and the state of the machine."""
+"""The first view: speed, the time breakdown, what is slow and why, and the state of the machine."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ from cbtop.viewmodels.devices import DeviceRow
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.steps import StepsView
 
-TWO_COLUMNS = 160  # cells: from this width on, verdicts and bricks are next to the rest
-_WORST = 3  # verdicts that come before the rest of the view
-_ROOMY, _ROOM_FOR_ADVICE = 17, 26  # lines: from this height on, verdicts have a line, and advice
-_TWO_CHARTS = 100  # cells
+TWO_COLUMNS = 160  # Cells. From this width on, verdicts and bricks are to the right of the other parts.
+_WORST = 3  # Number of verdicts that get room before the rest of the view.
+# Lines of the view. From the first height on, each verdict has a line, and from the second on its advice, too.
+_ROOMY, _ROOM_FOR_ADVICE = 17, 26
+_TWO_CHARTS = 100  # Cells. From this width on, there are two charts.
 _RATE_ROLE, _TIME_ROLE = "accent", "norm"
 _BUSY_WIDTH = 16
 
@@ -72,7 +73,7 @@ COLUMNS_WITHOUT_TOKENS: tuple[Column[StepsView], ...] = (
 
 
 def phase_columns(phases: Sequence[StepsView]) -> tuple[Column[StepsView], ...]:
-    """The columns for `phases`: of tokens, unless no phase has them."""
+    """Return the columns for `phases`. They include tokens unless no phase has tokens."""
     return PHASE_COLUMNS if not phases or any(steps.has_tokens for steps in phases) else COLUMNS_WITHOUT_TOKENS
 
 
@@ -101,7 +102,7 @@ class Overview(View, can_focus=True):
         self._drawing.let_go()
 
     def cells(self) -> Cells:
-        """Return its phases as a table."""
+        """Return the source's phases as a table."""
         phases = self.source.phases if self.source else ()
         return Cells.of(phase_columns(phases), phases)
 
@@ -114,7 +115,7 @@ class OverviewDrawing(SourceDrawing):
         self._pictures = Pictures()
 
     def let_go(self) -> None:
-        """Drop what is held, because a different moment follows."""
+        """Drop cached drawings, because the screen moves to a different moment."""
         self._pictures.let_go()
 
     def draw(self, width: int, height: int) -> list[Line]:
@@ -149,7 +150,7 @@ class OverviewDrawing(SourceDrawing):
             order = (speed, phases, since, step, verdicts, layers, bricks, devices, cost)
             by_rank = (phases, step, verdicts, since, speed, cost, layers, devices, bricks)
             return parts_lines(order, by_rank, width, height)
-        if known is not None:  # bars of each brick are more useful than curves as high as the screen
+        if known is not None:  # Bars of each brick are more useful than curves that are as high as the screen.
             bars = 3 + MAX_BAR_HEIGHT + SMALL_STRIP * (1 + known)
             layers = replace(layers, most=bars)
             rest = sum(each.most for each in (phases, since, step, layers))
@@ -167,7 +168,7 @@ class OverviewDrawing(SourceDrawing):
 
 
 def _speed(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return tokens/s (or steps/s) over the last two minutes and, if there is room, the step time."""
+    """Return a chart of tokens/s (or steps/s) in the last two minutes and, if there is room, one of the step time."""
     phase = clean(source.phase or units.NOT_MEASURED)
     rate = source.rate
     now: Line = (
@@ -186,7 +187,7 @@ def _speed(source: SourceView, width: int, height: int) -> list[Line]:
 
 
 def _phases(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return a line for each phase, the one shown first."""
+    """Return a line for each phase. The shown phase comes first."""
     shown = [steps for steps in source.phases if steps.phase == source.phase or not is_warm_up(steps.phase)]
     placed = place(phase_columns(shown), width - 2)
     rows = sorted(shown, key=lambda steps: steps.phase != source.phase)
@@ -200,13 +201,13 @@ def _baseline(source: SourceView, width: int, height: int) -> list[Line]:
 
 
 def _step(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return one step as a bar, then its equation, with the time between steps in the rule."""
+    """Return one step as a bar, then as an equation. The rule above the bar has the time between steps."""
     if source.books is None:
         return [rule((("one step", "dim"),), width), (("  n/a: no step has ended yet", "dim"),)]
     parts = books_parts(source)
     labelled: Line = (("  ", ""), *stacked(parts, width - 4))
     equation: Line = (("  ", ""), *books_equation(source, source.books, width - 2))
-    if height <= 2:  # notes on the books are more important than their bar
+    if height <= 2:  # Notes on the time breakdown are more important than its bar.
         return [books_rule(source, "one step", width) if beside_books(source) else labelled, equation]
     bare: Line = tuple((text if set(text) <= set("▒░") else _without_label(text), role) for text, role in labelled)
     return [books_rule(source, "one step", width), *([labelled, bare][: height - 2]), equation]
@@ -217,23 +218,23 @@ def _without_label(text: str) -> str:
 
 
 def _bricks_in_layers(source: SourceView) -> int | None:
-    """Return the number of bricks in layers, or None without layers."""
+    """Return the number of different bricks in layers, or None without layers."""
     return None if source.layer_times is None else len(source.layer_times.bricks)
 
 
 def _layers(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return every layer as a bar, and a sentence about the one that stands out."""
+    """Return every layer as a bar, and a sentence about the slowest layer."""
     layers = source.layer_times
     if layers is None:
         return []
     title: Line = ((f"{len(layers.rows)} layers", "dim"),)
-    if height <= 3:  # the marks above the bars are more useful than a rule
+    if height <= 3:  # The marks above the bars are more useful than a rule.
         return [slowest_line(layers, width), *whole_layers(layers, width, height - 1)]
     return [rule(title, width), slowest_line(layers, width), *whole_layers(layers, width, height - 2)]
 
 
 def _bricks(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return the costliest bricks."""
+    """Return a line for each of the costliest bricks."""
     if not source.bricks:
         return []
     largest = max(row.percent or 0.0 for row in source.bricks) or 1.0
@@ -249,7 +250,7 @@ def _bricks(source: SourceView, width: int, height: int) -> list[Line]:
 def _brick(row: BrickRow, longest: int, largest: float, width: int) -> Line:
     look = CATEGORY_LOOKS[row.category]
     name = fit_line(((f"  {look.glyph} ", look.role), (clean(row.name), "strong")), longest + 4)
-    us, of_what = row.exclusive_us_per_token, " a token"  # exclusive, like the share
+    us, of_what = row.exclusive_us_per_token, " a token"  # Exclusive, like the share of the wall time.
     if us is None:
         us, of_what = row.avg_exclusive_us, " a call "
     figures: Line = (
@@ -267,7 +268,7 @@ def _device_count(source: SourceView) -> int:
 
 
 def _devices(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return a line per device, and the number of those that do not fit."""
+    """Return a line per device that fits, and the number of further devices."""
     rows = [row for machine in source.machines for row in machine.devices]
     if not rows:
         return []
@@ -300,7 +301,10 @@ def _device(row: DeviceRow, source: SourceView, width: int) -> Line:
 
 
 def _moved(source: SourceView) -> Line:
-    """Return the bandwidth of its bricks. Reading the machine's memory counters would take privileges."""
+    """Return the memory bandwidth of the source's bricks by their declared bytes.
+
+    Reading the machine's memory counters would require privileges.
+    """
     if source.moved_gb_per_sec is None:
         is_declared = any(row.bytes is not None for row in source.bricks)
         why = "not every step is recorded" if is_declared else "no brick declares its bytes"
@@ -313,7 +317,7 @@ def _of(limit: float | None, unit: str) -> Line:
 
 
 def _cost(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return lost records, the cost of recording if measured, and the cost of cbtop itself."""
+    """Return a line with lost records, the cost of recording if measured, and the cost of cbtop itself."""
     loss = source.loss
     records: Line = ((units.count(loss.received), ""), (" records, ", "dim"))
     records += ((f"{units.count(loss.lost)} lost", "strong bad" if loss.lost else "good"),)

@@ -1,4 +1,4 @@
-"""The brick under the cursor compared with every roof, and the savings if each brick reached its roof."""
+"""The panel with the brick under the cursor compared with every roof, and what each brick would save at its roof."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cbtop.viewmodels.roofline import CeilingRow, advice_at_a_peak, peaks_over
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdicts.base import gain_inside
 
-LEAST_LINES = 5  # of the pane: fewer are useless
+LEAST_LINES = 5  # Lines of the panel. It is useless with fewer.
 _ADVICE = {
     MEMORY: "Move fewer bytes (smaller weights, a fused kernel), or let more sequences share each read.",
     NO_ROOF: "Far below every roof: launches, waiting, small shapes, scattered reads, or work beside the arithmetic, "
@@ -32,7 +32,7 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class _Saving:
-    """The time a brick would save if it reached its roof; derived."""
+    """The time that a brick would save if it reached its roof. All figures are derived."""
 
     brick: BrickRow
     us_per_token: float
@@ -40,7 +40,7 @@ class _Saving:
 
 
 class RoofDetail(Drawing):
-    """A panel that follows the cursor of the table above it."""
+    """The panel with details of the brick under the cursor of the table above it."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -74,7 +74,7 @@ class RoofDetail(Drawing):
 def _roofs(
     brick: BrickRow, ceilings: Sequence[CeilingRow], said: Sequence[Line], width: int, height: int
 ) -> list[Line]:
-    """Return a table with the part of each roof it reaches, the conclusion, and the properties of the roof."""
+    """Return a table of the roofs and the share of each that the brick reaches, then the lines `said`."""
     look = CATEGORY_LOOKS[brick.category]
     title: Line = ((f"{look.glyph} ", look.role), (clean(brick.name), "strong"), (" under each roof", "dim"))
     rates = f"{units.number(brick.gb_per_sec)} GB/s · {units.number(brick.gflops)} GFLOP/s"
@@ -88,7 +88,10 @@ def _roofs(
 
 
 def _said(brick: BrickRow, ceilings: Sequence[CeilingRow], every: Sequence[CeilingRow], width: int) -> list[Line]:
-    """Return the conclusion from its place under the roofs, with advice. `every` includes roofs of other types."""
+    """Return which roof limits the brick, and advice.
+
+    `every` includes compute roofs of types that the brick does not use.
+    """
     said = advice_at_a_peak(brick, every) if brick.bound == COMPUTE else _ADVICE.get(brick.bound or "", "")
     near = _other_roof(brick, ceilings)
     if near is not None:
@@ -99,7 +102,10 @@ def _said(brick: BrickRow, ceilings: Sequence[CeilingRow], every: Sequence[Ceili
 
 
 def _other_roof(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> CeilingRow | None:
-    """Return the lower roof that limits it if its share refers to a different roof, else None."""
+    """Return the roof that limits the brick, if the brick's % of roof refers to a different roof.
+
+    Otherwise return None.
+    """
     share, kind = brick.percent_of_roof, {MEMORY: "bandwidth", COMPUTE: "compute"}.get(brick.bound or "")
     if kind is None or share is None or share >= LIMITING_PERCENT:
         return None
@@ -107,7 +113,7 @@ def _other_roof(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> CeilingRow |
 
 
 def _where_from(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> str:
-    """For a brick above its roof, return the slowest cache level that is fast enough."""
+    """Return a sentence about a brick above its roof. It names the slowest cache level that is fast enough."""
     levels = sorted((one for one in ceilings if one.kind == "cache"), key=lambda one: one.value)
     fast = next((one for one in levels if one.value >= (brick.gb_per_sec or 0.0)), None)
     if fast is None:
@@ -116,7 +122,10 @@ def _where_from(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> str:
 
 
 def _over(brick: BrickRow, ceilings: Iterable[CeilingRow]) -> list[CeilingRow]:
-    """Return the ceilings that apply to it: no compute roof of a type it does not multiply."""
+    """Return the ceilings that apply to the brick.
+
+    Compute roofs of types that the brick does not multiply are left out.
+    """
     peaks = peaks_over(brick, ceilings)
     return [one for one in ceilings if one.kind != "compute" or one in peaks]
 
@@ -144,7 +153,10 @@ def _roof_columns(brick: BrickRow) -> tuple[Column[CeilingRow], ...]:
 
 
 def _growing(title: str, points: tuple[SizePoint, ...], unit: str, role: str) -> ScreenPart:
-    """Return the part with its time per token by size of its steps; empty if they had only one size."""
+    """Return the part with the brick's time per token by the size of its steps.
+
+    It is empty if there was only one size.
+    """
     return ScreenPart(partial(_sizes, title, points, unit, role), 4, 3 + len(points) if len(points) > 1 else 0)
 
 
@@ -167,7 +179,10 @@ def _sizes(title: str, points: tuple[SizePoint, ...], unit: str, role: str, widt
 
 
 def _savings(source: SourceView) -> list[_Saving]:
-    """Return the savings of each brick with a certain roof of its own, the largest first."""
+    """Return what each brick would save at its roof, the largest first.
+
+    Bricks with an uncertain roof are left out.
+    """
     found = []
     for brick in source.roofline.points:
         share, at = brick.percent, brick.percent_of_roof

@@ -1,6 +1,6 @@
-"""The roofline: what the bricks reach, against ceilings measured on this machine."""
+"""The roofline view: how fast the bricks are, compared with ceilings measured on this machine."""
 
-# No roof is ever invented: without measured ceilings, the plot shows only the points and says so.
+# No roof is ever invented. Without measured ceilings, the plot shows only the points and says so.
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.roofline import RooflineView, missing_ceilings
 from cbtop.viewmodels.source import SourceView
 
-BESIDE = 100  # cells: from this width on, the table is next to the plot, as in cbtop.tcss
+BESIDE = 100  # Cells. From this width on, the table is to the right of the plot, as in cbtop.tcss.
 
 
 def _brick(row: LetteredPoint, width: int) -> Line:
@@ -75,7 +75,7 @@ POINT_COLUMNS: tuple[Column[LetteredPoint], ...] = (
 
 
 def change_column(changes: Mapping[Brick, WorkChange]) -> Column[LetteredPoint]:
-    """Return the column with the change of each brick's GFLOP/s since the baseline."""
+    """Return the column for the change of each brick's GFLOP/s since the baseline."""
 
     def change_of(row: LetteredPoint) -> Change | None:
         found = changes.get(row.point.key)
@@ -97,7 +97,7 @@ def change_column(changes: Mapping[Brick, WorkChange]) -> Column[LetteredPoint]:
 
 
 class Roofline(View):
-    """How far each brick is from the limits of this machine."""
+    """The roofline, which shows how far each brick is from the limits of this machine."""
 
     title = "Roofline"
     section = "roofline"
@@ -115,7 +115,8 @@ class Roofline(View):
         "brick would save at its own (derived)."
     )
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("C", "app.measure_roofs", "measure roofs"),  # works everywhere, listed here for the footer
+        # This key works everywhere. It is listed here for the footer.
+        Binding("C", "app.measure_roofs", "measure roofs"),
     ]
     columns_doc = tuple((column.title, column.doc) for column in (*POINT_COLUMNS, change_column({})))
 
@@ -161,9 +162,9 @@ class Roofline(View):
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """Give the notes the lines they need, at most a sixth of the view.
+        """Set the heights. Notes get the lines that they need, at most a sixth of the view.
 
-        Next to the plot, the brick under the cursor is below the table where rows would be blank. If the table is
+        If the table is next to the plot, its free lines show details of the brick under the cursor. If the table is
         below the plot, the plot gets these lines.
         """
         width, height = self.size
@@ -186,7 +187,7 @@ class Roofline(View):
 
 
 class Notes(Drawing):
-    """Notes on what the plot cannot show."""
+    """Notes about what the plot cannot show."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -197,7 +198,7 @@ class Notes(Drawing):
         self.redraw()
 
     def lines_in(self, width: int) -> int:
-        """Return the number of lines for all notes."""
+        """Return the number of lines that all notes need."""
         return len(self._wrapped(width))
 
     def draw(self, width: int, height: int) -> list[Line]:
@@ -211,7 +212,7 @@ class Notes(Drawing):
 
 
 def roofline_notes(roofline: RooflineView) -> list[Line]:
-    """Return missing or doubtful ceilings, then points above the roof and bricks without declared work."""
+    """Return notes: missing or doubtful ceilings, then points above the roof and bricks without declared work."""
     said = [missing_ceilings(roofline) or roofline.note]
     said += (f"roofs {doubt}" for doubt in roof_text.ceiling_doubts(roofline.ceilings))
     doubts: Line = tuple((f"{clean(one)}  ", "warn") for one in said if one)

@@ -1,11 +1,12 @@
-"""The plot of the roofline: ceilings, ridge points, a mark for each brick, and the trail of one."""
+"""The plot of the roofline: ceilings, ridge points, a mark for each brick, and the trail of one brick."""
 
 # Rules
 # - A mark is in the cell of its values. Several marks in one cell are shown as their number, and the lines below the
 #   plot list their letters, from left to right.
-# - The trail of the brick under the cursor is under roofs, marks and names, and is clipped at the axes. The hollow
-#   mark of the baseline is also inside the axes, and only where there is no other mark.
-# - A brick so far from the others that it would squeeze them is listed there, too, and not drawn.
+# - The trail of the brick under the cursor is drawn below roofs, marks and names, and is clipped at the axes. The
+#   hollow mark of the baseline is drawn only inside the axes and in a cell without another mark.
+# - A brick is not drawn if it is so distant from the others that it would squeeze them. The lines below the plot list
+#   it.
 
 from __future__ import annotations
 
@@ -26,19 +27,20 @@ from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.roofline import CeilingRow, RooflineView
 
 RIDGE = "◆"
-BEFORE = "○"  # at the baseline
-MANY = "+"  # ten or more marks in a cell
-# Places to try for names of roofs, best first: parts of the plot's width and height.
+BEFORE = "○"  # Mark of a brick at the baseline.
+MANY = "+"  # Mark of a cell with ten or more bricks.
+# Places to try for the names of roofs, the best first. They are shares of the plot's width and height.
 _ALONG_PEAK = (1.0, 0.85, 0.7, 0.55)
 _UP_BANDWIDTH = (0.62, 0.5, 0.38, 0.74, 0.26, 0.86, 0.14)
-ROOM_FOR_WORDS = 50  # cells
-_LEAST_PLOT = 4  # rows, including axis and ticks: the lines below the plot are dropped before it gets smaller
+ROOM_FOR_WORDS = 50  # Cells. From this width on, there is room for words.
+# Rows, including axis and ticks. The lines below the plot are dropped before the plot gets smaller than this.
+_LEAST_PLOT = 4
 
 Cells = dict[tuple[int, int], list["LetteredPoint"]]
 
 
 def letter(number: int) -> str:
-    """Return the mark of brick `number`, from 0 on; `*` after the 52 letters."""
+    """Return the letter of brick `number`, counted from 0. After 52 letters, return `*`."""
     return ascii_letters[number] if number < len(ascii_letters) else "*"
 
 
@@ -51,7 +53,7 @@ class LetteredPoint:
 
     @property
     def flop_per_byte(self) -> float:
-        """FLOP per byte; 0 cannot be placed on a logarithmic axis."""
+        """FLOP per byte. 0 cannot be placed on a logarithmic axis."""
         return self.point.intensity or 0.0
 
     @property
@@ -63,7 +65,7 @@ class LetteredPoint:
 
 
 class RooflinePlot(Drawing):
-    """The plot itself."""
+    """The plot, and the letters of marks that share a cell."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -102,16 +104,16 @@ def roofline_lines(
     trail: Sequence[tuple[float, float] | None] = (),
     before: tuple[float, float] | None = None,
 ) -> list[Line]:
-    """Return the plot in `width` x `height` cells, and the lists of its marks below.
+    """Return the plot with the lists of its marks below it, in `width` x `height` cells.
 
-    `trail` is a brick's (BrickRow.trail), `before` its FLOP/B and GFLOP/s at the baseline.
+    `trail` is the BrickRow.trail of the brick `selected`, and `before` its FLOP/B and GFLOP/s at the baseline.
     """
     drawable = [row for row in points if row.flop_per_byte > 0 and row.gflops > 0]
     x, y = axes(roofline, drawable)
     inside = [row for row in drawable if x.holds(row.flop_per_byte) and y.holds(row.gflops)]
     outside = [row for row in drawable if not (x.holds(row.flop_per_byte) and y.holds(row.gflops))]
     named: list[Line] = []
-    while True:  # the lines below shrink the plot, which changes its cells
+    while True:  # The lines below the plot make it smaller, which changes the cells of its marks.
         plot = LogLogPlot(width, height - len(named), x, y)
         cells = _cells(plot, inside)
         wanted = _wrapped([*_clusters(cells, selected, width), *_outliers(outside, selected)], width)
@@ -122,7 +124,7 @@ def roofline_lines(
 
 
 def axes(roofline: RooflineView, points: Sequence[LetteredPoint]) -> tuple[Span1D, Span1D]:
-    """Return axes that fit the roofs and all points except outliers."""
+    """Return the x and y axes. They include the roofs and all points except outliers."""
     across, up = usual([row.flop_per_byte for row in points]), usual([row.gflops for row in points])
     rows = [row for row in points if across.holds(row.flop_per_byte) and up.holds(row.gflops)]
     ridges, peaks = roofline.ridges, _of_kind(roofline, "compute")
@@ -135,7 +137,7 @@ def _of_kind(roofline: RooflineView, kind: str) -> list[CeilingRow]:
 
 
 def _cells(plot: LogLogPlot, points: Sequence[LetteredPoint]) -> Cells:
-    """Return the points by the cell of their values."""
+    """Return the points that share each cell of the plot."""
     cells: Cells = {}
     for row in points:
         cells.setdefault(plot.cell(row.flop_per_byte, row.gflops), []).append(row)
@@ -147,7 +149,7 @@ def _mark(rows: Sequence[LetteredPoint]) -> str:
 
 
 def _clusters(cells: Cells, selected: str, width: int) -> Iterator[Line]:
-    """Yield `in one cell: 2=cd`, `4=efgh`, from left to right; long lists in pieces that fit."""
+    """Yield `in one cell: 2=cd`, `4=efgh` etc. from left to right. Long lists are split into pieces that fit."""
     said: Line = (("in one cell: ", "dim"),) if width >= ROOM_FOR_WORDS else BLANK
     for _, rows in sorted(cells.items()):
         if len(rows) > 1:
@@ -166,7 +168,7 @@ def _outliers(points: Sequence[LetteredPoint], selected: str) -> Iterator[Line]:
 
 
 def _wrapped(parts: Sequence[Line], width: int) -> list[Line]:
-    """Return the parts wrapped to lines without breaking a part; a wider one is cut."""
+    """Join the parts to lines of at most `width` cells. Only a part that is wider than a line is cut."""
     lines: list[Line] = []
     for part in parts:
         longer = join((lines[-1], part)) if lines else BLANK
@@ -185,7 +187,7 @@ def _drawn(
     trail: Sequence[tuple[float, float] | None],
     before: tuple[float, float] | None,
 ) -> list[Line]:
-    """Draw decades, the trail, roofs, marks, then names. Names that do not fit are left out and counted."""
+    """Draw decades, the trail, roofs, marks, and then names. Names that do not fit are omitted and counted."""
     bandwidths, peaks = _of_kind(roofline, "bandwidth"), _of_kind(roofline, "compute")
     x, y = plot.x, plot.y
     plot.grid()
@@ -197,7 +199,8 @@ def _drawn(
         x1 = min(x.high, top / bandwidth.value)
         if x0 < x1:
             plot.segment(x0, bandwidth.value * x0, x1, bandwidth.value * x1, _role(bandwidth))
-    for level in _of_kind(roofline, "cache"):  # not a roof, but a possible source of data for points above the roof
+    # A cache level is not a roof. Bricks above the roof may have read their data from it.
+    for level in _of_kind(roofline, "cache"):
         x0, x1 = max(x.low, y.low / level.value), min(x.high, min(y.high, roof or y.high) / level.value)
         if x0 < x1:
             plot.segment(x0, level.value * x0, x1, level.value * x1, "faint")
@@ -214,9 +217,10 @@ def _drawn(
     unnamed = 0
     for peak in peaks:
         spots = [Spot(x.value(along), peak.value, up, right=True) for up in (1, 2) for along in _ALONG_PEAK]
-        spots.append(Spot(_begin(peak, bandwidths, x), peak.value, columns_right=-3, right=True))  # in front of it
+        # To the left of the roof's line.
+        spots.append(Spot(_begin(peak, bandwidths, x), peak.value, columns_right=-3, right=True))
         unnamed += not _name_roof(plot, peak, spots)
-    # Name the highest bandwidth on its upper side, the others below, so that no name crosses a roof.
+    # The highest bandwidth has its name above its line, and the others below, so that no name crosses a roof.
     for index, bandwidth in enumerate(sorted(bandwidths, key=lambda ceiling: -ceiling.value)):
         heights = [at for at in map(y.value, _UP_BANDWIDTH) if at <= (roof or y.high)]
         points_on_it = [(at / bandwidth.value, at) for at in heights if x.low <= at / bandwidth.value <= x.high]
@@ -235,17 +239,17 @@ def _drawn(
 
 
 def _role(ceiling: CeilingRow) -> str:
-    """Grey if it is uncertain."""
+    """Return the colour role of a ceiling. An uncertain ceiling is grey."""
     return "dim" if ceiling.is_unsure else "accent" if ceiling.kind == "bandwidth" else "warn"
 
 
 def _begin(peak: CeilingRow, bandwidths: Sequence[CeilingRow], x: Span1D) -> float:
-    """Return the intensity from which on memory could feed a compute roof."""
+    """Return the lowest intensity (FLOP/B) at which memory is fast enough for a compute roof."""
     return max(x.low, min((peak.value / bandwidth.value for bandwidth in bandwidths), default=x.low))
 
 
 def _name_roof(plot: LogLogPlot, ceiling: CeilingRow, spots: Sequence[Spot]) -> bool:
-    """Write the name of a roof as completely as fits; the word "measured" may be left out."""
+    """Write the name of a roof as completely as fits, or without "measured". Return False if nothing fits."""
     unsure = "? " if ceiling.is_unsure else ""
     short = f"{unsure}{clean(ceiling.name)} {units.number(ceiling.value)} {clean(ceiling.unit)}"
     texts = [f"{short} ({ceiling.provenance.value})"]

@@ -1,4 +1,7 @@
-"""All sources, live ones first, ended ones folded; details of the one under the cursor; the cost of cbtop."""
+"""The view of all sources. Live sources come first, and ended ones are folded.
+
+Below are details and cbtop's own cost.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,11 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.sources import ListView, ProcessCost, SourceRow
 from cbtop.viewmodels.stall import StallKind
 
-FOLD = ""  # in place of a key: the row of the ended ones
+FOLD = ""  # Key of the row that folds and unfolds the ended sources.
 SHOWN = "●"
 _LABEL_WIDTH = 10
-MAX_COSTS = 3  # lines
-LEAST_WORDS = 7  # lines, if the list is long
+MAX_COSTS = 3  # Lines, at most.
+LEAST_WORDS = 7  # Lines that the details keep if the list is long.
 _STATE_ROLES = {
     SourceStatus.LIVE: "good",
     SourceStatus.GONE: "bad",
@@ -47,9 +50,9 @@ _STATE_ROLES = {
 def source_columns(
     row_of: Callable[[str], SourceRow], mark: Callable[[str], str], fold: Callable[[], str], *, is_compared: bool
 ) -> tuple[Column[str], ...]:
-    """Return the columns of a table of keys, with `mark` in front of each. The row FOLD only shows `fold`.
+    """Return the columns of a table of source keys. `mark` returns a sign for each name.
 
-    With a baseline, one column has the change since then.
+    The row FOLD shows only the text of `fold`. If `is_compared`, a column has the change since the baseline.
     """
 
     def column(
@@ -122,7 +125,7 @@ def _lost(row: SourceRow) -> tuple[str, str]:
 
 
 class Sources(View):
-    """The processes watched, and how completely."""
+    """The watched processes, and how complete their data is."""
 
     title = "Sources"
     section = "sources"
@@ -154,7 +157,8 @@ class Sources(View):
     def compose(self) -> ComposeResult:
         self._listed = ListView((), 0, lambda _: NotImplemented)
         self._shown: frozenset[str] = frozenset()
-        self._unfolded: bool | None = None  # None: not set by the user; unfold if no process runs
+        # Whether ended sources are unfolded. None until the user decides. None unfolds them if no process runs.
+        self._unfolded: bool | None = None
         self._table: Table[str] = Table(
             self._columns(),
             lambda key: key,
@@ -206,7 +210,7 @@ class Sources(View):
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """Give the list its full height if the details still have room, and the rest to the details."""
+        """Set the height of the list. It gets all lines that it needs if the details still have room."""
         room = self.size.height - self._costs.lines - LEAST_WORDS
         if self.size.height:
             least = self.size.height * 3 // 5
@@ -224,7 +228,7 @@ class Sources(View):
         self._show_words()
 
     def action_choose(self) -> None:
-        """Show the source under the cursor in every view; on the row of ended ones, fold or unfold them."""
+        """Show the source under the cursor in every view. On the row of ended sources, fold or unfold them."""
         key = self._table.current
         if key == FOLD:
             self._unfolded = not self._is_unfolded
@@ -233,12 +237,12 @@ class Sources(View):
             self.post_message(self.SourceChosen(key))
 
     def cells(self) -> Cells:
-        """Return all sources, folded ones too."""
+        """Return a table of all sources, including folded ones."""
         return Cells.of(self._table.columns, self._listed.keys)
 
 
 class SourceInWords(Drawing):
-    """Details of one source, with the reasons of figures that are n/a."""
+    """Details of one source. They include the reason of each figure that is n/a."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -246,7 +250,7 @@ class SourceInWords(Drawing):
         self._process: ProcessRow | None = None
 
     def show(self, row: SourceRow | None, process: ProcessRow | None = None) -> None:
-        """Draw `row` from now on, with its `process` if the daemon's samplers know it."""
+        """Draw the source `row` from now on. `process` has its host resources, if known."""
         self._row, self._process = row, process
         self.redraw()
 
@@ -268,7 +272,7 @@ class SourceInWords(Drawing):
 
 
 def _charts(row: SourceRow, process: ProcessRow | None) -> list[Chart]:
-    """Return its charts of the last two minutes: rate, step time, and host resources."""
+    """Return the source's charts of the last two minutes: rate, step time, and host resources."""
     phase = clean(row.phase or units.NOT_MEASURED)
     about = f"ms {units.with_article(f'{phase} step')}, mean of each second"
     times_ms = [None if us is None else us / 1e3 for us in row.step_us_history]
@@ -281,7 +285,7 @@ def _charts(row: SourceRow, process: ProcessRow | None) -> list[Chart]:
 
 
 def _facts(row: SourceRow) -> list[tuple[str, str, str]]:
-    """Return label, text and role of each fact, the most important first."""
+    """Return (label, text, colour role) of each fact about the source, the most important first."""
     said = [source_text.stall(row.stall) if row.stall else "", row.state_reason, row.activity]
     if row.stale_s is not None:
         said.insert(0, f"{source_text.stale(row.stale_s)}: its daemon does not answer")
@@ -307,7 +311,7 @@ def _facts(row: SourceRow) -> list[tuple[str, str, str]]:
 
 
 class Costs(Drawing):
-    """The cost of cbtop: a line per process, or all in one if there is no room."""
+    """The cost of cbtop. Each process has a line. If space is short, all share a line."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -320,7 +324,7 @@ class Costs(Drawing):
 
     @property
     def lines(self) -> int:
-        """The number of lines it needs."""
+        """The number of lines that the drawing needs."""
         return max(1, min(len(self._costs), MAX_COSTS))
 
     def draw(self, width: int, height: int) -> list[Line]:

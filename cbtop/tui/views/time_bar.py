@@ -1,4 +1,4 @@
-"""The position of the screen in a recording, and the notable events there."""
+"""A bar with the position of the screen in a recording, and with notable events."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _SIGNS: dict[Mark, Span] = {
     Mark.PHASE: ("│", "dim"),
 }
 _URGENCY = list(Mark)
-_MIN_LEGEND = 60  # cells: with fewer, there is no room for a legend
+_MIN_LEGEND = 60  # Cells. A bar with fewer has no legend.
 _HOW = " [ looks back "
 
 
 class TimeBar(Drawing):
-    """One line from the beginning to the end, with the signs of events found until now."""
+    """One line from the beginning of a recording to its end, with a sign for each event that is known."""
 
     class TimeChosen(Message):
-        """The user wants to go to `share` of the whole: 0 is the beginning, 1 the end."""
+        """The user wants to go to `share` of the recording. 0 is its beginning, and 1 is its end."""
 
         def __init__(self, share: float) -> None:
             super().__init__()
@@ -39,7 +39,7 @@ class TimeBar(Drawing):
         self._time: TimeView | None = None
 
     def show_time(self, found: TimeView | None) -> None:
-        """Show the position of the screen; None hides the bar, because the screen is live."""
+        """Show the position of the screen. If `found` is None, the screen is live, and the bar is hidden."""
         self._time = found
         self.display = found is not None
         self.redraw()
@@ -52,7 +52,10 @@ class TimeBar(Drawing):
         return [(*before, *bar_of(self._time, inner), *after)] if inner > 0 else [BLANK]
 
     def _ends(self, found: TimeView, width: int) -> tuple[Line, Line]:
-        """Return the position, and the length with a legend of the most urgent signs in half of the width."""
+        """Return the texts before and after the bar: the position, and the length with a legend.
+
+        The legend has the most urgent signs, in at most half of the width.
+        """
         length = time_text.position(found.duration_s)
         before: Line = ((f" {time_text.position(found.at_s):>{len(length)}} ", "strong"),)
         after: Line = ((f" {length} ", "dim"),)
@@ -76,9 +79,11 @@ class TimeBar(Drawing):
 
 
 def bar_of(found: TimeView, width: int) -> Line:
-    """Return the bar in `width` cells: the part before, the position, and the most urgent sign of each cell.
+    """Return a bar of `width` cells.
 
-    The chosen range is drawn as a double line.
+    Each cell shows its most urgent sign, or whether it is before or after the position.
+
+    The chosen time range is a double line.
     """
 
     def cell_of(at_s: float) -> int:

@@ -1,4 +1,4 @@
-"""The last steps on lanes: what ran when, and the gaps between, with zoom and pan."""
+"""The timeline view: what ran when in the last steps, and the gaps between, with zoom and pan."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Timeline(View):
         self._map.let_go()
 
     def cells(self) -> Cells:
-        """Return a row for each visible block, with times from the beginning of the newest step."""
+        """Return a row for each visible block. Times count from the beginning of the newest step."""
         return self._map.cells()
 
     def action_zoom(self, steps: int) -> None:

@@ -1,4 +1,4 @@
-"""The lanes of a timeline as blocks of time, its axis and its legend."""
+"""The lanes of a timeline as blocks of time, the time axis, and the legend."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from cbtop.viewmodels.layers import ODD
 from cbtop.viewmodels.timeline import TimelineView
 
 MAX_LONGEST = 48
-TICK_CELLS = 12  # minimum cells between two ticks
-LEAST_STEPS, LEAST_STEPS_LINES = 8, 7  # size of a picture of the last steps: fewer are useless
+TICK_CELLS = 12  # Cells between two ticks, at least.
+# Number of steps, and lines of their picture. The picture is useless with fewer.
+LEAST_STEPS, LEAST_STEPS_LINES = 8, 7
 OLDEST, NEWEST = "╷oldest", "newest╷"
 _UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
 
 
 @dataclass(frozen=True, slots=True)
 class RowBlocks:
-    """One row of a lane: its spans, with gaps among the bricks, and their drawing."""
+    """One row of a lane: its spans, and the blocks that draw them. The row of bricks also has the gaps."""
 
     lane: Lane
     title: str
@@ -38,12 +39,12 @@ class RowBlocks:
     blocks: Sequence[Block]
 
     def nearest(self, moment_ns: int) -> int:
-        """Return the index of the block at a moment, or of the last one before it."""
+        """Return the index of the last block that has begun at a moment."""
         return max(0, bisect_right(self.parts, moment_ns, key=lambda part: part.start_ns) - 1)
 
 
 class Blocks(Sequence[Block]):
-    """The drawing of a row's parts. A block is made on access, because few are visible."""
+    """Blocks that draw the parts of a row. They are made on access, because few are visible."""
 
     def __init__(self, parts: Sequence[TimelineSpan | Gap]) -> None:
         self._parts = parts
@@ -108,12 +109,12 @@ def _step_names(span: TimelineSpan) -> tuple[str, ...]:
 
 
 def label_width(width: int) -> int:
-    """Return the cells for the names of lanes and rows."""
+    """Return the number of cells for the names of lanes and rows."""
     return 9 if width < 60 else 16
 
 
 def axis(scale: Scale, zero_ns: int, labels: int) -> Line:
-    """Return ticks at round times, counted from `zero_ns`, with their unit."""
+    """Return the time axis, with ticks at round times counted from `zero_ns`, and their unit."""
     length_ns = max(1, scale.end_ns - scale.begin_ns)
     tick_ns = _tick(length_ns * TICK_CELLS / scale.width)
     size_ns, unit = next((size, unit) for size, unit in _UNITS if tick_ns >= size)
@@ -126,7 +127,7 @@ def axis(scale: Scale, zero_ns: int, labels: int) -> Line:
 
 
 def _tick(least_ns: float) -> int:
-    """Return the first of 1, 2, 5, 10, 20 … ns that is long enough."""
+    """Return the first of 1, 2, 5, 10, 20 … ns that is at least `least_ns`."""
     size = 1
     while True:
         for step in (1, 2, 5):
@@ -136,7 +137,10 @@ def _tick(least_ns: float) -> int:
 
 
 def longest(row: RowBlocks, scale: Scale, zero_ns: int, lines: int, width: int) -> list[Line]:
-    """Return the longest visible parts of a row in order of time, with their begin relative to the axis."""
+    """Return lines with the longest visible parts of a row, in order of time.
+
+    Begins count from the zero of the axis.
+    """
     seen = [at for at in scale.about(row.parts) if scale.sees(row.parts[at])]
     seen.sort(key=lambda at: -row.parts[at].duration_ns)
     heads: Line = (("began, and took", "faint"),)
@@ -155,7 +159,7 @@ def longest(row: RowBlocks, scale: Scale, zero_ns: int, lines: int, width: int) 
 
 
 def sums(row: RowBlocks, scale: Scale, lines: int, width: int) -> list[Line]:
-    """Return count and total time per name of the visible parts of a row, the largest first."""
+    """Return lines with the count and total time of each name among the visible parts of a row, the largest first."""
     found: dict[tuple[str, str], list[int]] = {}
     for part, block in zip(row.parts, row.blocks, strict=True):
         if scale.sees(block):
@@ -176,7 +180,10 @@ def sums(row: RowBlocks, scale: Scale, lines: int, width: int) -> list[Line]:
 
 
 def like_newest(shown: TimelineView, lines: int, width: int) -> list[Line]:
-    """Return bars with the durations of the last steps in the phase of the newest; empty if there is little room."""
+    """Return a picture of the durations of the last steps in the same phase as the newest step.
+
+    Returns [] if there are few steps or few lines.
+    """
     newest, took_ns = shown.newest, shown.like_newest_ns[-width:]
     if newest is None or len(took_ns) < LEAST_STEPS or lines < LEAST_STEPS_LINES:
         return []

@@ -1,4 +1,4 @@
-"""The drawing of a timeline: the visible part, the cursor, and how both move."""
+"""The drawing of a timeline: the visible part and the cursor, and how the keys move them."""
 
 from __future__ import annotations
 
@@ -32,31 +32,32 @@ from cbtop.viewmodels.timeline import TimelineView
 
 MIN_SHOWN_NS = 100
 ZOOM = 2
-TWO_LISTS = 160  # cells: from this width on, the sums are next to that list
-ROOM_FOR_LONGEST = 5  # free lines: from this number on there is a list of the longest blocks
-MARGIN = 0.05  # share of the visible time left next to a block that is moved into view
+TWO_LISTS = 160  # Cells. From this width on, the sums are to the right of the longest blocks.
+ROOM_FOR_LONGEST = 5  # Free lines. From this number on, there is a list of the longest blocks.
+MARGIN = 0.05  # Share of the visible time that stays free next to a block that is moved into view.
 HELD = "held, G goes to the newest"
 FOLLOWS = "follows the newest step"
 RECEIVED = "they are received while this view is open"
-FOLLOWED_S = 1.0  # the newest step is shown at most this often, because two a second cannot be read
+FOLLOWED_S = 1.0  # The newest step is replaced at most this often, because two steps a second cannot be read.
 
 
 class TimelineMap(SourceDrawing, can_focus=True):
-    """The drawing: the visible part of a timeline, and the cursor."""
+    """The drawing of the visible part of a timeline, with a cursor."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._held: TimelineView | None = None  # None: it follows the newest step
-        self._newest: TimelineView | None = None  # the followed timeline that is shown
+        self._held: TimelineView | None = None  # The timeline that the user holds, or None to follow the newest step.
+        self._newest: TimelineView | None = None  # The followed timeline that is shown.
         self._clock_s: Callable[[], float] = time.monotonic
-        self._newest_since_s = 0.0  # when it was first shown
-        self._offered: TimelineView | None = None  # the latest available timeline
-        self._who: object = None  # the source of that timeline
-        self._begin_ns = self._end_ns = 0  # visible range, from the beginning of the timeline
-        self._row: tuple[str, str] | None = None  # lane and row; None selects the bricks of the first lane
-        self._at: int | None = None  # the block under the cursor in that row
+        self._newest_since_s = 0.0
+        self._offered: TimelineView | None = None  # The latest timeline that is available.
+        self._who: object = None  # Identity of the source that has this timeline.
+        self._begin_ns = self._end_ns = 0  # Visible range, counted from the beginning of the timeline.
+        # (lane, row) of the cursor. None selects the bricks of the first lane.
+        self._row: tuple[str, str] | None = None
+        self._at: int | None = None  # Index of the block under the cursor in that row.
         self._drawn: Sequence[Lane] = ()
-        self._rows: list[RowBlocks] = []  # rows of these lanes
+        self._rows: list[RowBlocks] = []  # All rows of the lanes in `_drawn`.
         self._shown: TimelineView | None = None
 
     def show_source(self, source: SourceView) -> None:
@@ -65,7 +66,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
             self._who, self._held, self._at, self._newest = who, None, None, None
         self._source = source
         before, self._offered = self._offered, source.timeline
-        # If nothing new has arrived, show the latest at once; a recording may play slowly.
+        # If nothing newer has arrived, show the latest at once, because a recording may play slowly.
         is_old = self._clock_s() - self._newest_since_s >= FOLLOWED_S
         if self._held is None and (self._offered is before or is_old or _is_due(self._newest, self._offered)):
             self._newest, self._newest_since_s = self._offered, self._clock_s()
@@ -79,21 +80,21 @@ class TimelineMap(SourceDrawing, can_focus=True):
         super().redraw()
 
     def _show_lanes(self) -> None:
-        """Lay out the lanes of the timeline shown: all if it is held, else only its newest step's."""
+        """Prepare the lanes of the shown timeline. If it is not held, prepare only the lanes of its newest step."""
         shown = self._shown
         lanes = () if shown is None else shown.lanes if self._held else shown.newest_lanes
         if lanes is not self._drawn:
             self._drawn, self._rows = lanes, row_blocks(lanes)
 
     def _hold(self) -> bool:
-        """Hold the timeline shown. Returns False if there is none."""
+        """Hold the shown timeline, and stop following the newest step. Returns False without a timeline."""
         self._held = self._held or self._shown
         self._show_lanes()
         return self._held is not None
 
     @property
     def _selected(self) -> int:
-        """The row of the cursor."""
+        """Index of the row that has the cursor."""
         keys = [(row.lane.name, row.title) for row in self._rows]
         if self._row in keys:
             return keys.index(self._row)
@@ -101,14 +102,14 @@ class TimelineMap(SourceDrawing, can_focus=True):
 
     @property
     def _block(self) -> Block | None:
-        """The block under the cursor."""
+        """The block under the cursor, or None."""
         if self._at is None or not self._rows:
             return None
         blocks = self._rows[self._selected].blocks
         return blocks[min(self._at, len(blocks) - 1)] if blocks else None
 
     def zoom(self, steps: int) -> None:
-        """Show half, or twice, the time around the cursor."""
+        """Halve or double the visible time around the cursor."""
         if not self._hold() or self._shown is None:
             return
         length_ns = self._end_ns - self._begin_ns
@@ -132,13 +133,13 @@ class TimelineMap(SourceDrawing, can_focus=True):
             self._show_from(0, self._shown.length_ns)
 
     def newest(self) -> None:
-        """Go to the newest step, and follow it."""
+        """Go to the newest step, and follow new steps from now on."""
         self._held = self._at = None
         self._newest = self._offered
         self.redraw()
 
     def let_go(self) -> None:
-        """Drop what is held, because a different moment follows."""
+        """Drop the held timeline, because the screen moves to a different moment."""
         self._held = self._at = self._newest = None
 
     def oldest(self) -> None:
@@ -148,14 +149,14 @@ class TimelineMap(SourceDrawing, can_focus=True):
             self._show_from(0, self._end_ns - self._begin_ns)
 
     def pan(self, halves: int) -> None:
-        """Move by half of the visible range, with the cursor."""
+        """Move the visible range by `halves` halves of its length. The cursor is dropped."""
         if self._hold():
             length_ns = self._end_ns - self._begin_ns
             self._at = None
             self._show_from(self._begin_ns + halves * (length_ns // 2), length_ns)
 
     def step(self, blocks: int) -> None:
-        """Put the cursor on the next block of its row; at first, on one in the middle."""
+        """Move the cursor by `blocks` in its row. Without a cursor, put it on a block in the middle."""
         if not self._hold() or not self._rows:
             return
         row = self._rows[self._selected]
@@ -170,7 +171,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
                 self._show_from(block.start_ns - margin_ns, length_ns)
             elif block.end_ns > self._end_ns and block.end_ns - block.start_ns <= length_ns:
                 self._show_from(block.end_ns + margin_ns - length_ns, length_ns)
-            elif block.end_ns <= self._begin_ns or block.start_ns >= self._end_ns:  # longer than the visible range
+            elif block.end_ns <= self._begin_ns or block.start_ns >= self._end_ns:  # Longer than the visible range.
                 self._show_from(block.start_ns - margin_ns, length_ns)
         self.redraw()
 
@@ -254,14 +255,14 @@ class TimelineMap(SourceDrawing, can_focus=True):
         return self._source.baseline if self._source is not None else None
 
     def _beside_baseline(self, shown: TimelineView) -> list[Line]:
-        """Return the step compared with the median step of the baseline; empty without one."""
+        """Return a line that compares the step with the baseline's median step, or [] without a baseline."""
         if shown.newest is None or (found := self._baseline) is None:
             return []
         text = clean(comparison_text.step_beside(found, shown.newest))
         return [((" Δ ", "accent"), (text, ""), (" (derived)", "dim"))]
 
     def _usual(self, part: TimelineSpan | Gap) -> str:
-        """Return the median call at the baseline of the layer or brick that `part` belongs to."""
+        """Return the median call of the layer or brick `part` at the baseline, as text, or "" if unknown."""
         if (found := self._baseline) is None or not isinstance(part, TimelineSpan) or not part.where:
             return ""
         phase, *outer = part.where
@@ -274,7 +275,10 @@ class TimelineMap(SourceDrawing, can_focus=True):
         return "" if median_us is None else f"baseline's median {units.duration(median_us)}"
 
     def _lanes(self, scale: Scale, labels: int) -> tuple[list[Line], int]:
-        """Return the lines of all lanes, each with the sum of its visible time, and the line of the cursor."""
+        """Return the lines of all lanes, and the index of the line with the cursor.
+
+        Titles have the sum of the visible time.
+        """
         lines: list[Line] = []
         selected, at, before = self._selected, 0, None
         for number, row in enumerate(self._rows):
@@ -293,7 +297,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
         return lines, at
 
     def _detail(self, shown: TimelineView, width: int) -> list[Line]:
-        """Return what is under the cursor, to the nanosecond, and what is not drawn."""
+        """Return lines with exact figures of the block under the cursor, and notes on data that is not drawn."""
         notes = "; ".join(timeline_text.timeline_notes(shown))
         last: Line = ((f"  {notes}", "faint"),)
         if self._at is None or (block := self._block) is None:
@@ -326,19 +330,19 @@ class TimelineMap(SourceDrawing, can_focus=True):
 
 
 def _is_due(shown: TimelineView | None, newest: TimelineView | None) -> bool:
-    """Whether to replace the timeline shown by the newest."""
+    """Return whether the newest timeline should replace the shown one."""
     if shown is None or newest is None or shown.newest_s is None or newest.newest_s is None:
         return True
     return not 0 <= newest.newest_s - shown.newest_s < FOLLOWED_S
 
 
 def _zero_ns(shown: TimelineView) -> int:
-    """Return where the axis begins."""
+    """Return the zero of the axis, in nanoseconds since the timeline's beginning."""
     return shown.newest.start_ns if shown.newest else 0
 
 
 def _newest_in_sight(shown: TimelineView) -> tuple[int, int]:
-    """Return the range of the newest step with a margin; everything if there are no steps."""
+    """Return the time range of the newest step with a margin, or the whole timeline if it has no steps."""
     if shown.newest is None:
         return 0, max(1, shown.length_ns)
     margin_ns = round(MARGIN * shown.newest.duration_ns) + 1

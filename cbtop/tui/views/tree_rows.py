@@ -1,4 +1,4 @@
-"""The rows of the foldable tree: which nodes are visible, their order, and their connectors."""
+"""The rows of a foldable tree: the visible nodes in their order, with connectors."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from cbtop.protocol.vocabulary import NodeKind
 from cbtop.text.row_filter import matcher
 from cbtop.viewmodels.graph import GraphRow
 
-Place = GraphRow | Node  # a node at its place, with or without measurements
+Place = GraphRow | Node  # A node of the graph, with or without measurements.
 
 
 @dataclass(frozen=True, slots=True)
 class TreeRow:
-    """A visible node with its connectors. `at` is its index in the graph, `line` its index among the rows."""
+    """A visible node of the tree. `at` is its index in the graph, and `line` is its index among the rows."""
 
     at: int
     line: int
@@ -27,31 +27,31 @@ class TreeRow:
 
 
 class FoldedTree:
-    """The nodes of a graph, which of them are unfolded, and how siblings are sorted."""
+    """The nodes of a graph. Knows which nodes are unfolded, and how siblings are sorted."""
 
     def __init__(self) -> None:
         self.places: Sequence[Place] = ()
         self.unfolded: frozenset[int] = frozenset()
-        self._ranks: dict[int, float] | None = None  # of nodes, in sort order; None: in execution order
+        self._ranks: dict[int, float] | None = None  # Sort key by node id, or None for execution order.
 
     def rows(self) -> list[TreeRow]:
         """Return the visible nodes in drawing order."""
         return visible_rows(self.places, self.unfolded, self._ranks)
 
     def all_rows(self) -> list[TreeRow]:
-        """Return all nodes in execution order, as if everything was unfolded."""
+        """Return all nodes in execution order, as if every node was unfolded."""
         return visible_rows(self.places, self._everything())
 
     def sort(self, rows: Sequence[TreeRow], sort_key: Callable[[TreeRow], float]) -> None:
-        """Sort siblings by ascending `sort_key` of their `rows`."""
+        """Sort siblings by ascending `sort_key` of their row in `rows`."""
         self._ranks = {row.id: sort_key(row) for row in rows}
 
     def sort_by_execution(self) -> None:
-        """Sort siblings in execution order."""
+        """Put siblings in execution order."""
         self._ranks = None
 
     def unfold_first_layers(self, max_rows: int) -> None:
-        """Unfold only the first layer, and further layers as long as at most `max_rows` rows are visible."""
+        """Unfold only the first layer. Unfold further layers while at most `max_rows` rows are visible."""
         layers = [place.id for place in self.places if place.kind is NodeKind.LAYER] or [self.places[0].id]
         self.unfolded = frozenset(layers[:1])
         for count in range(2, len(layers) + 1):
@@ -61,11 +61,11 @@ class FoldedTree:
             self.unfolded = more
 
     def toggle_all(self) -> None:
-        """Unfold everything, or fold everything if something is unfolded."""
+        """Fold everything if any node is unfolded, else unfold everything."""
         self.unfolded = frozenset() if self.unfolded else self._everything()
 
     def ancestors(self, node: int) -> frozenset[int]:
-        """Return the nodes around `node`."""
+        """Return the ancestors of `node`."""
         parents = {place.id: place.parent for place in self.places}
         outer, parent = set[int](), parents.get(node)
         while parent in parents:
@@ -85,15 +85,15 @@ class FoldedTree:
 def visible_rows(
     places: Sequence[Place], unfolded: frozenset[int], ranks: Mapping[int, float] | None = None
 ) -> list[TreeRow]:
-    """Return the nodes whose ancestors are all unfolded, with connectors, in drawing order.
+    """Return a row for each visible node, in drawing order. All ancestors of a visible node are unfolded.
 
-    Siblings are in execution order, or by ascending `ranks`.
+    Siblings are in execution order, or in ascending order of `ranks`.
     """
     outside = places[0].parent if places else None
     order = range(len(places)) if ranks is None else _ranked(places, ranks)
     last_child: dict[int | None, int] = {places[at].parent: places[at].id for at in order}
     rows: list[TreeRow] = []
-    indents: dict[int | None, str] = {}  # for the children of visible unfolded nodes
+    indents: dict[int | None, str] = {}  # Text before the children of each visible unfolded node.
     for at in order:
         place = places[at]
         if place.parent in (None, outside):
@@ -112,7 +112,7 @@ def visible_rows(
 
 
 def _ranked(places: Sequence[Place], ranks: Mapping[int, float]) -> Sequence[int]:
-    """Return the indices of nodes in `places`, each before its children, siblings by rank."""
+    """Return indices of `places` in drawing order: each node before its children, and siblings by ascending rank."""
     children: dict[int | None, list[int]] = {}
     for at, place in enumerate(places):
         children.setdefault(place.parent, []).append(at)
@@ -131,6 +131,6 @@ def _ranked(places: Sequence[Place], ranks: Mapping[int, float]) -> Sequence[int
 
 
 def _words(place: Place) -> tuple[str, ...]:
-    """Return the texts searched by `find`."""
+    """Return the texts of a node that a search compares."""
     name = f"Layer {place.name}" if place.kind is NodeKind.LAYER else place.name
     return (name,) if place.category is None else (name, place.category.display_name)

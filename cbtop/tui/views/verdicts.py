@@ -1,4 +1,4 @@
-"""Verdicts on the screen: a sentence with its numbers, the advice, and its gain."""
+"""Verdicts on the screen: a sentence with figures, advice, and the possible gain."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import Severity, Verdict
 
 _LOOKS = {Severity.ERROR: ("✗", "strong bad"), Severity.WARNING: ("▲", "strong warn"), Severity.NOTE: ("·", "accent")}
-_LEAST_SENTENCE = 40  # minimum cells of the sentence next to the gain
+_LEAST_SENTENCE = 40  # Minimum cells of a sentence that is followed by the gain.
 
 
 def verdict_lines(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return the worst verdicts first, with advice and full text as far as there is room; the rest are counted.
+    """Return lines with the verdicts, the worst first. Verdicts that do not fit are counted.
 
-    If there is no room for the advice, the gain follows the sentence.
+    Free lines show advice and full texts. If the advice does not fit, the gain follows the sentence.
     """
     verdicts = source.verdicts
     if not verdicts:
@@ -50,13 +50,13 @@ def _no_verdict(source: SourceView) -> Line:
 
 
 def most_verdict_lines(source: SourceView, width: int) -> int:
-    """Return the number of lines for the full text of all verdicts."""
+    """Return the number of lines that the full text of all verdicts needs."""
     return 1 + max(1, sum(len(lines) for verdict in source.verdicts for lines in _texts(verdict, width)))
 
 
-@lru_cache(maxsize=64)  # a verdict lasts at least a second, and each frame asks twice
+@lru_cache(maxsize=64)  # A verdict lasts at least a second, and each frame needs its texts twice.
 def _texts(verdict: Verdict, width: int) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
-    """Return its sentence and its advice, each wrapped to lines."""
+    """Return the verdict's sentence and its advice, each wrapped to lines."""
     glyph, role = _LOOKS[verdict.severity]
     gain = _gain(verdict)
     if_so: Line = ((f"{gain} if {clean(verdict.gain_if)} (derived). ", "good"),) if gain else BLANK
@@ -72,10 +72,10 @@ def _gain(verdict: Verdict) -> str:
 
 
 def _dealt(texts: Sequence[tuple[Sequence[Line], Sequence[Line]]], free: int) -> list[tuple[int, int]]:
-    """Return the lines for sentence and advice of each verdict.
+    """Return (lines of the sentence, lines of the advice) for each verdict.
 
-    Each sentence gets one line. The `free` lines go first to one line of advice for each, then to the rest of the
-    first text, and so on.
+    Each sentence gets one line. The `free` lines go first to a line of advice for each verdict, then to the rest of
+    the first verdict's text, then of the second, and so on.
     """
     first = [min(1, max(0, free - at)) for at in range(len(texts))]
     free -= sum(first)
@@ -89,7 +89,7 @@ def _dealt(texts: Sequence[tuple[Sequence[Line], Sequence[Line]]], free: int) ->
 
 
 def _cut(lines: Sequence[Line], room: int, width: int) -> list[Line]:
-    """Return the first lines; the last one is extended by the next, so that the cut is marked."""
+    """Return the first `room` lines. The last one is extended by the text that follows, so that the cut is marked."""
     if len(lines) <= room or not room:
         return list(lines[:room])
     *whole, last = lines[:room]

@@ -1,4 +1,4 @@
-"""The screen shown in place of the views while there is no data."""
+"""The screen that replaces the views until there is data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ _REFUSED: Line = (("No link to the daemon; it is tried again every second.", "st
 
 
 def _how_to_start(install: str) -> tuple[Line, ...]:
-    """Return the ways to start something. `install` is the command that installs the demo, or "" if it is there."""
+    """Return lines with the ways to start a program.
+
+    `install` is the command that installs the demo, or "" if installed.
+    """
     demo = ["cbtop demo"] if not install else [install, "cbtop demo"]
     return (
         *_WAITING,
@@ -43,7 +46,7 @@ def _how_to_start(install: str) -> tuple[Line, ...]:
 
 
 def _briefly(install: str) -> tuple[Line, ...]:
-    """Return the same in few lines."""
+    """Return the ways to start a program in fewer lines."""
     if install:
         return (
             *_WAITING,
@@ -58,7 +61,10 @@ def _briefly(install: str) -> tuple[Line, ...]:
 
 
 class Welcome(Drawing):
-    """How to start something; or why the daemon rejects us; or the activity of a process that has started."""
+    """The welcome screen. It shows how to start a program, or what a started program does before it has data.
+
+    If the daemon rejects this client, it shows the reason.
+    """
 
     def __init__(self, *, install: str, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -73,7 +79,7 @@ class Welcome(Drawing):
 
     def draw(self, width: int, height: int) -> list[Line]:
         if self._refused:
-            # On a line of its own, a key can be copied.
+            # A key on a line of its own can be copied.
             return _centred((_REFUSED, BLANK, *_wrapped(self._refused, "", width)), width, height)
         if self._source is None:
             status = _wrapped(self._status, "dim", width)

@@ -1,4 +1,4 @@
-"""Horizontal bars, single or stacked, drawn to an eighth of a cell."""
+"""Horizontal bars, single or stacked. A bar is drawn to an eighth of a cell."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rich.cells import cell_len
 from cbtop.tui.widgets.lines import Line, Span
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
-SEAM = "▏"  # between two parts
+SEAM = "▏"  # Line between two parts of a stacked bar.
 
 
 @dataclass(frozen=True, slots=True)
 class BarSegment:
-    """One part of a stacked bar: `label` is written inside if it fits; `fill` is drawn in the rest."""
+    """One part of a stacked bar. `label` is inside the part if it fits. `fill` is drawn in the rest of the part."""
 
     value: float
     role: str
@@ -24,21 +24,21 @@ class BarSegment:
 
 
 def bar(fraction: float | None, width: int, role: str) -> Line:
-    """Return a bar of `width` cells filled to `fraction` (0..1), on a track; dotted if None."""
+    """Return a bar of `width` cells on a track, filled to `fraction` (0 to 1), or dotted if that is None."""
     if fraction is None:
         return (("·" * width, "faint"),)
     eighths = round(min(1.0, max(0.0, fraction)) * width * 8)
     if fraction > 0 and eighths == 0:
-        eighths = 1  # a small value is not zero
+        eighths = 1  # A small value must differ from zero.
     full, rest = divmod(eighths, 8)
     body = "█" * full + (_EIGHTHS[rest] if rest else "")
     return ((body.ljust(width), f"track {role}"),)
 
 
 def stacked(parts: Sequence[BarSegment], width: int) -> Line:
-    """Return the parts next to each other in exactly `width` cells, in proportion to their values.
+    """Return a stacked bar of exactly `width` cells. Its parts are proportional to their values.
 
-    Any part > 0 gets at least one cell if possible. A thin line separates parts without relying on colour.
+    Each part above 0 gets at least one cell if possible. A thin line separates parts without relying on colour.
     """
     cells = _share_cells([max(0.0, part.value) for part in parts], width)
     spans: list[Span] = []
@@ -53,7 +53,10 @@ def stacked(parts: Sequence[BarSegment], width: int) -> Line:
 
 
 def _share_cells(values: Sequence[float], width: int) -> list[int]:
-    """Distribute `width` cells in proportion to `values`, by largest remainder, at least one to each > 0."""
+    """Distribute `width` cells in proportion to `values`, by largest remainder.
+
+    Each value above 0 gets at least one cell.
+    """
     total = sum(values)
     if total <= 0 or width < 1:
         return [0] * len(values)

@@ -1,4 +1,4 @@
-"""A canvas of braille dots: two columns and four rows of dots in every terminal cell."""
+"""A canvas of braille dots. Every terminal cell has two columns and four rows of dots."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from cbtop.tui.widgets.lines import Line, Span
 DOTS_ACROSS = 2
 DOTS_DOWN = 4
 _STEADY = 0.8
-KEPT = 8  # cached areas: most redraws come before the next second
+KEPT = 8  # Number of cached areas. Most redraws come before the next second.
 _BASE = 0x2800
 _BITS = (
     (0x01, 0x08),
     (0x02, 0x10),
     (0x04, 0x20),
     (0x40, 0x80),
-)  # Unicode, block Braille Patterns: [row][column]
-# Per column: the bits of the lowest 0, 1, … 4 dots of a cell.
+)  # Bits of the Unicode block Braille Patterns, as [row][column].
+# For each column of a cell: the bits of its lowest 0, 1, … 4 dots.
 _LOWEST = tuple(
     tuple(sum(row[across] for row in _BITS[DOTS_DOWN - dots :]) for dots in range(DOTS_DOWN + 1))
     for across in range(DOTS_ACROSS)
@@ -31,7 +31,10 @@ _LOWEST = tuple(
 
 
 class BrailleCanvas:
-    """Dots in a grid of cells, each cell with one role. Glyphs written on top hide the dots below them."""
+    """A grid of cells with dots. Each cell has one role.
+
+    A character written into a cell hides the dots of the cell.
+    """
 
     def __init__(self, width: int, height: int) -> None:
         self.width = width
@@ -41,14 +44,17 @@ class BrailleCanvas:
         self._glyphs: list[list[str]] = [[""] * width for _ in range(height)]
 
     def dot(self, x: int, y: int, role: str) -> None:
-        """Set the dot at column `x`, row `y`, counted in dots from the top left. Ignored outside the canvas."""
+        """Set the dot at column `x` and row `y`, counted in dots from the top left.
+
+        Ignore dots outside the canvas.
+        """
         column, row = x // DOTS_ACROSS, y // DOTS_DOWN
         if 0 <= column < self.width and 0 <= row < self.height and x >= 0 and y >= 0:
             self._bits[row][column] |= _BITS[y % DOTS_DOWN][x % DOTS_ACROSS]
             self._roles[row][column] = role
 
     def bar(self, x: int, dots: int, role: str) -> None:
-        """Set the lowest `dots` dots of column `x`. Ignored outside the canvas."""
+        """Set the lowest `dots` dots of column `x`. Ignore a column outside the canvas."""
         column, lowest = x // DOTS_ACROSS, _LOWEST[x % DOTS_ACROSS]
         if not 0 <= column < self.width:
             return
@@ -58,9 +64,12 @@ class BrailleCanvas:
             self._roles[row][column] = role
 
     def line(self, x0: float, y0: float, x1: float, y1: float, role: str, dash: int = 0) -> None:
-        """Draw a straight line, clipped to the canvas. With `dash`, it is dashed with that many dots on and off."""
+        """Draw a straight line, clipped to the canvas.
+
+        If `dash` is not 0, the line is dashed: `dash` dots on, `dash` dots off.
+        """
         steps = max(1, round(max(abs(x1 - x0), abs(y1 - y0))))
-        first, last = 0.0, 1.0  # the part that may be on the canvas
+        first, last = 0.0, 1.0  # The share of the line that may be on the canvas.
         for begin, end, size in ((x0, x1, self.width * DOTS_ACROSS), (y0, y1, self.height * DOTS_DOWN)):
             if begin != end:
                 low, high = sorted(((-1 - begin) / (end - begin), (size - begin) / (end - begin)))
@@ -72,7 +81,7 @@ class BrailleCanvas:
             self.dot(round(x0 + (x1 - x0) * part), round(y0 + (y1 - y0) * part), role)
 
     def write(self, column: int, row: int, text: str, role: str) -> None:
-        """Write `text` from cell `column`, `row` on, clipped; double-width characters become `�`."""
+        """Write `text` from cell `column`, `row` on, clipped to the canvas. Double-width characters become `�`."""
         if not 0 <= row < self.height:
             return
         for offset, character in enumerate(text):
@@ -89,7 +98,7 @@ class BrailleCanvas:
         return 0 <= row < self.height and 0 <= column < self.width
 
     def lines(self) -> list[Line]:
-        """Return the canvas row by row, with runs of one role joined."""
+        """Return the rows of the canvas. Adjacent cells with one role are joined."""
         return [self._row(row) for row in range(self.height)]
 
     def _row(self, row: int) -> Line:
@@ -107,9 +116,9 @@ class BrailleCanvas:
 
 
 def sparkline(values: Sequence[float | None], width: int, top: float, role: str) -> Line:
-    """Return the newest `values` on one line, newest at the right edge, on a scale from 0 to `top`.
+    """Return the newest `values` on one line from 0 to `top`, the newest at the right edge.
 
-    Larger values are cut. Known values have at least one dot; unknown ones are blank.
+    Values above `top` are cut. Known values have at least one dot, and unknown values are blank.
     """
     shown = values[-width * DOTS_ACROSS :]
     dots = [0] * (width * DOTS_ACROSS - len(shown))
@@ -123,10 +132,10 @@ def sparkline(values: Sequence[float | None], width: int, top: float, role: str)
 
 
 def area(values: Sequence[float], width: int, height: int, role: str) -> list[Line]:
-    """Return the newest `values` as a filled curve, newest at the right edge.
+    """Return the newest `values` as a filled curve, the newest at the right edge.
 
-    The scale ends at their maximum. It begins at their minimum, or at 0.8 of the maximum if that is lower, so that
-    the noise of a steady rate does not fill the full height.
+    The scale ends at the maximum. It begins at the minimum, or at 0.8 of the maximum if that is lower. So the noise
+    of a steady rate does not fill the full height.
     """
     return list(_area(tuple(values[-width * DOTS_ACROSS :]), width, height, role))
 

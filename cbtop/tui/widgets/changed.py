@@ -1,4 +1,4 @@
-"""Sends only the changed cells of a screen to the terminal."""
+"""A screen that sends only changed cells to the terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from textual.widget import Widget
 
 
 class ChangedCells(CompositorUpdate):
-    """Strips, each with its line and first column."""
+    """An update with strips for the terminal, each with its line and first column."""
 
     def __init__(self, strips: Sequence[tuple[int, int, Strip]]) -> None:
         self._strips = strips
@@ -24,7 +24,7 @@ class ChangedCells(CompositorUpdate):
 
 
 class ChangedCellsScreen(Screen[None]):
-    """A screen that paints and sends only what has changed."""
+    """A screen that paints and sends only the cells that have changed."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -32,16 +32,17 @@ class ChangedCellsScreen(Screen[None]):
 
 
 class _Compositor(Compositor):
-    """Finds the changed cells.
+    """Compositor that finds the changed cells.
 
-    Textual's own compositor paints every line between the first and the last change, in every widget there and in
-    their containers. With a change, it also sends everything to its left in the widget.
+    Textual's own compositor paints every line between the first and the last change, in every widget there and in the
+    widgets' containers. With a change, it also sends everything to the left of the change in its widget.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._cuts_known: list[list[int]] = []  # until widgets move
-        self._in_front: dict[tuple[int, int], tuple[Widget, Region]] = {}  # by column and line, equally long
+        self._cuts_known: list[list[int]] = []  # The cuts at the last update. They change when widgets move.
+        # Front widget by (first column after a cut, line).
+        self._in_front: dict[tuple[int, int], tuple[Widget, Region]] = {}
 
     def render_partial_update(self) -> ChangedCells | None:  # type: ignore[override]
         spans = list(self._regions_to_spans(self._dirty_regions))
@@ -50,7 +51,10 @@ class _Compositor(Compositor):
         return ChangedCells(strips) if strips else None
 
     def _strips(self, spans: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int, Strip]]:
-        """Yield for each changed span what the front widget shows. Between two `cuts`, that is one widget."""
+        """Yield (line, column, strip) of the front widget for each changed span.
+
+        One widget is in front between two `cuts`.
+        """
         cuts = self.cuts
         if cuts is not self._cuts_known:
             self._cuts_known = cuts

@@ -1,6 +1,6 @@
-"""Columns of a table: which fit, how wide each becomes, and drawing of rows."""
+"""Columns of a table: which of them fit, how wide each is, and how rows are drawn."""
 
-# When the terminal narrows, whole columns are dropped by priority. A column never gets narrower than its width.
+# If the terminal gets narrower, whole columns are dropped by priority. A column never gets narrower than its width.
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ COLUMN_GAP = 2
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[RowT]):
-    """One column: how to draw its cells, and its priority."""
+    """A column of a table: how to draw its cells, and its priority."""
 
     title: str
     width: int
-    priority: int  # 0 is dropped last
+    priority: int  # A column with a higher number is dropped earlier.
     cell: Callable[[RowT, int], Line]
     doc: str
     align: str = "right"
-    stretch: int = 0  # its share of spare width, relative to the others
-    max_width: int = 0  # maximum width when stretched; 0: no maximum
-    sort_key: Callable[[RowT], float | str] | None = None  # None: not sortable
-    is_drawn: bool = False  # a picture of values shown elsewhere, so not copied or exported
-    of_few: bool = False  # based on few calls, so it scatters: rows sorted by it keep their places longer
+    stretch: int = 0  # Share of the spare width that this column gets, relative to other columns.
+    max_width: int = 0  # Maximum width after stretching, or 0 for no maximum.
+    # Returns the sort key of a row. None if the table cannot be sorted by this column.
+    sort_key: Callable[[RowT], float | str] | None = None
+    is_drawn: bool = False  # Whether the column draws values of other columns. If so, it is not copied or exported.
+    # Whether the column's figures come from few calls and scatter. Rows sorted by such a column keep their places
+    # longer.
+    of_few: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class Placed(Generic[RowT]):
 
 
 def place(columns: Sequence[Column[RowT]], width: int) -> tuple[Placed[RowT], ...]:
-    """Return the columns that fit into `width`, in order. Spare cells go to columns that stretch."""
+    """Return the columns that fit into `width`, in order. Spare cells go to the columns that stretch."""
     chosen: list[Column[RowT]] = []
     used = -COLUMN_GAP
     for column in sorted(columns, key=lambda column: column.priority):
@@ -82,19 +85,19 @@ def column_at(placed: Sequence[Placed[RowT]], x: int) -> Column[RowT] | None:
     return None
 
 
-UNCUT = 200  # cells, enough for every figure
+UNCUT = 200  # Cells. Every figure fits into this width.
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """A table as text: its head, and its rows."""
+    """A table as text: the titles of its columns, and its rows."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
     @classmethod
     def of(cls, columns: Sequence[Column[RowT]], rows: Sequence[RowT]) -> Cells:
-        """Return the cells of all columns, those without room on the screen too."""
+        """Return the cells of all columns, including columns that do not fit on the screen."""
         said = [column for column in columns if not column.is_drawn]
         cells = (tuple(plain(column.cell(row, UNCUT)).strip() for column in said) for row in rows)
         return cls(tuple(column.title for column in said), tuple(cells))
@@ -106,9 +109,11 @@ class Cells:
 
 
 def head_line(placed: Sequence[Placed[RowT]], sorted_by: str, descending: bool) -> Line:
-    """Return the titles, with an arrow at the sorted column, in the gap after it if the title fills the column.
+    """Return the titles, with an arrow after the sort column's.
 
-    If that column is not visible, the first text column wide enough shows it: `brick, by p95▼`.
+    If the title fills its column, the arrow is in the gap.
+
+    If the sort column is not visible, the first text column that is wide enough names it: `brick, by p95▼`.
     """
     spans: list[Span] = []
     arrow = "▼" if descending else "▲"

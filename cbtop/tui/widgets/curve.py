@@ -1,4 +1,4 @@
-"""A curve over time with its scale: one value per second, up to the moment shown at the right edge."""
+"""A curve over time with its scale. It has one value per second, and the right edge is the shown moment."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from cbtop.tui.widgets.parts import beside, even_widths
 
 _STEPS = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 10.0)
 NO_CURVE = "no curve: not one full second was watched or read back"
-KEPT = 32  # cached curves: most redraws come before the next second
-MIN_HEIGHT = 3  # a line for the time, and two for the curve
-LEAST_CHART, USUAL_CHART, MOST_CHART = 6, 14, 24  # lines per chart
+KEPT = 32  # Number of cached curves. Most redraws come before the next second.
+MIN_HEIGHT = 3  # One line for the time axis, and two lines for the curve.
+LEAST_CHART, USUAL_CHART, MOST_CHART = 6, 14, 24  # Lines per chart: minimum, usual, and maximum.
 LEAST_CHART_WIDTH = 40
 _INDENT = "  "
 _NEWEST = "0 s"
-_RULE_ENDS = 7  # cells of a rule besides its title and its note
+_RULE_ENDS = 7  # Cells of a rule that its title and its note do not use.
 
 
 def nice_top(value: float) -> float:
-    """Return a round end for a scale from 0 that includes `value`; 1 if it is (nearly) 0."""
-    if value < float_info.min:  # the power of ten below it is 0
+    """Return a round number, at least `value`, as the end of a scale from 0. Return 1 if `value` is (nearly) 0."""
+    if value < float_info.min:  # For such a small value, the power of ten below it is 0.
         return 1.0
     power: float = 10.0 ** floor(log10(value))
     return next((step * power for step in _STEPS if step * power >= value), 10.0 * power)
@@ -39,10 +39,10 @@ def curve(
     label: Callable[[float], str],
     top: float | None = None,
 ) -> list[Line]:
-    """Return `height` lines: the newest of `values`, one a second, and the time below them.
+    """Return `height` lines: the newest of `values`, one per second, above a time axis.
 
-    The scale runs from 0 to `top` (None: a round number above all values). Unknown seconds are blank. `label` formats
-    the numbers of the scale.
+    The scale runs from 0 to `top`, or to a round number above all values if `top` is None. Unknown seconds are blank.
+    `label` formats the numbers of the scale.
     """
     return list(_curve(tuple(values), width, height, role, label, top))
 
@@ -81,7 +81,7 @@ def _curve(
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A curve below a rule with its title and, at the right end, as many `figures` as fit."""
+    """A curve below a rule. The rule has the title and, at its right end, as many of the `figures` as fit."""
 
     title: str
     figures: Sequence[Line]
@@ -91,7 +91,7 @@ class Chart:
     top: float | None = None
 
     def draw(self, width: int, height: int) -> list[Line]:
-        """Draw the chart in `height` lines."""
+        """Return the chart in `height` lines."""
         drawn: list[Line] = [((NO_CURVE, "dim"),)]
         if any(value is not None for value in self.values):
             drawn = curve(self.values, width - len(_INDENT), height - 1, self.role, self.label, self.top)
@@ -100,7 +100,7 @@ class Chart:
 
 
 def charts(wanted: Sequence[Chart], width: int, height: int) -> list[Line]:
-    """Return charts in a grid that fills `height` lines; only the first ones if there is no room for all."""
+    """Return charts in a grid that fills `height` lines. If not all charts fit, return only the first ones."""
     widest = max(1, width // LEAST_CHART_WIDTH)
     wanted = wanted[: widest * (max(0, height) // LEAST_CHART)]
     down = max(-(-len(wanted) // widest), min(len(wanted), height // USUAL_CHART))
@@ -115,7 +115,7 @@ def charts(wanted: Sequence[Chart], width: int, height: int) -> list[Line]:
 
 
 def _times(seconds: int, begin: int, inner: int, margin: int) -> Line:
-    """Return `-60 s … 0 s`, each below its second, relative to the moment shown."""
+    """Return the time axis `-60 s … 0 s`, relative to the shown moment."""
     if not seconds:
         return BLANK
     oldest = f"-{seconds} s"

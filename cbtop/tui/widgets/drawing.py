@@ -1,4 +1,4 @@
-"""The base of all widgets: it paints lines and repaints only the spans that changed."""
+"""The base class of all widgets. It paints lines, and repaints only the spans that have changed."""
 
 from __future__ import annotations
 
@@ -16,27 +16,29 @@ from textual.widget import Widget
 
 from cbtop.tui.widgets.lines import BLANK, Line, Span, width_of
 
-# The app owns the roles (its COMPONENT_CLASSES): thirty in each widget would double the time to the first frame.
+# The app owns the roles (its COMPONENT_CLASSES). Thirty roles in each widget would double the time to the first
+# frame.
 
 
 class Drawing(Widget):
-    """A widget made of lines. Subclasses return them in `draw`, and call `redraw` to update them."""
+    """A widget that consists of lines. Subclasses return the lines in `draw`, and call `redraw` to update them."""
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
         self._lines: tuple[Line, ...] = ()
         self._looks: dict[str, _Look] = {}
-        self._strips: dict[int, tuple[Line, Strip]] = {}  # by row: the line and its painted strip
-        self._painted_for = 0  # their width
-        self._room = Size(0, 0)  # its size and whether it has a border or padding, cached because asking takes long
+        self._strips: dict[int, tuple[Line, Strip]] = {}  # By row: the line, and the strip painted for it.
+        self._painted_for = 0  # Width of these strips.
+        # Size of the widget. It is cached, like `_has_gutter`, because Textual computes both slowly.
+        self._room = Size(0, 0)
         self._has_gutter = False
 
     @abstractmethod
     def draw(self, width: int, height: int) -> list[Line]:
-        """Return the lines for `width` x `height` cells. Missing lines are blank, extra ones not shown."""
+        """Return the lines for `width` x `height` cells. Missing lines are blank, and extra lines are not shown."""
 
     def redraw(self) -> None:
-        """Draw again and repaint what differs from the screen."""
+        """Call `draw`, and repaint the cells that differ from the screen."""
         width, height = self._room
         if not (width and height):
             return
@@ -46,7 +48,7 @@ class Drawing(Widget):
             was, line = _line_at(before, y), _line_at(lines, y)
             if line == was:
                 if line:
-                    lines[y] = was  # painted already
+                    lines[y] = was  # This object is painted already.
             elif cells := changed_cells(was, line, width):
                 changed.append(Region(cells[0], y, cells[1] - cells[0], 1))
         self._lines = tuple(lines)
@@ -54,10 +56,10 @@ class Drawing(Widget):
             self.refresh(*changed)
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """Return the rows of `crop`. Whole rows are painted once and cached.
+        """Return the strips of `crop`. Whole rows are painted once and cached.
 
-        Textual's own way asks ten styles per row and filters each row in each frame, which takes twice the time.
-        Widgets with a border or padding still use it. Our stylesheet sets no opacity or tints.
+        Textual's own method needs ten styles per row and filters each row in each frame. It takes twice the time, and
+        is used only for widgets with a border or padding. The stylesheet of cbtop sets no opacity or tints.
         """
         if self._has_gutter:
             return super().render_lines(crop)
@@ -76,10 +78,11 @@ class Drawing(Widget):
         return strips
 
     def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Self:
-        if not regions:  # colours may have changed
+        if not regions:  # Colours may have changed.
             self._strips.clear()
         elif self._room and repaint and not (self._has_gutter or layout or recompose):
-            # Textual's own would also drop styles, sizes and painted strips, which these spans do not change.
+            # Textual's own method would also drop styles, sizes and painted strips. Changed spans do not affect
+            # these.
             self._dirty_regions.update(regions)
             self._repaint_regions.update(regions)
             self._repaint_required = True
@@ -91,9 +94,10 @@ class Drawing(Widget):
         return self._paint(y, 0, self.size.width)
 
     def _paint(self, y: int, begin: int, end: int) -> Strip:
-        """Return the cells of a row from `begin` to before `end`."""
+        """Return a strip with the cells of row `y` from `begin` to before `end`."""
         looks = self._looks
-        joined: list[tuple[str, Style]] = []  # each change of colour takes as many bytes as a dozen cells
+        # Equal looks are joined, because each change of colour takes as many bytes as a dozen cells.
+        joined: list[tuple[str, Style]] = []
         before: _Look | None = None
         column = 0
         for text, role in _line_at(self._lines, y):
@@ -114,7 +118,7 @@ class Drawing(Widget):
                 break
         if column < end:
             joined.append((" " * (end - max(column, begin)), (looks.get("") or self._look("")).style))
-        # A strip takes as long to make as all its segments.
+        # Making a strip takes as long as making all its segments.
         return Strip([Segment(*span) for span in joined], end - begin)
 
     def on_resize(self, event: Resize) -> None:
@@ -131,16 +135,19 @@ class Drawing(Widget):
         style = self.rich_style
         for role in roles.split():
             style += self.app.get_component_styles(role).partial_rich_style
-        for one in self.get_line_filters():  # what the terminal can show of it
+        for one in self.get_line_filters():  # Reduce the style to what the terminal can show.
             style = one.apply([Segment(" ", style)], self.background_colors[1])[0].style or style
-        # Roles with the same style share one look.
+        # Roles with the same style share one _Look.
         look = next((known for known in self._looks.values() if known.style == style), _Look(style))
         self._looks[roles] = look
         return look
 
 
 class _Look:
-    """The style of a role, and the colour of its blanks; None if blanks show more than a colour."""
+    """The style of a role.
+
+    `blank` is the colour of its blanks, or None if blanks also show lines or reversed colours.
+    """
 
     def __init__(self, style: Style) -> None:
         self.style = style
@@ -148,7 +155,7 @@ class _Look:
 
 
 def _cut(text: str, begin: int, end: int) -> str:
-    """Return its cells from `begin` to before `end`, as far as they exist."""
+    """Return the existing cells of `text` from `begin` to before `end`."""
     begin, end = max(0, begin), max(0, end)
     if _is_narrow(text):
         return text[begin:end]
@@ -156,9 +163,9 @@ def _cut(text: str, begin: int, end: int) -> str:
 
 
 def changed_cells(before: Line, now: Line, width: int) -> tuple[int, int] | None:
-    """Return the range of columns in which `now` differs from `before` in `width` cells, or None.
+    """Return the range of columns, within `width`, that differ between `now` and `before`, or None.
 
-    A single range, because for several Textual would send everything to their left again.
+    It is a single range, because for several Textual would send everything to their left again.
     """
     if before == now:
         return None
@@ -187,7 +194,7 @@ def changed_cells(before: Line, now: Line, width: int) -> tuple[int, int] | None
 
 
 def _alike(before: Span, now: Span, step: int) -> int:
-    """Return the number of equal cells from the start of two spans (`step` -1: from the end)."""
+    """Return the number of equal cells at the start of two spans, or at their end if `step` is -1."""
     one, other = before[0], now[0]
     if before[1] != now[1] or not (_is_narrow(one) and _is_narrow(other)):
         return 0

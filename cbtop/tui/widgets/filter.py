@@ -1,4 +1,4 @@
-"""A search line: the text to search for, and the number of matches."""
+"""A search line with the searched text and the number of matches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cbtop.tui.widgets.lines import Line, fit
 
 
 class Filter(Horizontal):
-    """For example `/ att  3 of 16`. Typed text arrives as messages of its Input."""
+    """A search line, for example `/ att 3 of 16`. Typed text arrives as messages of its Input."""
 
     def __init__(self, placeholder: str, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -24,11 +24,11 @@ class Filter(Horizontal):
 
     @property
     def is_open(self) -> bool:
-        """Whether it has the keyboard focus."""
+        """Whether the search line has the keyboard focus."""
         return self._input.has_focus
 
     def open(self) -> None:
-        """Show it and focus it at once, so that typed keys do not reach the view."""
+        """Show the search line and focus it at once, so that typed keys do not reach the view."""
         self.display = True
         self.screen.set_focus(self._input)
 
@@ -43,12 +43,12 @@ class Filter(Horizontal):
         self.display = False
 
     def show_found(self, found: str) -> None:
-        """Show the number of matches after the text."""
+        """Show the number of matches at the end of the line."""
         self._found.show(f"{found}  ⏎ keeps  n N  esc clears")
 
 
 class Found(Drawing):
-    """The end of the line."""
+    """The end of the search line, with the number of matches."""
 
     def __init__(self) -> None:
         super().__init__()

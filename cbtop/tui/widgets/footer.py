@@ -1,9 +1,10 @@
-"""The keys that work in the current view, taken from the bindings."""
+"""The footer. It shows the keys that work in the current view, taken from the bindings."""
 
-# Not Textual's Footer, which makes a widget of each key whenever the focus moves. Ours is one line and takes 0.16x of
-# its CPU time (8 ms a change, 2 shared cores, Textual 8.2.8; `python -m benchmarks widgets`). On a narrow terminal it
-# drops general keys first, except help and quit, then the last keys of the view; Textual's are scrolled away. A
-# hidden binding with a tooltip is shown by that name if there is room for all others. A click on a key presses it.
+# This is not Textual's Footer, which makes a widget for each key whenever the focus moves. This footer is one line
+# and takes 0.16x of its CPU time (8 ms a change, 2 shared cores, Textual 8.2.8; `python -m benchmarks widgets`). On a
+# narrow terminal it drops general keys first, except help and quit, then the last keys of the view. Textual's Footer
+# scrolls them away. A hidden binding with a tooltip is shown by its tooltip if all others fit. A click on a key
+# presses it.
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ _KEY_NAMES = {
 
 
 def key_name(key: str) -> str:
-    """Return a key as on a keyboard: `ctrl+c` is `^c`."""
+    """Return the short name of a key. Example: `ctrl+c` becomes `^c`."""
     if key in _KEY_NAMES:
         return _KEY_NAMES[key]
     return key.replace("ctrl+", "^").replace("shift+", "⇧")
@@ -55,19 +56,19 @@ def shown_key(binding: Binding) -> str:
     return binding.key_display or key_name(binding.key)
 
 
-ALWAYS = 2  # number of general keys never dropped: the last ones, help and quit
+ALWAYS = 2  # Number of general keys that are never dropped. These are the last ones, help and quit.
 _GAP = 2
 
 
 def fitting(
     here: Sequence[Binding], everywhere: Sequence[Binding], width: int
 ) -> tuple[Sequence[Binding], Sequence[Binding]]:
-    """Return the local and the general keys that fit."""
+    """Return the view's keys and the general keys that fit into `width`."""
 
     def size(bindings: Sequence[Binding]) -> int:
         return sum(width_of(_item(binding)) + _GAP for binding in bindings)
 
-    blanks = 1 if here else _GAP  # at the ends, and between the two
+    blanks = 1 if here else _GAP  # Blanks at both ends and between the two groups.
     while len(everywhere) > ALWAYS and size(here) + size(everywhere) + blanks > width:
         everywhere = everywhere[1:]
     while here and size(here) + size(everywhere) + blanks > width:
@@ -76,14 +77,14 @@ def fitting(
 
 
 def footer_line(here: Sequence[Binding], everywhere: Sequence[Binding], width: int) -> Line:
-    """Return the local keys on the left, the general ones on the right."""
+    """Return a line with the view's keys on the left and the general keys on the right."""
     here, everywhere = fitting(here, everywhere, width)
     left, right = (join([_item(binding) for binding in bindings], " " * _GAP, "") for bindings in (here, everywhere))
     return both_ends(((" ", ""), *left), (*right, (" ", "")), width)
 
 
 def key_at(here: Sequence[Binding], everywhere: Sequence[Binding], width: int, x: int) -> Binding | None:
-    """Return the key at cell `x` in a footer of `width` cells."""
+    """Return the key at cell `x` of a footer that is `width` cells wide, or None."""
     here, everywhere = fitting(here, everywhere, width)
     right = width - 1 - width_of(join([_item(binding) for binding in everywhere], " " * _GAP, ""))
     for bindings, begin in ((here, 1), (everywhere, right)):
@@ -100,7 +101,7 @@ def _item(binding: Binding) -> Line:
 
 
 class KeyFooter(Drawing):
-    """One line of keys, updated when the focus moves."""
+    """One line with keys. It is updated when the focus moves."""
 
     def on_mount(self) -> None:
         self.screen.bindings_updated_signal.subscribe(self, self._bindings_changed)
@@ -112,11 +113,14 @@ class KeyFooter(Drawing):
         return [footer_line(*self._shown(), width)]
 
     def _shown(self) -> tuple[Sequence[Binding], Sequence[Binding]]:
-        """Return the local and the general keys, those shown only if there is room first."""
+        """Return the view's keys and the general keys.
+
+        General keys that are shown only if there is room come first.
+        """
         here: dict[str, Binding] = {}
         everywhere: dict[str, Binding] = {}
         with_room: dict[str, Binding] = {}
-        on_top = self.screen is not self.app.screen_stack[0]  # keys of the screen under the help do not work now
+        on_top = self.screen is not self.app.screen_stack[0]  # While the help is open, keys of the app do not work.
         for active in self.screen.active_bindings.values():
             is_shown = active.binding.show or (active.binding.tooltip and _is_global(active))
             if is_shown and active.enabled and not (on_top and _is_global(active)):

@@ -1,7 +1,7 @@
-"""Lines of styled text as plain data, returned by drawing functions and painted by widgets."""
+"""Lines of styled text as plain data. Drawing functions return lines, and widgets paint them."""
 
-# A role is a name from `ROLES`; its look is defined only in cbtop.tcss. Text from outside goes through `clean` before
-# it reaches a span, so that no control character reaches the terminal.
+# A role is a name from `ROLES`. Its look is defined only in cbtop.tcss. Text from outside goes through `clean` before
+# it is put into a span, so that no control character reaches the terminal.
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from rich.cells import cell_len, set_cell_size
 
-Span = tuple[str, str]  # text, roles separated by spaces; later roles win
+Span = tuple[str, str]  # (text, roles separated by spaces). Later roles take precedence.
 Line = tuple[Span, ...]
 
 BLANK: Line = ()
@@ -54,7 +54,7 @@ ROLES = frozenset(
 
 
 def clean(text: str) -> str:
-    """Return `text` with every control or undrawable character replaced by `�`."""
+    """Return `text` with each character that is not printable replaced by `�`."""
     if text.isprintable():
         return text
     return "".join(character if character.isprintable() else "�" for character in text)
@@ -66,7 +66,7 @@ def width_of(line: Line) -> int:
 
 
 def clip(text: str, width: int) -> str:
-    """Return `text` in at most `width` cells; a cut is marked with `…`."""
+    """Return `text` in at most `width` cells. If it is cut, the cut is marked with `…`."""
     if (len(text) if text.isascii() else cell_len(text)) <= width:
         return text
     return "" if width < 1 else set_cell_size(text, width - 1).rstrip() + "…"
@@ -94,7 +94,7 @@ def fit_line(line: Line, width: int, align: str = "left") -> Line:
     for text, role in line:
         size = cell_len(text)
         if size >= left:
-            # Something follows or is cut: the mark takes the last cell.
+            # More text follows or is cut, so the mark `…` takes the last cell.
             kept.append((set_cell_size(text, left - 1) + "…" if left > 0 else "", role))
             break
         kept.append((text, role))
@@ -103,7 +103,7 @@ def fit_line(line: Line, width: int, align: str = "left") -> Line:
 
 
 def wrap_line(head: Line, body: Line, width: int) -> list[Line]:
-    """Return `body` after `head`, wrapped between words and aligned with its first line."""
+    """Return `body` after `head`, wrapped between words. Further lines are aligned with the beginning of `body`."""
     room = width - width_of(head)
     rows: list[list[Span]] = [[]]
     left = room
@@ -121,12 +121,12 @@ def wrap_line(head: Line, body: Line, width: int) -> list[Line]:
 
 
 def restyle(line: Line, role: str) -> Line:
-    """Return `line` with `role` as the base of every span, whose own roles take precedence."""
+    """Return `line` with `role` added to every span. The spans' own roles take precedence."""
     return tuple((text, f"{role} {roles}") for text, roles in line)
 
 
 def join(parts: Iterable[Line], gap: str = "  ", role: str = "faint") -> Line:
-    """Return the non-empty `parts` on one line with `gap` between them."""
+    """Return the parts that are not empty on one line, with `gap` between them."""
     line: list[Span] = []
     for part in parts:
         if not part:
@@ -138,7 +138,7 @@ def join(parts: Iterable[Line], gap: str = "  ", role: str = "faint") -> Line:
 
 
 def join_fitting(parts: Iterable[Line], width: int, gap: str = "  ") -> Line:
-    """Return as many of the first `parts` as fit into `width` whole."""
+    """Return the first of `parts` on one line, as many as fit completely into `width`."""
     line: Line = BLANK
     for part in parts:
         longer = join((line, part), gap)
@@ -149,7 +149,10 @@ def join_fitting(parts: Iterable[Line], width: int, gap: str = "  ") -> Line:
 
 
 def both_ends(left: Line, right: Line, width: int) -> Line:
-    """Return `left` and `right` pushed apart to fill `width`; `right` is clipped first, then dropped."""
+    """Return a line of `width` cells with `left` at its left end and `right` at its right end.
+
+    If space is short, `right` is clipped first, then dropped.
+    """
     free = width - width_of(left) - 2
     if free < 8:
         return fit_line(left, width)
@@ -159,12 +162,12 @@ def both_ends(left: Line, right: Line, width: int) -> Line:
 
 
 def plain(line: Line) -> str:
-    """Return the text of `line` without its roles."""
+    """Return the text of `line`, without roles."""
     return "".join(text for text, _ in line)
 
 
 def rule(title: Line, width: int, right: Line = BLANK) -> Line:
-    """Return a thin horizontal rule with a title and, if it fits, a note at its right end."""
+    """Return a thin horizontal rule with a title. If it fits, the note `right` is at the right end."""
     left: Line = (("─ ", "faint"), *title, (" ", ""))
     end: Line = ((" ", ""), *right, (" ─", "faint")) if right else BLANK
     free = width - width_of(left) - width_of(end)

@@ -1,4 +1,4 @@
-"""A plot with two logarithmic axes, in braille dots, with tick labels and marks."""
+"""A plot with two logarithmic axes. It has braille dots, tick labels and marks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from cbtop.tui.widgets.lines import Line, fit
 
 _TICK_WIDTH = 6
 _GRID_ROLE = "faint"
-_FENCE = 1.5  # times the distance between the quartiles: Tukey, "Exploratory Data Analysis", 1977
+_FENCE = 1.5  # Multiple of the distance between the quartiles: Tukey, "Exploratory Data Analysis", 1977.
 
 
 @dataclass(frozen=True, slots=True)
 class Span1D:
-    """The range of an axis, both ends above zero."""
+    """The range of an axis. Both ends are above zero."""
 
     low: float
     high: float
 
     def position(self, value: float) -> float:
-        """Return the position of `value`: 0 at `low`, 1 at `high`."""
+        """Return the position of `value` on the axis, 0 at `low` and 1 at `high`."""
         return math.log(value / self.low) / math.log(self.high / self.low)
 
     def value(self, position: float) -> float:
@@ -35,7 +35,7 @@ class Span1D:
         return self.low <= value <= self.high
 
     def decades(self) -> Iterator[float]:
-        """Yield the powers of ten inside."""
+        """Yield the powers of ten inside the range."""
         exponent = math.ceil(math.log10(self.low) - 1e-9)
         while 10.0**exponent <= self.high * (1 + 1e-9):
             yield 10.0**exponent
@@ -43,7 +43,7 @@ class Span1D:
 
 
 def span_around(values: Iterable[float], margin: float = 1.6) -> Span1D:
-    """Return an axis that includes all positive `values` with a margin, at least one decade wide."""
+    """Return an axis with a margin around all positive `values`. The axis covers at least one decade."""
     positive = [value for value in values if value > 0 and math.isfinite(value)]
     low = min(positive, default=0.1) / margin
     high = max(positive, default=10.0) * margin
@@ -54,9 +54,9 @@ def span_around(values: Iterable[float], margin: float = 1.6) -> Span1D:
 
 
 def usual(values: Sequence[float]) -> Span1D:
-    """Return the range of `values` (positive) without outliers, which would squeeze the others.
+    """Return a range of the positive `values` without outliers, which would squeeze the others.
 
-    Uses Tukey's fences around the quartiles of the logarithms, at least a decade away from them.
+    It ends at Tukey's fences around the quartiles of the logarithms, at least a decade away from the quartiles.
     """
     ordered = sorted(map(math.log10, values))
     if not ordered:
@@ -75,7 +75,7 @@ def _quantile(ordered: Sequence[float], part: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A place for a label: at a point (`right`: it ends there), moved by some cells."""
+    """A place for a label, which begins at the point (or ends there if `right`) and is moved by some cells."""
 
     x: float
     y: float
@@ -85,7 +85,7 @@ class Spot:
 
 
 class LogLogPlot:
-    """Lines and marks on `width` x `height` cells, axes included.
+    """Lines and marks on `width` x `height` cells, including the axes.
 
     A mark is exactly in the cell of its values. Nothing else is written into the cells of title and labels. So draw
     the lines first, then the marks, then the title and the labels.
@@ -99,32 +99,32 @@ class LogLogPlot:
         self._taken: set[tuple[int, int]] = set()
 
     def grid(self) -> None:
-        """Draw faint dots at the crossings of decades."""
+        """Draw faint dots where decades of both axes cross."""
         for x in self.x.decades():
             for y in self.y.decades():
                 self._canvas.dot(round(self._dot_x(x)), round(self._dot_y(y)), _GRID_ROLE)
 
     def segment(self, x0: float, y0: float, x1: float, y1: float, role: str, dash: int = 0) -> None:
-        """Draw a line that is straight on the two logarithmic axes."""
+        """Draw a line that is straight on the logarithmic axes."""
         self._canvas.line(self._dot_x(x0), self._dot_y(y0), self._dot_x(x1), self._dot_y(y1), role, dash)
 
     def path(self, points: Sequence[tuple[float, float]], role: str) -> None:
-        """Draw lines from each of `points` to the next; nothing if they are all in one or two cells."""
+        """Draw lines from each of `points` to the next point. If all points are in one or two cells, draw nothing."""
         if len({self.cell(*point) for point in points}) > 2:
             for begin, end in pairwise(points):
                 self.segment(*begin, *end, role)
 
     def label(self, text: str, role: str, spots: Sequence[Spot]) -> bool:
-        """Write `text` at the first of `spots` where it crosses nothing, else where it hides only lines.
+        """Write `text` at the first of `spots` that crosses nothing, else at the first that hides only lines.
 
-        Returns False if it fits nowhere.
+        Returns False if the text does not fit.
         """
         size = cell_len(text)
         places = []
         for spot in spots:
             column, row = self.cell(spot.x, spot.y)
             start, row = column + spot.columns_right - (size - 1 if spot.right else 0), row - spot.rows_up
-            # One free cell on either side keeps two texts apart.
+            # One free cell on either side separates two texts.
             around = {(at, row) for at in range(start - 1, start + size + 1)}
             inside = self._canvas.holds(start, row) and self._canvas.holds(start + size - 1, row)
             if inside and not around & self._taken:
@@ -140,17 +140,17 @@ class LogLogPlot:
         return all(self._canvas.role(at, row) in ("", _GRID_ROLE) for at in range(column, column + size))
 
     def mark(self, cell: tuple[int, int], glyph: str, role: str) -> None:
-        """Write one character in a cell (see `cell`)."""
+        """Write one character into a cell of the plot (as returned by `cell`)."""
         self._taken.add(cell)
         self._canvas.write(*cell, glyph, role)
 
     def mark_if_free(self, cell: tuple[int, int], glyph: str, role: str) -> None:
-        """Write a mark if the cell has none yet."""
+        """Write a mark if the cell has no mark or text yet."""
         if cell not in self._taken:
             self.mark(cell, glyph, role)
 
     def title(self, text: str) -> bool:
-        """Write the title of the y axis on top, as far left as possible. Returns False if it fits nowhere."""
+        """Write the title of the y axis on the top line, as far left as possible. Return False if it does not fit."""
         for start in range(1, self._canvas.width - len(text)):
             cells = {(column, 0) for column in range(start - 1, start + len(text) + 1)}
             if not cells & self._taken:
@@ -160,13 +160,13 @@ class LogLogPlot:
         return False
 
     def cell(self, x: float, y: float) -> tuple[int, int]:
-        """Return column and row of the cell nearest to the values, clamped to the edges."""
+        """Return (column, row) of the cell nearest to the values. Values outside the plot are moved to its edge."""
         column = round(self._dot_x(x)) // DOTS_ACROSS
         row = round(self._dot_y(y)) // DOTS_DOWN
         return max(0, min(column, self._canvas.width - 1)), max(0, min(row, self._canvas.height - 1))
 
     def lines(self, x_title: str) -> list[Line]:
-        """Return the plot with its axes: ticks at the decades, the x title lower right."""
+        """Return the plot with its axes: ticks at the decades, and the x title at the lower right."""
         rows = self._canvas.lines()
         ticks = {self.cell(self.x.low, value)[1]: _tick(value) for value in self.y.decades()}
         body: list[Line] = [

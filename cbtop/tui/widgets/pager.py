@@ -1,4 +1,4 @@
-"""A long text to scroll through with Textual's scrolling and the keys of lists."""
+"""A long text that the user scrolls with Textual's scrolling and the keys of lists."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cbtop.tui.widgets.lines import Line
 
 
 class Pager(VerticalScroll, can_focus=True, inherit_bindings=False):
-    """The scrolling container of the page."""
+    """The container that scrolls a page."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("j,down", "scroll_down", "scroll"),
@@ -28,11 +28,11 @@ class Pager(VerticalScroll, can_focus=True, inherit_bindings=False):
 
 
 class Page(Drawing):
-    """Lines of any number that use at most the given width."""
+    """A page of lines, which are at most as wide as the page."""
 
     @abstractmethod
     def text(self, width: int) -> Sequence[Line]:
-        """Return all lines, for `width` cells."""
+        """Return all lines of a page that is `width` cells wide."""
 
     def draw(self, width: int, height: int) -> list[Line]:
         return list(self.text(width))

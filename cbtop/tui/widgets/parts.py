@@ -1,4 +1,4 @@
-"""Parts of a drawing from top to bottom, each with a minimum and maximum of useful lines."""
+"""Parts of a drawing, from top to bottom. Each part has a minimum and a maximum of useful lines."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from cbtop.tui.widgets.lines import BLANK, Line, fit_line, width_of
 
-GAP = "  "  # between panes
+GAP = "  "  # Blanks between panes.
 
 
 @dataclass(frozen=True, eq=False)
 class ScreenPart:
-    """A function that draws a part in a width and height, with its minimum and maximum height."""
+    """A part of a drawing: a function that draws it in (width, height), and its minimum and maximum height."""
 
     draw: Callable[[int, int], list[Line]]
     least: int
@@ -20,7 +20,10 @@ class ScreenPart:
 
 
 def parts_lines(order: Sequence[ScreenPart], by_rank: Sequence[ScreenPart], width: int, height: int) -> list[Line]:
-    """Return the parts from top to bottom. The first of `by_rank` get their minimum first, then all grow in turn."""
+    """Draw the parts from top to bottom in at most `height` lines.
+
+    Parts get their minimum height in the order of `by_rank`. Then these parts grow in turn.
+    """
     lines = dict.fromkeys(order, 0)
     free = height
     for part in by_rank:
@@ -36,7 +39,7 @@ def parts_lines(order: Sequence[ScreenPart], by_rank: Sequence[ScreenPart], widt
 
 
 def beside(panes: Sequence[Sequence[Line]], widths: Sequence[int]) -> list[Line]:
-    """Return panes from left to right in their widths, two cells apart, as high as the highest."""
+    """Return panes next to each other, two cells apart. The result is as high as the highest pane."""
     lines: list[Line] = []
     for row in range(max(map(len, panes), default=0)):
         line: Line = BLANK
@@ -50,6 +53,6 @@ def beside(panes: Sequence[Sequence[Line]], widths: Sequence[int]) -> list[Line]
 
 
 def even_widths(width: int, panes: int) -> list[int]:
-    """Return the widths of `panes` panes that fill `width`."""
+    """Return the widths of `panes` panes that together fill `width`."""
     each = (width - (panes - 1) * len(GAP)) // panes
     return [each] * (panes - 1) + [width - (panes - 1) * (each + len(GAP))]

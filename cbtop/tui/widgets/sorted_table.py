@@ -1,4 +1,4 @@
-"""A table that can be sorted and filtered, whose order stays steady while numbers change."""
+"""A table that the user can sort and filter. The order of its rows stays steady while numbers change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from cbtop.tui.widgets.table import Table
 
 
 class SortedTable(Table[RowT]):
-    """`s` selects the next sort column, `S` reverses the order; `set_filter` filters by `words`."""
+    """A table that can be sorted and filtered. `set_filter` searches the texts of `words`.
+
+    The key `s` selects the next sort column, and `S` reverses the order.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("s,full_stop", "sort(1)", "sort"),
@@ -36,30 +39,31 @@ class SortedTable(Table[RowT]):
         id: str | None = None,
     ) -> None:
         super().__init__(columns, key, empty=empty, id=id)
-        self._words = words  # texts searched by the filter
+        self._words = words  # Returns the texts of a row that the filter searches.
         self.sort_by = sort_by
         self.descending = True
-        self.chosen: tuple[str, bool] | None = None  # by key or click: the column, and whether descending
-        self._wanted = sort_by, True  # the preferred sort column, used whenever it exists
+        # (sort column, descending) if the user has chosen them by key or click.
+        self.chosen: tuple[str, bool] | None = None
+        self._wanted = sort_by, True  # (preferred sort column, descending). The column is used whenever it exists.
         self.filter_text = ""
-        self.nothing_at_all = empty  # shown if there are no rows, whatever the filter
+        self.nothing_at_all = empty  # Text shown if the unfiltered table is empty.
         self._all: tuple[RowT, ...] = ()
         self._of: object = None
         self._order = SteadyOrder()
 
     def show_columns(self, columns: Sequence[Column[RowT]]) -> None:
-        """Show `columns` from now on. Sorts by the preferred column if it exists, else by another."""
+        """Replace the columns. Sort by the preferred column if it exists, else by another."""
         self.columns = tuple(columns)
         self._sort_as_wanted()
 
     def want(self, title: str, *, descending: bool | None = None) -> None:
-        """Prefer this sort column; by default largest figures first, names from A on."""
+        """Prefer a sort column. By default, the largest numbers come first, and names begin with A."""
         self._wanted = title, title != BY_NAME if descending is None else descending
         if self._sort_as_wanted():
             self.show_rows(self._all, of=self._of)
 
     def _sort_as_wanted(self) -> bool:
-        """Sort by the preferred column. Returns whether the order has changed."""
+        """Sort by the preferred column. Return whether the order has changed."""
         titles = [column.title for column in self.columns if column.sort_key is not None]
         before = self.sort_by, self.descending
         if self._wanted[0] in titles:
@@ -72,7 +76,10 @@ class SortedTable(Table[RowT]):
         return True
 
     def show_rows(self, rows: Sequence[RowT], *, of: object = None) -> None:
-        """Replace the rows. If they are `of` something different than before, they are sorted exactly."""
+        """Replace the rows. If `of` differs from the previous call, sort them exactly.
+
+        Otherwise keep the order steady.
+        """
         if of != self._of:
             self._of = of
             self._forget_order()
@@ -92,13 +99,13 @@ class SortedTable(Table[RowT]):
         super().show_rows([row for row in ordered if any(matches(word) for word in self._words(row))])
 
     def set_filter(self, text: str) -> None:
-        """Show only rows with a text that matches `text`, ignoring case; all rows if it is empty."""
+        """Show only rows with a text that matches `text`, ignoring case. If `text` is empty, show all rows."""
         self.filter_text = text
         self._show_matching()
 
     @property
     def found(self) -> str:
-        """For example `3 of 16`: the number of rows that match."""
+        """The number of rows that match, for example `3 of 16`."""
         return f"{len(self.rows)} of {len(self._all)}"
 
     def draw_head(self, placed: Sequence[Placed[RowT]]) -> Line:
@@ -115,7 +122,8 @@ class SortedTable(Table[RowT]):
 
     def _sort_by(self, title: str) -> None:
         self.sort_by = title
-        self._choose(descending=self._sort_column.align == "right")  # numbers largest first, names from A on
+        # Numbers begin with the largest, and names with A.
+        self._choose(descending=self._sort_column.align == "right")
 
     def choose_column(self, column: Column[RowT]) -> None:
         if column.title == self.sort_by:
@@ -124,7 +132,7 @@ class SortedTable(Table[RowT]):
             self._sort_by(column.title)
 
     def action_match(self, rows: int) -> None:
-        """Go to the next matching row; after the last, to the first."""
+        """Go to the next matching row. After the last row comes the first."""
         if self.rows:
             self.move_to((self.cursor + rows) % len(self.rows))
 

@@ -7,24 +7,24 @@ from collections.abc import Mapping, Sequence
 
 from cbtop.tui.widgets.columns import Column, RowT
 
-# Two rows swap if one was ahead of the other by this part in each of this many redraws, 20 s at the default rate. A
+# Two rows swap if one was ahead of the other by this share in each of this many redraws, 20 s at the default rate. A
 # single long call stays in a window for ten seconds, and moves no row. Figures of few calls (p99, max) differ from
-# window to window, so for them only every sixth redraw counts, which makes two minutes.
+# window to window, so for such figures only every sixth redraw counts. 40 of these take two minutes.
 STEADY_MARGIN = 0.15
 STEADY_REDRAWS = 40
 RARE_APART = 6
-MAX_VALUES = 200_000  # values kept of all these redraws: for very many rows, fewer redraws count
+MAX_VALUES = 200_000  # Number of values kept from all these redraws. For very many rows, fewer redraws count.
 
 Values = Mapping[object, float | str]
 
 
 def redraws_apart(column: Column[RowT]) -> int:
-    """Return the interval of redraws that count for the order by `column`."""
+    """Return the interval of the redraws that count for the order by `column`."""
     return RARE_APART if column.of_few else 1
 
 
 class SteadyOrder:
-    """The keys of rows in their order, redraw by redraw."""
+    """The order of a table's row keys, updated at each redraw."""
 
     def __init__(self) -> None:
         self.keys: list[object] = []
@@ -43,7 +43,10 @@ class SteadyOrder:
 
 
 def steady_order(previous: Sequence[object], redraws: Sequence[Values], *, descending: bool) -> list[object]:
-    """Return the sorted keys of the newest redraw, but in `previous` order unless a row was ahead in all redraws."""
+    """Return the sorted keys of the newest redraw.
+
+    Two keys of `previous` swap only if one was ahead of the other in all redraws.
+    """
     values = redraws[-1]
     fresh = sorted(values, key=lambda key: _sortable(values[key]), reverse=descending)
     kept = [key for key in previous if key in values]
@@ -69,7 +72,7 @@ def _sortable(value: float | str) -> tuple[float, str]:
 
 
 def _is_ahead(one: object, other: object, redraws: Sequence[Values], descending: bool) -> bool:
-    """Whether `one` was clearly ahead of `other` whenever both were measured."""
+    """Return whether `one` was clearly ahead of `other` in each redraw that measured both."""
     if not _differ(redraws[-1][one], redraws[-1][other], descending):
         return False
     pairs = ((values[one], values[other]) for values in reversed(redraws) if one in values and other in values)
@@ -77,7 +80,7 @@ def _is_ahead(one: object, other: object, redraws: Sequence[Values], descending:
 
 
 def _is_measured(value: float | str) -> bool:
-    return isinstance(value, str) or value >= 0  # values below 0 sort after all measured ones
+    return isinstance(value, str) or value >= 0  # Values below 0 come after all measured values.
 
 
 def _differ(one: float | str, other: float | str, descending: bool) -> bool:

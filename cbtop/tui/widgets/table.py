@@ -1,9 +1,9 @@
-"""A table with a cursor that stays on its row while numbers change."""
+"""A table with a cursor. The cursor stays on its row while numbers change."""
 
-# The cursor belongs to a row's key, not to its index: rows may move, come and go. Not Textual's DataTable: 60 x 6
-# cells that all change take 0.2x of its CPU time (17 ms, 2 shared cores, Textual 8.2.8; `python -m benchmarks
-# widgets`). Scrolling is ours, too: the visible rows follow the cursor's key, and only they are drawn. Static text is
-# scrolled by Textual (pager.py).
+# The cursor belongs to a row's key, not to its index, because rows may move, come and go. This is not Textual's
+# DataTable, because 60 x 6 cells that all change take 0.2x of its CPU time (17 ms, 2 shared cores, Textual 8.2.8;
+# `python -m benchmarks widgets`). Scrolling is done here, too: the visible rows follow the cursor's key, and only
+# they are drawn. Static text is scrolled by Textual (pager.py).
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import Line, fit_line, restyle, wrap_line
 
 _WHEEL_ROWS = 3
-_MARGIN = 3  # the cursor's mark on the left; a blank and the scroll mark on the right
+_MARGIN = 3  # Cells: the cursor's mark on the left, and a blank and the scroll mark on the right.
 
 
 class Table(Drawing, Generic[RowT], can_focus=True):
@@ -49,7 +49,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         super().__init__(id=id)
         self.columns = tuple(columns)
         self.key = key
-        self.empty = empty  # shown in place of rows
+        self.empty = empty  # Text shown in place of rows.
         self.rows: tuple[RowT, ...] = ()
         self.cursor = 0
         self._cursor_key: object = None
@@ -57,7 +57,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         self._top = 0
 
     def show_rows(self, rows: Sequence[RowT]) -> None:
-        """Replace the rows. The cursor stays on its row, or near its place."""
+        """Replace the rows. The cursor stays on its row, or near its place if the row is gone."""
         self.rows = tuple(rows)
         keys = [self.key(row) for row in self.rows]
         if self._cursor_key in keys:
@@ -73,12 +73,15 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         return self.rows[self.cursor] if self.rows else None
 
     def _hold_row(self) -> None:
-        """Bind the cursor to this row; without rows, keep the previous one, in case it returns."""
+        """Bind the cursor to the row under it.
+
+        Without rows, keep the previous row's key, because the row may return.
+        """
         if self.rows:
             self._cursor_key = self.key(self.rows[self.cursor])
 
     def release_row(self) -> None:
-        """Prepare for different content: the cursor goes to the first row, unless the user has placed it."""
+        """Prepare for different content. The cursor goes to the first row, unless the user has placed the cursor."""
         if not self._is_placed:
             self.cursor, self._cursor_key = 0, None
 
@@ -88,7 +91,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
 
     @property
     def visible_columns(self) -> list[Column[RowT]]:
-        """The columns that fit."""
+        """The columns that fit into the table's width."""
         return [placed.column for placed in self._placed]
 
     @property
@@ -96,11 +99,11 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         return max(1, self.size.height - 1)
 
     def said(self, width: int) -> list[Line]:
-        """Return the text shown if there are no rows."""
+        """Return the lines that a table without rows shows."""
         return wrap_line(((" ", ""),), ((self.empty, "dim"),), width)
 
     def draw(self, width: int, height: int) -> list[Line]:
-        inner = width - 1  # the last cell shows the scroll position
+        inner = width - 1  # The last cell of a line shows the scroll position.
         placed = self._placed
         lines = [((" ", ""), *self.draw_head(placed))]
         if not self.rows:
@@ -121,7 +124,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         return restyle(fit_line((("▎", "accent"), *line), width), "cursor")
 
     def move_to(self, index: int) -> None:
-        """Put the cursor on row `index`, or the nearest row."""
+        """Move the cursor to row `index`, or to the nearest row."""
         index = max(0, min(index, len(self.rows) - 1))
         if index == self.cursor or not self.rows:
             return
@@ -143,7 +146,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         self.move_to(len(self.rows) - 1)
 
     def action_copy(self) -> None:
-        """Copy this row with its head to the clipboard of the terminal's user."""
+        """Copy the row under the cursor, with the head line, to the clipboard of the terminal's user."""
         if (row := self.current) is not None:
             self.app.copy_to_clipboard(Cells.of(self.columns, [row]).markdown())
             self.app.notify("the row is copied as Markdown, where the terminal allows it (OSC 52)", markup=False)
@@ -154,7 +157,10 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         return Cells.of(self.columns, self.rows)
 
     def on_click(self, event: Click) -> None:
-        """Select the clicked row; a double click is Enter. A click on a head is passed to subclasses that sort."""
+        """Move the cursor to the clicked row. A double click also presses Enter.
+
+        A click on the head calls `choose_column`.
+        """
         if event.y == 0:
             if (column := column_at(self._placed, event.x - 1)) is not None:
                 self.choose_column(column)
@@ -164,7 +170,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
                 self.app.simulate_key("enter")
 
     def choose_column(self, column: Column[RowT]) -> None:
-        """Handle a click on the head of a column."""
+        """Handle a click on the head of a column. Subclasses that sort override this."""
 
     def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
         event.stop()
@@ -176,7 +182,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
 
 
 def _scrolled(top: int, cursor: int, visible: int, total: int) -> int:
-    """Return the first row to show so that the cursor is visible and no room is wasted."""
+    """Return the first visible row, so that the cursor is visible and no line stays empty."""
     top = max(cursor - visible + 1, min(top, cursor))
     return max(0, min(top, total - visible))
 

@@ -1,4 +1,4 @@
-"""A row of tabs on one line, with room for a note at its right end."""
+"""A row of tabs on one line. There is room for a note at its right end."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from textual.message import Message
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import Line, Span, both_ends, width_of
 
-NOTE_GAP = 4  # before a note that is kept, and after it
+NOTE_GAP = 4  # Cells before and after a note that is kept.
 
 
 class TabBar(Drawing):
-    """Numbered tabs. A click on one requests it."""
+    """Numbered tabs. A click on a tab requests its view."""
 
     class Chosen(Message):
         """The user wants the tab `index`."""
@@ -36,7 +36,7 @@ class TabBar(Drawing):
         self.redraw()
 
     def set_note(self, note: Line, *, keep: bool = False) -> None:
-        """Set the note at the right end. If it must be kept, the tabs leave room for it."""
+        """Set the note at the right end. If `keep` is true, the tabs leave room for it."""
         self.note, self._is_note_kept = note, keep
         self.redraw()
 
@@ -47,7 +47,10 @@ class TabBar(Drawing):
         return [both_ends(tuple(left), (*self.note, (" ", "")), width)]
 
     def _labels(self, width: int) -> list[str]:
-        """Return the labels in `width` cells. If there is little room, all but the active one are shortened."""
+        """Return the labels of the tabs in at most `width` cells.
+
+        If space is short, only the active label keeps its length.
+        """
         if self._is_note_kept:
             width -= width_of(self.note) + NOTE_GAP
         wide = [f" {number} {title} " for number, title in enumerate(self.titles, 1)]

@@ -1,4 +1,4 @@
-"""The themes, dark and light, each also in 16 colours, with every colour named in cbtop.tcss.
+"""The themes. Dark and light themes exist with many and with 16 colours, and define every colour used in cbtop.tcss.
 
 Text has at least 3:1 contrast (WCAG 2) with its background. No category is red, because red means bad.
 """
@@ -26,7 +26,7 @@ DARK = Theme(
         "ink": "#0e1217",
         "cursor": "#1f2935",
         "track": "#1a212a",
-        # After Okabe and Ito: distinguishable with any kind of colour vision.
+        # These colours follow Okabe and Ito. They are distinguishable with any kind of colour vision.
         "norm": "#d38fb8",
         "attention": "#5fb4ea",
         "ffn": "#e8a33a",
@@ -66,8 +66,8 @@ LIGHT = Theme(
     },
 )
 
-# Each of these is a colour of terminals with 16 colours. Rich takes the nearest, and these are at distance 0. Only
-# one grey is readable on black and one on white, so faint looks like dim.
+# Each of these is one of a terminal's 16 colours. Rich takes the nearest colour, and these are at distance 0. Only
+# one grey is readable on black, and one on white, so the roles faint and dim look the same.
 _BLACK, _BROWN, _BLUE, _MAGENTA, _GREEN, _RED = "#000000", "#aa5500", "#0000aa", "#aa00aa", "#00aa00", "#aa0000"
 _GREY, _DARK_GREY, _WHITE = "#aaaaaa", "#555555", "#ffffff"
 _LIGHT_RED, _LIGHT_GREEN, _YELLOW = "#ff5555", "#55ff55", "#ffff55"
@@ -135,7 +135,7 @@ THEMES = (DARK, LIGHT, DARK_16, LIGHT_16)
 
 
 def theme_for(color_system: str | None, *, is_light: bool) -> Theme:
-    """Return the theme for Rich's `color_system`: `standard` has 16 colours."""
+    """Return the theme for Rich's `color_system`. The system `standard` has 16 colours."""
     if color_system == "standard":
         return LIGHT_16 if is_light else DARK_16
     return LIGHT if is_light else DARK

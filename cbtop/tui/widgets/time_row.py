@@ -1,9 +1,9 @@
-"""Blocks of time next to each other on one line: named whole cells, edges to an eighth, clusters counted.
+"""Blocks of time next to each other on one line.
 
-A block that covers at least one whole cell is drawn over the cells it covers, with its ends in the adjacent cells, as
-far as they reach. A block that covers none is counted in the cell of its middle. Adjacent such cells form a cluster,
-labelled with the number of its blocks if there is room. The shade of a cell shows how much of its time they take. So
-each block is in one place, and none is drawn longer than it is.
+A block that covers at least one whole cell is drawn over its cells, with its name. Its ends are drawn in the adjacent
+cells, to an eighth of a cell. A block that covers no whole cell is counted in the cell of its middle. Adjacent cells
+with such blocks form a cluster, which is labelled with the number of its blocks if there is room. The shade of a cell
+shows how much of its time the blocks take. So each block is in one place, and none is drawn longer than it is.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from rich.cells import cell_len
 from cbtop.tui.widgets.lines import Line, fit
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
-HALF, LEAST = "▐", "▕"  # right part of a cell
-LEAST_NAME = 4  # cells: a shorter name is useless
+HALF, LEAST = "▐", "▕"  # Right part of a cell.
+LEAST_NAME = 4  # Cells. A shorter name is useless.
 SHADES, GAP = "░▒▓", "·"
 
 
 class Block(NamedTuple):
-    """A block between two moments, in ns. It is labelled with the first name that fits, or the last one, cut.
+    """A block from `start_ns` to `end_ns`. Its label is the first name that fits, or else the last name, cut.
 
-    Names are made on access, because most blocks are in clusters, which show none. `role` colours text, `fill` the
-    inside. A block without a `glyph` is a gap: it is dotted, and not counted.
+    Names are made on access, because most blocks are in clusters, which show no names. `role` colours text, and
+    `fill` the inside. A block without a `glyph` is a gap, which is dotted and not counted.
     """
 
     start_ns: int
@@ -39,7 +39,7 @@ class Block(NamedTuple):
 
 
 class Timed(Protocol):
-    """Something between two moments, in ns."""
+    """An object with a begin and an end, in nanoseconds."""
 
     @property
     def start_ns(self) -> int: ...
@@ -50,7 +50,7 @@ class Timed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The time from `begin_ns` to `end_ns`, over `width` cells."""
+    """The time from `begin_ns` to `end_ns`, drawn over `width` cells."""
 
     begin_ns: int
     end_ns: int
@@ -61,46 +61,52 @@ class Scale:
         object.__setattr__(self, "_length_ns", max(1, self.end_ns - self.begin_ns))
 
     def whole(self, block: Block) -> tuple[int, int]:
-        """Return the cells that `block` covers whole: the first, and the one after the last; may be empty."""
+        """Return the cells that `block` covers completely, as (first cell, cell after the last).
+
+        The range may be empty.
+        """
         begin = -(-(block.start_ns - self.begin_ns) * self.width // self._length_ns)
         end = (block.end_ns - self.begin_ns) * self.width // self._length_ns
         return max(0, begin), min(self.width, end)
 
     def eighths(self, moment_ns: int) -> int:
-        """Return the eighths of the cell before a moment."""
+        """Return the eighths of a cell that are before a moment in its cell."""
         return 8 * ((moment_ns - self.begin_ns) * self.width % self._length_ns) // self._length_ns
 
     def eighths_left(self, moment_ns: int) -> int:
-        """Return the eighths of the cell after a moment; 0 at the end of a cell."""
+        """Return the eighths of a cell that are after a moment in its cell, or 0 at the end of a cell."""
         into = (moment_ns - self.begin_ns) * self.width % self._length_ns
         return 8 * (self._length_ns - into) // self._length_ns if into else 0
 
     def cell(self, block: Block) -> int:
-        """Return the cell of the middle of the visible part of `block`."""
+        """Return the cell that contains the middle of the visible part of `block`."""
         begin, end = max(block.start_ns, self.begin_ns), min(block.end_ns, self.end_ns)
         at = (begin + end - 2 * self.begin_ns) * self.width // (2 * self._length_ns)
         return min(max(at, 0), self.width - 1)
 
     def shade(self, busy_ns: int) -> str:
-        """Return the shade of a cell that is used for `busy_ns`."""
+        """Return the shade of a cell if blocks take `busy_ns` of its time."""
         return SHADES[min(len(SHADES) - 1, len(SHADES) * busy_ns * self.width // self._length_ns)]
 
     def about(self, blocks: Sequence[Timed]) -> range:
-        """Return the range of `blocks` (disjoint, in order) that may be visible: all visible ones and few others."""
+        """Return a range of indices that includes all visible `blocks` and few others.
+
+        Blocks are disjoint and in order.
+        """
         first = bisect_left(blocks, self.begin_ns, key=lambda block: block.end_ns)
         return range(first, bisect_left(blocks, self.end_ns, lo=first, key=lambda block: block.start_ns))
 
     def sees(self, block: Timed) -> bool:
-        """Whether any of it is visible."""
+        """Return whether any part of `block` is visible."""
         return block.start_ns < self.end_ns and block.end_ns >= self.begin_ns and not (
             block.end_ns == self.begin_ns > block.start_ns
         )  # fmt: skip
 
 
 class CellSpan(NamedTuple):
-    """The cells from `first` to before `end`, and the indices of the blocks there: one block, or a cluster.
+    """The cells from `first` to before `end`, and the indices of their blocks. They are one block or a cluster.
 
-    For a cluster, `cells` has the cell in which each is counted.
+    In a cluster, `cells` has the cell that counts each block. Otherwise `cells` is empty.
     """
 
     first: int
@@ -110,12 +116,12 @@ class CellSpan(NamedTuple):
 
 
 def places(blocks: Sequence[Block], scale: Scale) -> list[CellSpan]:
-    """Return where each of `blocks` (disjoint, in order) is drawn or counted, from the left."""
+    """Return the cells that draw or count `blocks`, from the left. Blocks are disjoint and in order."""
     return _places(_in_sight(blocks, scale), scale)
 
 
 def _in_sight(blocks: Sequence[Block], scale: Scale) -> dict[int, Block]:
-    """Return the visible blocks by index, each accessed once."""
+    """Return the visible blocks by index. Each block is accessed only once."""
     about = ((number, blocks[number]) for number in scale.about(blocks))
     return {number: block for number, block in about if scale.sees(block)}
 
@@ -126,7 +132,7 @@ def _places(blocks: Mapping[int, Block], scale: Scale) -> list[CellSpan]:
         last = found[-1] if found else None
         begin, end = scale.whole(block)
         if last and begin < last.end:
-            begin = last.end  # if a block of zero length is just before it
+            begin = last.end  # A block of zero length may be just before it.
         if begin < end:
             found.append(CellSpan(begin, end, (number,)))
         elif block.glyph:
@@ -139,11 +145,11 @@ def _places(blocks: Mapping[int, Block], scale: Scale) -> list[CellSpan]:
 
 
 def time_row(blocks: Sequence[Block], scale: Scale, current: int | None = None) -> Line:
-    """Return the line; the block `current` is highlighted."""
+    """Return the line of blocks. The block with index `current` is highlighted."""
     seen = _in_sight(blocks, scale)
-    cells: list[tuple[str, str]] = []  # drawn cells, from the left
+    cells: list[tuple[str, str]] = []  # (text, role) of the drawn cells, from the left.
     at = 0
-    before: Block | None = None  # the block of the last whole cells
+    before: Block | None = None  # The block that the last whole cells belong to.
     for place in (*_places(seen, scale), None):
         first = place.first if place else scale.width
         after = seen[place.blocks[0]] if place and not place.cells else None
@@ -170,12 +176,12 @@ def _whole(block: Block, width: int, *, is_lit: bool) -> tuple[str, str]:
     room = width - cell_len(block.glyph)
     name = next((name for name in names if cell_len(name) <= room), "")
     if not name and names and room >= LEAST_NAME:
-        name = names[-1]  # cut
+        name = names[-1]
     return fit(block.glyph + name, width), "lit" if is_lit else block.fill
 
 
 def _edges(before: Block | None, after: Block | None, width: int, scale: Scale) -> list[tuple[str, str]]:
-    """Return the cells between two drawn places, with the ends of the blocks that reach into them."""
+    """Return the cells between two drawn blocks. They show the ends of the blocks that reach into them."""
     if width <= 0:
         return []
     left = right = ("", "")
@@ -194,7 +200,7 @@ def _edges(before: Block | None, after: Block | None, width: int, scale: Scale) 
 def _cluster(
     blocks: Mapping[int, Block], place: CellSpan, scale: Scale, current: int | None
 ) -> list[tuple[str, str]]:
-    """Return each cell in the colour of its longest content, with the total number in the middle."""
+    """Return the cells of a cluster in the colour of their longest block, with the block count in the middle."""
     inside: dict[int, list[int]] = {}
     for number, cell in zip(place.blocks, place.cells, strict=True):
         inside.setdefault(cell, []).append(number)

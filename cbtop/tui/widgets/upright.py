@@ -1,4 +1,4 @@
-"""Upright bars next to each other, drawn to an eighth of a cell."""
+"""Vertical bars next to each other. A bar is drawn to an eighth of a cell."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from cbtop.tui.widgets.lines import Line
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 MAX_BAR_WIDTH = 12
-_GAP_FROM = 3  # cells per bar: from this width on, the last cell is a gap
+_GAP_FROM = 3  # Cells per bar. From this width on, the last cell of a bar is a gap.
 MISSING = "·"
 _LEAST_TOP, _GREATEST_TOP = 2.0, 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar with this value; None if there is nothing to draw."""
+    """A bar with its value and colour role. There is nothing to draw if the value is None."""
 
     value: float | None
     role: str
@@ -26,7 +26,10 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Spacing:
-    """The layout of bars: each `cells` wide or, if there are more bars than cells, `group` in one cell."""
+    """The layout of bars. Each bar is `cells` wide.
+
+    If there are more bars than cells, `group` bars share one cell.
+    """
 
     bars: int
     cells: int
@@ -43,24 +46,27 @@ class Spacing:
         return -(-self.bars // self.group) * self.cells
 
     def column(self, bar: int) -> int:
-        """Return the first cell of `bar`."""
+        """Return the first cell of bar `bar`."""
         return bar // self.group * self.cells
 
     def groups(self) -> list[range]:
-        """Return the bars of each place, one or several."""
+        """Return the bars of each place. A place has one bar or several."""
         return [range(at, min(at + self.group, self.bars)) for at in range(0, self.bars, self.group)]
 
 
 def usual_top(values: Sequence[float], usual: float) -> float:
     """Return the end of a scale from 0: the highest of `values`, within limits.
 
-    With these limits, usual values are at most half, and at least a quarter, as high as the chart.
+    With these limits, a `usual` bar is at most half, and at least a quarter, as high as the chart.
     """
     return max(_LEAST_TOP * usual, min(_GREATEST_TOP * usual, max(values, default=0.0)))
 
 
 def upright(bars: Sequence[Bar], spacing: Spacing, height: int, top: float) -> list[Line]:
-    """Return the bars in `height` lines; `top` is the value of full height. For a group, the highest is drawn."""
+    """Return the bars in `height` lines. A bar with the value `top` has full height.
+
+    A group shows its highest bar.
+    """
     if spacing.group > 1:
         groups = ([bars[at] for at in group] for group in spacing.groups())
         bars = [max(group, key=lambda bar: -1.0 if bar.value is None else bar.value) for group in groups]
@@ -71,17 +77,17 @@ def upright(bars: Sequence[Bar], spacing: Spacing, height: int, top: float) -> l
 
 
 def _line(columns: Sequence[tuple[Sequence[str], str]], above: int) -> Line:
-    """Return the line with `above` lines below it; bars are drawn from the lowest line up."""
+    """Return the line that has `above` lines below it. Bars are drawn from the lowest line up."""
     parts = [(texts[above], role) for texts, role in columns]
     return tuple(("".join([text for text, _ in same]), role) for role, same in groupby(parts, key=itemgetter(1)))
 
 
 def _glyphs(bar: Bar, height: int, top: float) -> list[str]:
-    """Return a cell of it for each line, from the lowest up."""
+    """Return one cell of the bar for each line, from the lowest line up."""
     if bar.value is None:
         return [MISSING] + [" "] * (height - 1)
     eighths = round(min(1.0, max(0.0, bar.value / top if top > 0 else 0.0)) * height * 8)
     if bar.value > 0 and eighths == 0:
-        eighths = 1  # a small value is not zero
+        eighths = 1  # A small value must differ from zero.
     full, part = divmod(eighths, 8)
     return ([_EIGHTHS[8]] * full + [_EIGHTHS[part]] + [_EIGHTHS[0]] * height)[:height]

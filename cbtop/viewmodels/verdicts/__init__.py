@@ -1,4 +1,7 @@
-"""Verdicts: each says in one sentence, with numbers, what is wrong with a source or limits it. One file each."""
+"""Rules for verdicts, one file each.
+
+A verdict states in one sentence, with figures, a problem or limit of a source.
+"""
 
 from __future__ import annotations
 
@@ -58,14 +61,15 @@ VERDICTS: tuple[Rule, ...] = (
 )
 
 OF_WARM_UP = (STUCK, DATA_INCOMPLETE, FAILED_CHECKS)
-# While a process waits for a processor, these say nothing about its code.
+# While a process waits for a processor, these verdicts would be wrong about its code.
 OF_LATENCY = (SLOWER_THAN_BASELINE, BIMODAL_LATENCY, OUTLIER_MEAN, OVER_BUDGET, SLOWS_DOWN)
 
 
 def judged(view: SourceView, silenced: Collection[str] = ()) -> SourceView:
-    """Return `view` with its verdicts, except those whose id is in `silenced`.
+    """Return `view` with its verdicts. Verdicts with an id in `silenced` are omitted.
 
-    The speed of a process is not judged if it has only warm-up steps, nor its latency while it waits for a processor.
+    The speed of a process is not judged if it has only warm-up steps. Its latency is not judged while it waits for a
+    processor.
     """
     rules = OF_WARM_UP if view.phase is not None and is_warm_up(view.phase) else VERDICTS
 

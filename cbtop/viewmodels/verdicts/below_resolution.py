@@ -1,4 +1,4 @@
-"""Below timer resolution: calls are so short that the clock can hardly measure them."""
+"""Verdict below timer resolution: calls are so short that the clock can hardly measure them."""
 
 from __future__ import annotations
 

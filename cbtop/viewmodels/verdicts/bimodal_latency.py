@@ -1,4 +1,4 @@
-"""Bimodal latency: step times have two modes or more, a fast one and slower ones."""
+"""Verdict bimodal latency: step times have two or more modes, a fast one and slower ones."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from cbtop.viewmodels.verdicts.base import Finding, Rule, gain, steps_alike
 from cbtop.viewmodels.verdicts.grows_with_cache import GROWS_WITH_CACHE
 from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 
-APART = 1.20  # times the fast mode: a smaller difference is not worth a verdict
-MIN_PERCENT = 10.0  # share of the steps in each mode: rarer steps are a tail
-VALLEY = 0.5  # relative to the smaller mode: the valley between two modes is lower
-BEYOND_CHANCE = 2.0  # standard deviations: a valley may be so much higher than it looks, and a mode so much lower
+APART = 1.20  # Multiple of the fast mode. A smaller difference is not worth a verdict.
+MIN_PERCENT = 10.0  # Share of the steps in each mode. Rarer steps are a tail.
+VALLEY = 0.5  # Share of the smaller mode. The valley between two modes is lower than this.
+BEYOND_CHANCE = 2.0  # Standard deviations. By this much, chance may make a valley look lower, and a mode look higher.
 _SHAPES = {2: "bimodal", 3: "trimodal"}
-MIN_COUNT = 200  # steps: with fewer, the bars of a histogram jump by chance
+MIN_COUNT = 200  # Steps. With fewer, the bars of a histogram vary too much by chance.
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -34,7 +34,7 @@ def _find(view: SourceView) -> Finding | None:
     mean_us = _mean_us(steps.durations)
     longer_percent = 100 * (mean_us - _mean_us(fast)) / mean_us
     if is_explained_by_waiting(view, longer_percent) or GROWS_WITH_CACHE.find(view) is not None:
-        return None  # the other verdict explains it better
+        return None  # The other verdict explains these steps better.
     said = [f"{percent(share)} about {duration(us)}" for share, us in zip(shares[1:], slow_us, strict=True)]
     evidence = [Evidence("fast mode", fast_us, "µs")]
     for at, (share, us) in enumerate(zip(shares[1:], slow_us, strict=True)):
@@ -51,16 +51,19 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _kinds(bars: Sequence[DurationBar], total: int) -> list[Sequence[DurationBar]]:
-    """Return the bars of each mode, the fastest first. `total` is the number of steps in the whole histogram."""
+    """Return the bars of each mode, the fastest mode first. `total` is the number of steps in the whole histogram."""
     cut = _valley(bars, total)
     return [bars] if cut is None else [*_kinds(bars[:cut], total), *_kinds(bars[cut:], total)]
 
 
 def _valley(bars: Sequence[DurationBar], total: int) -> int | None:
-    """Return the index of the deepest valley between two modes that each have enough of `total` steps, or None."""
+    """Return the index of the deepest valley between two modes, or None.
+
+    Each mode needs enough of the `total` steps.
+    """
     counts = [bar.count for bar in bars]
     size, those = len(counts), sum(counts)
-    # Sums of three bars, because single bars jump by chance.
+    # Use sums of three bars, because single bars vary too much by chance.
     smooth = [sum(counts[max(0, at - 1) : at + 2]) for at in range(size)]
     best: tuple[float, int] | None = None
     before, peak_before = 0, 0
@@ -89,12 +92,12 @@ def _at_least(count: int) -> float:
 
 
 def _mean_us(bars: Sequence[DurationBar]) -> float:
-    """Return the mean step time, with each step in the middle of its bar."""
+    """Return the mean step time. Each step counts with the middle of its bar."""
     return sum(bar.count * (bar.from_us + bar.to_us) / 2 for bar in bars) / sum(bar.count for bar in bars)
 
 
 def _mode_us(bars: Sequence[DurationBar]) -> float:
-    """Return the middle of the fullest bar."""
+    """Return the middle of the bar with most steps."""
     fullest = max(bars, key=lambda bar: bar.count)
     return (fullest.from_us + fullest.to_us) / 2
 

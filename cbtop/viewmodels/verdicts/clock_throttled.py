@@ -1,4 +1,4 @@
-"""Clock throttled: a GPU of the process runs below its highest clock."""
+"""Verdict clock throttled: a GPU of the process runs below its highest clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
-SLOWED_PERCENT = 5.0  # below its maximum: the power limit always moves a clock by a percent or so
+SLOWED_PERCENT = 5.0  # Percent below the highest clock. The power limit always moves a clock by about a percent.
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -33,7 +33,10 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _slowed_percent(row: DeviceRow) -> float | None:
-    """Return how far the clock is held below its maximum, in percent; None if it is not, or if that is unknown."""
+    """Return by how many percent the clock is kept below its maximum.
+
+    Returns None if it is not, or if this is unknown.
+    """
     device = row.device
     if not device.slowed_by or not device.clock_mhz or not device.clock_max_mhz:
         return None

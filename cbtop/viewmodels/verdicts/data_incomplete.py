@@ -1,4 +1,4 @@
-"""Data incomplete: records were lost, the books do not close, or the daemon is silent."""
+"""Verdict data incomplete: records were lost, parts of the time breakdown do not add up, or the daemon is silent."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from cbtop.viewmodels.time_breakdown import TimeBreakdownView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
-LOST_PERCENT = 0.1  # figures have three or four digits, and a smaller loss changes none of them
+LOST_PERCENT = 0.1  # Figures have three or four digits. A smaller loss changes none of the digits.
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The number of records lost, of the `seen` ones since the daemon attached."""
+    """Number of records lost, of the `seen` records since the daemon attached."""
 
     lost: int
     seen: int
-    when: str  # the part of that time, or ""
+    when: str  # The part of that time, as words, or "".
 
     @property
     def percent(self) -> float:
@@ -28,7 +28,7 @@ class Lost:
 
 
 def lost_records(view: SourceView) -> Lost:
-    """Return the records lost in all that time or in the window, whichever share is larger."""
+    """Return the records lost since the daemon attached, or in the window if that share is larger."""
     window = view.window
     of_all = Lost(view.loss.lost, view.loss.seen, "")
     when = " in this range" if window and window.range_s else " in these last seconds"
@@ -66,7 +66,7 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _off_us(books: TimeBreakdownView) -> float:
-    """Return by how much parts exceed their whole, in µs."""
+    """Return by how many µs parts exceed their whole."""
     return max(books.over_us, -books.unattributed_us, sum(one.us for one in books.exceeded))
 
 

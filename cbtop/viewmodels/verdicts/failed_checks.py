@@ -1,4 +1,4 @@
-"""Failed checks: a brick computes a wrong result."""
+"""Verdict failed checks: a brick computes a wrong result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grows with the cache: steps take longer as their caches hold more positions, and some bricks more than others."""
+"""Verdict grows with the cache: with more cached positions, steps take longer. Some bricks grow more than others."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cbtop.viewmodels.steps import PaceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, pace_shown, steps_alike
 
-MIN_SECONDS = 8  # with steps: a line through fewer points proves little
-LONGER = 1.5  # times as many positions at the end as at the beginning: a smaller growth may have other causes
-GROWTH = 1.2  # times the step: a smaller growth is not worth a verdict
-MOST = 0.8  # share of the growth that the named bricks explain
-CORRELATION = 0.9  # over the means of each second: the cache then explains four fifths of their variance
+MIN_SECONDS = 8  # Seconds with steps. A line through fewer points proves little.
+LONGER = 1.5  # Ratio of cached positions at the end to the beginning. A smaller growth may have other causes.
+GROWTH = 1.2  # Ratio of step times. A smaller growth is not worth a verdict.
+MOST = 0.8  # Share of the growth that the named bricks explain.
+CORRELATION = 0.9  # Correlation of the means of each second. The cache then explains four fifths of their variance.
 NOT_ATTENTION = "The bricks that grow are not attention. Look at what they do with earlier positions."
 
 
@@ -35,7 +35,7 @@ def _find(view: SourceView) -> Finding | None:
     short_us, long_us = (begin_us + slope_us * positions for positions in (least, most))
     if most < LONGER * least or short_us <= 0 or long_us < GROWTH * short_us:
         return None
-    if alike(view.brick_growth) is not None:  # a growing cache does not slow every brick
+    if alike(view.brick_growth) is not None:  # A growing cache does not slow down every brick.
         return None
     growing = _growing(view)
     named = f"; most of the growth is in {', '.join(one.name for one in growing)}" if growing else ""
@@ -56,7 +56,7 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _growing(view: SourceView) -> list[BrickGrowth]:
-    """Return the bricks with most of the growth, the largest first; three at most."""
+    """Return the bricks that explain most of the growth, the largest growth first, at most three."""
     longer = [one for one in view.brick_growth if one.after_us > one.before_us]
     growth_us = sum(one.after_us - one.before_us for one in longer)
     found: list[BrickGrowth] = []
@@ -68,7 +68,7 @@ def _growing(view: SourceView) -> list[BrickGrowth]:
 
 
 def _line(pace: Sequence[PaceView]) -> tuple[float, float] | None:
-    """Return slope (µs a position) and intercept (µs) of step time over positions; None if they do not correlate."""
+    """Return slope (µs per position) and intercept (µs) of step time over positions, or None without correlation."""
     points = [(one.cached, one.us) for one in pace if one.cached is not None]
     if len(points) < MIN_SECONDS:
         return None
@@ -76,7 +76,7 @@ def _line(pace: Sequence[PaceView]) -> tuple[float, float] | None:
     try:
         if correlation(positions, us) < CORRELATION:
             return None
-    except StatisticsError:  # one of the two is constant
+    except StatisticsError:  # One of the two variables is constant.
         return None
     slope, intercept = linear_regression(positions, us)
     return slope, intercept

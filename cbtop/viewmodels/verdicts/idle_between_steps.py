@@ -1,4 +1,4 @@
-"""Idle between steps: time in which no step ran."""
+"""Verdict idle between steps: no step runs for much of the time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cbtop.viewmodels.verdicts.base import Finding, Rule, in_turn
 from cbtop.viewmodels.verdicts.data_incomplete import LOST_PERCENT, lost_records
 from cbtop.viewmodels.verdicts.launch_bound import LEAST_STEPS
 
-IDLE_PERCENT = 20.0  # an ordinary loop spends a few percent between steps (sampling, detokenizing)
+IDLE_PERCENT = 20.0  # An ordinary loop spends a few percent between steps (sampling, detokenizing).
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -21,7 +21,7 @@ def _find(view: SourceView) -> Finding | None:
     idle_us = time_range.between_us - on_gpu_us
     idle_percent = 100 * idle_us / time_range.wall_us if time_range.wall_us else 0.0
     if idle_percent < IDLE_PERCENT or lost_records(view).percent > LOST_PERCENT:
-        return None  # lost records may be steps that ran
+        return None  # Lost records may be steps that ran.
     rate, ran_us = steps.tokens_per_sec, time_range.wall_us - idle_us
     ends = f", without {duration(on_gpu_us)} in which the GPU ended them (derived)" if on_gpu_us else ""
     return Finding(
@@ -41,9 +41,9 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _kernels_after_steps_us(view: SourceView) -> float:
-    """Return the time that a GPU ran kernels of steps after their calls had returned.
+    """Return the time that a GPU ran kernels of steps after the steps' calls had returned.
 
-    A call returns when its kernels are launched. The program then waits for them, and is not idle.
+    A call returns when its kernels have been launched. The program then waits for them, and is not idle.
     """
     books, steps = view.books, view.steps
     if books is None or steps is None or BY_KERNELS not in (view.backend or "") or steps.recorded < LEAST_STEPS:

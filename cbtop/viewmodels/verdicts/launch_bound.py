@@ -1,4 +1,4 @@
-"""Launch-bound: the device waits for its host."""
+"""Verdict launch-bound: the device waits for its host."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from cbtop.viewmodels.time_breakdown import GPU_WAITED
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain
 
-# Part of the bricks' time and of their calls. One step that waited long (the first one, a pause) is not enough.
+# Share of the bricks' time, and of their calls, because one step that waited long (the first one, a pause) is not
+# enough.
 LAUNCH_BOUND_PERCENT = 20.0
 
 
-LEAST_STEPS = 3  # recorded by their kernels
+LEAST_STEPS = 3  # Steps that were recorded by their kernels.
 
 
 def _find(view: SourceView) -> Finding | None:

@@ -1,4 +1,4 @@
-"""One odd layer: it is slower than the layers that do the same work."""
+"""Verdict odd layer: one layer is slower than the layers that do the same work."""
 
 from __future__ import annotations
 

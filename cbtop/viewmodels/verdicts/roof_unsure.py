@@ -1,4 +1,4 @@
-"""Roof unsure: the rounds that measured a roof disagree."""
+"""Verdict roof unsure: the rounds that measured a roof differ too much."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slower than the baseline: a brick takes longer than in the marked seconds or the recording of --baseline."""
+"""Verdict slower than the baseline: a brick takes longer than it did in the marked seconds or in --baseline."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
-LEAST_OF_ALL_PERCENT = 0.02  # share of a token's time: less is not worth a verdict
+LEAST_OF_ALL_PERCENT = 0.02  # Share of a token's time. A smaller difference is not worth a verdict.
 
 
 def _find(view: SourceView) -> Finding | None:
     found = view.baseline
     if found is None or found.step_us is None:
         return None
-    all_us = sum(change.now for change in found.bricks.values())  # the time between bricks is one of them
+    # `bricks` also has an entry for the time between bricks.
+    all_us = sum(change.now for change in found.bricks.values())
     slower = [one for one in found.slower if one.change.delta >= LEAST_OF_ALL_PERCENT / 100 * all_us]
     if not slower:
         return None
@@ -41,8 +42,10 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _mean_us(view: SourceView, unit: str) -> float:
-    """Return the mean time of a token or step in µs, or 0 if unknown. A few long calls can make it exceed the sum of
-    typical calls."""
+    """Return the mean time of a token or step in µs, or 0 if unknown.
+
+    A few long calls can make it exceed the sum of typical calls.
+    """
     steps = view.steps
     if steps is None or steps.mean_us is None:
         return 0.0
@@ -51,7 +54,10 @@ def _mean_us(view: SourceView, unit: str) -> float:
 
 
 def _most_in(found: Comparison, worst: PlaceChange) -> str:
-    """Return the layer with the largest part, as words. No layer has half of it, or `worst` would be that layer."""
+    """Return the layer with the largest part of the change, as words.
+
+    No layer has half of it, or `worst` would name it.
+    """
     if worst.layer is not None:
         return ""
     cells = [

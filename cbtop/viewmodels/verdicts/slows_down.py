@@ -1,4 +1,4 @@
-"""Slows down: every brick takes longer by the same factor, second by second."""
+"""Verdict slows down: every brick takes longer by the same factor, second by second."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, pace_shown, steps_alike
 
-MIN_SECONDS = 8  # with steps
-SLOWER = 1.2  # times as long at the end of the window as at its beginning
-CORRELATION = 0.9  # correlation of the means of each second with time
+MIN_SECONDS = 8  # Seconds with steps.
+SLOWER = 1.2  # Ratio of step times at the end of the window to its beginning.
+CORRELATION = 0.9  # Correlation of time with the mean step of each second.
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -24,7 +24,7 @@ def _find(view: SourceView) -> Finding | None:
         return None
     try:
         follows = correlation([-one.ago_s for one in shown], [one.us for one in shown])
-    except StatisticsError:  # all are the same
+    except StatisticsError:  # All values are the same.
         return None
     if follows < CORRELATION:
         return None

@@ -1,4 +1,4 @@
-"""Starved: the process waits for a processor because other programs use them."""
+"""Verdict starved: the process waits for a processor because other programs use all of them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
-BUSY_PERCENT = 95.0  # of all processors' time
-MISSING_PERCENT = 20.0  # share of the time when steps run but the process has no processor
-EXPLAINED = 0.5  # share of the extra time of long steps: if waits make up this much, they explain it, not the code
+BUSY_PERCENT = 95.0  # Load of all processors together.
+MISSING_PERCENT = 20.0  # Share of the time when steps run but the process has no processor.
+# Share of the extra time of long steps. If waits take this share, they explain the long steps, not the code.
+EXPLAINED = 0.5
 
 
 def processor_times(view: SourceView) -> tuple[float, float, float] | None:
     """Return three shares (%) of the last seconds: steps ran, the process had a processor, all processors were busy.
 
-    Returns None if any of them is unknown, or if the process uses a GPU, because it may wait for that.
+    Returns None if one of them is unknown. Also returns None if the process uses a GPU, because it may wait for the
+    GPU.
     """
     time_range = view.time_range
     if len(view.machines) != 1 or time_range is None or time_range.in_steps_us is None or not time_range.wall_us:
@@ -37,7 +39,10 @@ def processor_times(view: SourceView) -> tuple[float, float, float] | None:
 
 
 def is_explained_by_waiting(view: SourceView, longer_percent: float) -> bool:
-    """Return whether waits may cause `longer_percent`, the share of step time by which some steps are longer."""
+    """Return whether waits may explain the extra time of long steps.
+
+    `longer_percent` is its share of the step time.
+    """
     return view.waiting_percent is not None and view.waiting_percent >= EXPLAINED * longer_percent
 
 

@@ -1,4 +1,4 @@
-"""Warm-up: the first steps took much longer than later ones."""
+"""Verdict warm-up: the first steps took much longer than later steps."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 
-MIN_SECONDS = 4  # with steps: fewer do not show the usual time
-FACTOR = 2.0  # a step that compiles, tunes or fills caches takes several times as long
-FOUND_LATE = 2.0  # times the usual steps of a second: a warm-up has fewer steps, not more
-SHARE_PERCENT = 10.0  # share of the time in steps: less hardly changes a mean
+MIN_SECONDS = 4  # Seconds with steps. Fewer do not show the usual time.
+FACTOR = 2.0  # A step that compiles, tunes or fills caches takes several times as long.
+FOUND_LATE = 2.0  # Multiple of the usual steps in a second. A warm-up has fewer steps, not more.
+SHARE_PERCENT = 10.0  # Share of the time in steps. Less extra time hardly changes a mean.
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -21,9 +21,9 @@ def _find(view: SourceView) -> Finding | None:
     if steps is None or view.window is not None or len(pace) < MIN_SECONDS:
         return None
     if pace[0].steps > FOUND_LATE * median(second.steps for second in pace[1:]):
-        return None  # its first steps cannot be told from those before cbtop found it
+        return None  # The first steps cannot be separated from steps that ran before cbtop found the process.
     if len({second.tokens / second.steps for second in pace}) > 1:
-        return None  # the first ones may have had more tokens
+        return None  # The first steps may have had more tokens.
     usual_us = median(second.us for second in pace[len(pace) // 2 :])
     first = 0
     while first < len(pace) and pace[first].us >= FACTOR * usual_us:
