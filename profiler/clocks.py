@@ -39,7 +39,7 @@ class DeviceClock(Protocol):
 class Stamp(NamedTuple):
     """The data of a mark: when the host enqueued it, when the device reached it, its stream and its number.
 
-    `device_ns` is 0 if it is not known. Marks are numbered in the order in which they were made.
+    `device_ns` is 0 if it is not known. Marks are numbered in the order of creation.
     """
 
     host_ns: int

@@ -29,7 +29,7 @@ class BrickDefinition:
     `name` is shown on every screen. It is the display name of a BrickId, or any name for a dynamic brick. Two
     definitions in one layer are two nodes, even if their names are equal (the two RmsNorms). `label` is your own word
     for this place (`q_proj`), which distinguishes such nodes on the screen. `budget` is the allowed cost: a time per
-    token, or a rate for the declared bytes. It is None if there is no budget.
+    token, or a rate for the declared bytes. It is None without a budget.
     """
 
     name: str

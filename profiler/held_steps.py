@@ -79,7 +79,7 @@ class HeldStep:
     lost: int = 0  # number of parts that will not arrive
 
     def told(self, parts: Iterable[Part] | None) -> None:
-        """Add the parts for which the step waited. None means that the parts are lost."""
+        """Add the parts that the step waited for. None means that the parts are lost."""
         if parts is None:
             self.lost += 1
         else:
@@ -153,7 +153,7 @@ class HeldSteps:
                     self._lose(self._steps.popleft())
 
     def settle(self, may_wait: bool = False) -> None:
-        """Record the steps whose stamps were all reached. Never raises: a failure is logged and ends stamping."""
+        """Record the steps with all stamps reached. Never raises: a failure is logged and ends stamping."""
         if not self._steps or not self._settling.acquire(blocking=may_wait):
             return
         try:
@@ -201,7 +201,7 @@ class HeldSteps:
             self._callbacks.record(NO_NODE, 0, 0, 0)
 
     def _record(self, step: HeldStep) -> None:
-        # Not earlier, because a different step may have used the lane in which this step ran.
+        # Not earlier, because a different step may have used this step's lane.
         lane = step.step.take_lane()
         try:
             self._record_in(lane, step)
@@ -277,7 +277,7 @@ class HeldSteps:
         idle = sum([at <= stamp.host_ns + within_ns for at, (stamp, _) in zip(reached, found, strict=True)])
         is_launch_bound = idle > LAUNCH_BOUND_SHARE * len(found)
         cost_ns = 0 if is_launch_bound else clock.stamp_cost_ns or 0
-        before: dict[int, int] = {}  # number of stamps so far, by stream
+        before: dict[int, int] = {}  # number of earlier stamps, by stream
         latest: dict[int, int] = {}
         times: dict[Mark, int] = {}
         for at, (stamp, mark) in zip(reached, found, strict=True):
@@ -289,7 +289,7 @@ class HeldSteps:
 
 @functools.lru_cache(maxsize=4096)  # the same key gives the same object, even if a model is attached again
 def launch_bound(key: object) -> object:
-    """Return `key` renamed for a launch-bound step, whose times have a different meaning. Layers are not renamed."""
+    """Return `key` renamed for a launch-bound step, because its times mean something else. Layers keep their keys."""
     known: Any = BrickDefinition.of(key) if isinstance(key, BrickId) else key
     if not isinstance(known, BrickDefinition):
         return key

@@ -123,7 +123,7 @@ class HotPath:
 
     @property
     def position(self) -> Position:
-        """The caller's current place in the graph, where its next brick begins."""
+        """The caller's current place in the graph. The next brick begins there."""
         return self.find_position()
 
     @property
@@ -352,7 +352,7 @@ def chosen() -> type[HotPath]:
         return HotPath
     try:
         from cbtop.profiler import _hot_path
-    except ImportError:  # there was no compiler or there were no headers at installation
+    except ImportError:  # the compiler or the headers were missing at installation
         return HotPath
     compiled: type[HotPath] = _hot_path.HotPath
     return compiled

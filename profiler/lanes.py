@@ -8,7 +8,7 @@ from weakref import ref
 
 from cbtop.protocol.ring import LANE_SHIFT, LANES
 
-SHARED_LANE = (LANES - 1) << LANE_SHIFT  # shared by all further steps, whose times cannot be distinguished
+SHARED_LANE = (LANES - 1) << LANE_SHIFT  # shared by all further steps; their times cannot be distinguished
 
 
 class LaneHolder(Protocol):

@@ -50,7 +50,7 @@ class Path(Protocol):
 
     @property
     def position(self) -> Position:
-        """The caller's current place in the graph, where its next brick begins."""
+        """The caller's current place in the graph. The next brick begins there."""
 
     @property
     def recording(self) -> bool:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Paths:
     """Makes and ends the paths of a profiler. `own` times its bricks: it is `device` if there is one, else `host`.
 
-    Each function in `settlers` records the work that a device has reported so far. If its argument is True, it also
+    Each function in `settlers` records the work that a device has already reported. If its argument is True, it also
     waits for the device.
     """
 

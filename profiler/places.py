@@ -112,9 +112,9 @@ class Adopted:
             self.let_go()
 
     def let_go(self) -> None:
-        """Return to the earlier place. The end of the step calls this too, from the thread in which the step runs."""
+        """Return to the earlier place. The end of the step calls this too, in the step's own thread."""
         # The lock makes one of the two threads undo the adoption completely before the other continues. A fork
-        # meanwhile leaves the lock taken in the child, where no thread is at the place.
+        # meanwhile leaves the lock taken in the child, but no thread is at the place there.
         if not self._lock.acquire(timeout=UNDONE_WITHIN_S):
             return
         try:

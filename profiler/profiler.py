@@ -3,7 +3,7 @@
 Rules
 - No thread, no socket, no numpy. Everything that can fail or grow (files, nodes) is bounded. A failure is counted or
   logged once. Only a wrong argument raises into the host.
-- A timing is a record with a node. A node is defined once, under the scope in which it first ran.
+- A timing is a record with a node. A node is defined once, under the scope of its first call.
 - A profiler consists of a path, which times on the host's or a device's clock, the scopes, which name nodes, the
   steps, the graph of work timed elsewhere, and the statistics read back. At every brick the host calls the path's own
   method, without a wrapper.
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-MAX_TURNS = 4096  # bound on the names of steps, per thread, whose turns are counted for `sample_every`
+MAX_TURNS = 4096  # bound on the names of steps per thread with turns counted for `sample_every`
 
 _log = logging.getLogger("cbtop")
 _profilers: weakref.WeakSet[BrickProfiler] = weakref.WeakSet()
@@ -180,7 +180,7 @@ class BrickProfiler:
 
     @property
     def implementation(self) -> str:
-        """Which hot path runs at every brick: `compiled` or `python`."""
+        """The hot path that runs at every brick: `compiled` or `python`."""
         return self._path.implementation
 
     # attrgetter needs no Python frame. Each step reads both properties.

@@ -78,7 +78,7 @@ class Recorder(Protocol):
 
 
 class RingListener(Protocol):
-    """A listener is told of each ring that opens or fails to open. It writes records of its own into the ring."""
+    """A listener is notified of each ring that opens or fails to. It writes records of its own into the ring."""
 
     @property
     def implementation(self) -> str: ...
@@ -211,7 +211,7 @@ class RingRecorder:
             self._write_updates()
 
     def flush(self) -> None:
-        """Write the waiting announcements, if their pause is over. Costs nothing if there are none."""
+        """Write the waiting announcements, if their pause is over. Costs nothing if nothing waits."""
         if self._updates or (self._catalog is not None and self._catalog.is_behind):
             with self._opening, self._failures.kept_from_the_host("write what waits"):
                 self._write_updates()
@@ -242,7 +242,7 @@ class RingRecorder:
 
     @property
     def asked(self) -> int:
-        """The number of a command's request, see `cbtop.protocol.requests`. 0 if there is no request or no ring."""
+        """The number of a command's request, see `cbtop.protocol.requests`. 0 without a request or a ring."""
         return self.asked_word[0]
 
     def answer(self, word: int) -> None:
@@ -325,7 +325,7 @@ class RingRecorder:
         if catalog is None or not (self._updates or catalog.is_behind) or self._clock_ns() < self._pause_until_ns:
             return
         begun_bytes = catalog.size_bytes
-        if catalog.flush():  # false if the disk is full: then write no more
+        if catalog.flush():  # false if the disk is full: then stop writing
             for key in list(self._updates):  # a signal handler may announce something meanwhile
                 payload = self._announced.get(key)
                 if payload is not None:
@@ -338,7 +338,7 @@ class RingRecorder:
             self._pause_until_ns = self._clock_ns() + (pause_ns << self._update_bytes // PAUSE_DOUBLES_BYTES)
 
     def _write_nodes(self, catalog: CatalogWriter, encoded: Sequence[EncodedNode] = ()) -> None:
-        """Write each node that is not in the catalog yet, including nodes whose writing a signal interrupted."""
+        """Write each node that is not in the catalog yet, including nodes left by an interrupted call."""
         if self._is_writing_nodes:  # this is a signal handler: the interrupted call writes its nodes
             return
         payloads = {id(node): payload for node, payload in encoded}
@@ -468,7 +468,7 @@ def _nowhere(tag: int, start_ns: int, end_ns: int, elements: int) -> None:
 
 
 def _say_goodbye_from_multiprocessing() -> None:
-    """Register a finalizer with multiprocessing, whose children exit by os._exit and skip atexit."""
+    """Register a finalizer with multiprocessing, because its children exit by os._exit and skip atexit."""
     util = sys.modules.get("multiprocessing.util")
     if util is not None:
         util.Finalize(None, _at_exit, exitpriority=0)

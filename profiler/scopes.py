@@ -17,7 +17,7 @@ from cbtop.protocol.ring import HELD, NO_NODE
 from cbtop.protocol.signals import reraise_host_error
 from cbtop.protocol.vocabulary import NodeKind
 
-UNNAMED = (NodeKind.STEP,)  # the key of a step without a name, whose records are held until it has one
+UNNAMED = (NodeKind.STEP,)  # the key of a step without a name; its records are held until it has one
 # A brick inside itself more often than this is not recorded. Its time belongs to the fourth brick.
 MAX_RECURSION = 4
 MAX_LOST = 1000  # about Python's recursion limit: a brick this deep inside itself was never stopped
@@ -96,7 +96,7 @@ class Scopes:
             return self._define_node(key, outer)
         self._nodes += count
         self._unsaid += said
-        while self._unsaid:  # includes nodes whose announcement a signal interrupted, because ids have no gaps
+        while self._unsaid:  # includes nodes left by an interrupted call, because ids have no gaps
             first = self._unsaid[:]
             self._announce(first)
             if self._unsaid[: len(first)] == first:  # unequal if a signal handler has announced them
@@ -132,7 +132,7 @@ def _work_of(key: object) -> object:
 
 
 def _running(outer: Scope, key: object) -> list[Scope]:
-    """Return those of `outer` and the scopes around it that have this `key`, innermost first."""
+    """Return `outer` and the scopes around it, if they have this `key`, innermost first."""
     running = []
     scope: Scope | None = outer
     while scope is not None and scope.parent is not None:

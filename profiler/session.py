@@ -58,13 +58,13 @@ class Report:
     tokens: int
     wall_ns: int  # sum over all steps; 0 without steps
     recorded_ns: int  # sum over the steps with a recorded inside
-    union_ns: int  # time in which at least one step ran
+    union_ns: int  # time when at least one step ran
     elapsed_ns: int  # from the first step's start to the last step's end; the length of the window, if there is one
     overwritten: int
     rejected: int
     uncounted_steps: int = 0  # number of steps without a count of tokens; if it is not 0, no rate is known
     books: tuple[tuple[str, TimeBreakdown], ...] = ()  # phase and its time breakdown
-    outside: Beside | None = None  # time outside of every step; None if there was no such time
+    outside: Beside | None = None  # time outside of every step; None without such time
     sample_every: int = 1  # one in this many steps is recorded
     window_s: float | None = None  # None if the report covers everything since the beginning or since `reset`
     ended_why: str = ""  # why recording ended, so later work is missing; "" while recording has not ended
@@ -87,7 +87,7 @@ class Report:
 
     @property
     def tokens_per_sec_in_steps(self) -> float | None:
-        """Tokens per second of the time in which at least one step ran. None without steps."""
+        """Tokens per second of the time when at least one step ran. None without steps."""
         return self._a_second_of(self.union_ns)
 
     def _a_second_of(self, time_ns: int) -> float | None:

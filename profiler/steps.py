@@ -3,7 +3,7 @@
 Rules
 - A step always counts for its own phase, even if it runs inside a function or a different step. If it began inside
   such a call, a node there records how much of the call's time the step took.
-- Whether a step is sampled applies only to the thread, task or greenlet in which the step runs.
+- Whether a step is sampled applies only to the step's own thread, task or greenlet.
 - A step that is not sampled is plain. It is timed as a whole and leaves one record at its end. Bricks and steps
   inside it leave no record. It needs no lane, because there is nothing inside it to distinguish.
 - Sampled steps that run at the same time have different lanes. Their records carry the lane, so the time in each step
@@ -277,7 +277,7 @@ class ActiveStep:
 
     @property
     def model(self) -> str:
-        """Which model of this process ran (`draft`, `target`). "" if there is only one."""
+        """The model that ran (`draft`, `target`), if this process runs several; else ""."""
         return self._model
 
     @model.setter
@@ -321,7 +321,7 @@ class ActiveStep:
         self._waits += 1
 
     def told(self, parts: Iterable[Part] | None) -> None:
-        """Record `parts`, for which the step waited after its end. After the last parts, record the step itself.
+        """Record `parts` that the step waited for after its end. After the last parts, record the step itself.
 
         None means that the parts are lost.
         """
@@ -353,7 +353,7 @@ class ActiveStep:
         self._record(ended, lambda scopes: (parts.scopes_in(ended.scope, scopes), starts_ns, ends_ns, elements))
 
     def _record(self, ended: Ended, read: Callable[[Scopes], Told]) -> None:
-        """Record the parts. If the step waits for no more parts, record the step itself."""
+        """Record the parts. If these were the last parts, record the step itself."""
         steps, path = self._steps, self._steps.path
         try:
             told = _, _, ends_ns, _ = read(steps.scopes)
@@ -511,7 +511,7 @@ class ActiveStep:
     def _record_inside(
         self, position: Position, scope: Scope, held: list[HeldRecord] | None, end: Any, lane: int, failed: bool
     ) -> None:
-        """Record a step whose inside was recorded, or keep it until the device's times are known."""
+        """Record a step with a recorded inside, or keep it until the device's times are known."""
         path = self._steps.path
         if path.recording:
             flags = (FLAG_FAILED if failed else 0) | (FLAG_CANCELLED if self._cancelled else 0)
@@ -564,7 +564,7 @@ class ActiveStep:
             self._steps.path.emit(outer, position, self._start, end, self.tokens, lane)
 
     def _emit(self, scope: Scope, start: Any, end: Any, flags: int, inside: Inside | None) -> None:
-        """Record this step, its amounts of work, and how much time it took of the call in which it began."""
+        """Record this step, its amounts of work, and how much time it took of the call around it."""
         path, is_known = self._steps.path, not self._cancelled
         sequences, cached = (self.sequences, self.cached) if is_known else (None, None)
         path.emit_step(scope, start, end, self.tokens, flags, sequences, cached)

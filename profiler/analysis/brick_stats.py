@@ -108,7 +108,7 @@ class _Brick:
     backend: str
     nodes: Column
     alike: tuple[Column, ...]  # `nodes` in groups with the same work and budget
-    outermost: Column  # those of `nodes` that are not inside a node of the same brick
+    outermost: Column  # the subset of `nodes` that is not inside a node of the same brick
     alike_outermost: tuple[Column, ...]
     budget_gb_per_sec: float | None  # None unless all nodes have the same
     dtypes: tuple[str, ...]
@@ -224,7 +224,7 @@ def _brick(
 
 
 def name_and_category(node: Node) -> tuple[str, BrickCategory]:
-    """Return the key under which the calls of `node` are added up with those of other nodes."""
+    """Return the key under which the calls of `node` and of other nodes are added up."""
     return node.name, BrickCategory.OTHER if node.category is None else node.category
 
 

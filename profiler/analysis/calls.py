@@ -87,7 +87,7 @@ def spread(
     at = np.searchsorted(running, rank, side="left")
     percentiles[:, known] = np.clip(middle[at], low[known], high[known])
     columns += list(percentiles)
-    others = calls != count  # percentiles of more or fewer calls would be mistaken for those of all calls
+    others = calls != count  # percentiles of more or fewer calls would be mistaken for percentiles of all calls
     if others.any():
         for column in columns:
             column[others] = np.nan

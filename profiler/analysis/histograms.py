@@ -78,7 +78,7 @@ class Histograms:
     """
 
     def __init__(self) -> None:
-        self._pages = np.zeros((1, OCTAVES), np.int32)  # page of each node and octave; 0 if there are no counts
+        self._pages = np.zeros((1, OCTAVES), np.int32)  # page of each node and octave; 0 without counts
         self._counts: NDArray[Any] = np.zeros((1, SUB_BUCKETS), np.uint16)  # page 0 stays empty
         self._used = 1
 

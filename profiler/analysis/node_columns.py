@@ -12,12 +12,12 @@ NO_MINIMUM = np.iinfo(np.int64).max
 # - `cancelled`: number of cancelled steps. `cancelled_ns`: time in cancelled steps.
 # - `loose`: number of calls stopped twice, out of order or late. `loose_ns`: their time, which is not in any other
 #   sum.
-# - `overlap_ns`: time in which two parts of the node ran at once, in ended steps, counted for each part beyond the
+# - `overlap_ns`: time when two parts of the node ran at once, in ended steps, counted for each part beyond the
 #   first.
 # The other columns are about steps:
-# - `union_ns`: time in which at least one step ran. `first_ns`, `last_ns`: begin of the first and end of the last
+# - `union_ns`: time when at least one step ran. `first_ns`, `last_ns`: begin of the first and end of the last
 #   step.
-# - `over`: number of steps whose parts took longer than the step. `over_ns`: how much longer they took.
+# - `over`: number of steps with parts that took longer than the step. `over_ns`: how much longer they took.
 # - `crowded`: number of steps in the shared lane.
 # - `sequences`: number of sequences, a sum over steps. `kept`: number of positions that each sequence had before,
 #   also a sum over steps. `_given` is the number of steps with this value, `_least` and `_most` are the extremes.

@@ -108,7 +108,7 @@ class PhaseTotals:
 
     @property
     def known_elements(self) -> dict[int, int]:
-        """The number of elements by node id, for the nodes whose calls all gave a count."""
+        """The number of elements by node id. Excludes nodes with a call that gave no count."""
         unknown = self.stats.sparse["uncounted"].keys()
         return {node: n for node, n in self.elements.items() if node not in unknown} if unknown else self.elements
 
@@ -137,7 +137,7 @@ class PhaseTotals:
         return 100 * closed_ns / self.wall_ns if self.wall_ns else None
 
     def us_per_token(self, closed_ns: int) -> float | None:
-        """Return the time per token in µs, for a time in ended steps."""
+        """Return the time per token in µs. `closed_ns` is a time in ended steps."""
         return closed_ns / self.tokens / 1e3 if self.tokens else None
 
 

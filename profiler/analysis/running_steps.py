@@ -24,7 +24,7 @@ class _Inside:
     node: Column
     step: Column  # the step node around the node; itself for a step
     group: Column  # group number: step and lane
-    outer: Column  # the node whose time includes this record
+    outer: Column  # the node with a time that includes this record
     start_ns: Column
     end_ns: Column
     duration_ns: Column
@@ -34,7 +34,7 @@ class _Inside:
 
 @dataclass(frozen=True, slots=True)
 class _Fate:
-    """What happens to the time of each record: it is added to `closed_ns`, dropped, or kept until its step ends."""
+    """The fate of each record: its time is added to `closed_ns`, dropped, or kept until its step ends."""
 
     ended_in: Column  # index of the step that ended, among all ends in the batch
     follows: NDArray[np.bool_]  # True if a step in the same lane ended earlier in the batch
@@ -50,7 +50,7 @@ class RunningSteps:
     Steps that run at the same time have different lanes, and the records of a lane are in order. Records after the
     last end of a step in a lane belong to the next step in the lane, even if that step ran earlier and waited for a
     device. A record that was deferred until after the end of its step is recognised by its time. Many steps may share
-    the last lane. There, the end of a step closes all parts so far, and a cancelled step closes none.
+    the last lane. There, the end of a step closes all earlier parts, and a cancelled step closes none.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class RunningSteps:
         Also counts how much longer the parts of a step took than the step, which nested calls cannot do. Also counts
         how long parts of the same node ran at the same time, for example on two streams of a device.
 
-        Returns the nodes whose values changed. Some of them may not be in the batch.
+        Returns the changed nodes. Some of them may not be in the batch.
         """
         inside = _inside(batch, step_of, part_of)
         ends = np.flatnonzero(inside.is_end)
@@ -148,7 +148,7 @@ class RunningSteps:
     def _end(
         self, inside: _Inside, at: int, left_ns: int, part_of: Column, closed_ns: Column, sparse: SparseColumns
     ) -> list[Column]:
-        """End the step at index `at`, with its parts from earlier batches. Returns the nodes whose values changed."""
+        """End the step at index `at`, with its parts from earlier batches. Returns the changed nodes."""
         group, step = int(inside.group[at]), int(inside.step[at])
         is_cancelled = bool(inside.is_cancelled[at])
         concerned = []

@@ -53,7 +53,7 @@ class NodeStats:
         self._size = 0
         self._table = np.zeros((len(COLUMNS), 0), np.int64)
         self._histograms = Histograms()
-        self._shared: dict[int, int] = {}  # by first_of: the node whose histogram all nodes beyond the bound share
+        self._shared: dict[int, int] = {}  # by first_of: the owner of the histogram for all nodes beyond the bound
         self.sparse = SparseColumns()
         # In a result of `recent_part`: the table with all counts, until min_ns and max_ns are computed.
         self._whole: NodeStats | None = None
@@ -83,7 +83,7 @@ class NodeStats:
         return self.sparse.sum(name, nodes)
 
     def of_recorded(self, name: str) -> Column:
-        """Return a copy of `count`, `total_ns` or `elements` without plain steps, whose inside is not recorded."""
+        """Return a copy of `count`, `total_ns` or `elements` without plain steps. Their inside is not recorded."""
         found = self.column(name).copy()
         for node, value in self.sparse[_OF_PLAIN[name]].items():
             if node < self._size:
@@ -112,7 +112,7 @@ class NodeStats:
         return self._table.nbytes + self._histograms.size_bytes + self.sparse.size_bytes
 
     def calls(self, nodes: Sequence[int]) -> Calls | None:
-        """Return the statistics of all calls of `nodes`, or None if there were no calls."""
+        """Return the statistics of all calls of `nodes`, or None without calls."""
         return self.calls_of([nodes])[0]
 
     def calls_of(self, groups: Sequence[Sequence[int] | Column]) -> list[Calls | None]:
@@ -151,7 +151,7 @@ class NodeStats:
     def medians_ns(self, nodes: Column, fraction: float = PERCENTILES[0]) -> NDArray[np.float64]:
         """Return the percentile at `fraction` of each node's calls. By default, this is the p50.
 
-        It is NaN for a node without calls, and for a node whose histogram includes calls of other nodes.
+        It is NaN for a node without calls, or if the node's histogram includes calls of other nodes.
         """
         found = np.full(len(nodes), np.nan)
         there = np.flatnonzero(self.column("count")[nodes])
@@ -201,9 +201,9 @@ class NodeStats:
         """Count the records of `batch`. Returns the nodes and the histogram cells that changed.
 
         `step_of[node]` is the step node above `node`. It is `node` itself for a step, and -1 outside of steps. When a
-        step ends, the time of its bricks so far is added to `closed_ns`. `part_of[node]` is the node around `node` whose
-        time includes it, or -1. `first_of[node]` is the first node with the same name and category in the phase. If
-        `first_of` is None, no node shares a histogram.
+        step ends, the time of its bricks is added to `closed_ns`. `part_of[node]` is the parent of `node` if its time
+        includes the time of `node`, else -1. `first_of[node]` is the first node with the same name and category in the
+        phase. If `first_of` is None, no node shares a histogram.
         """
         self.grow(int(batch.node.max(initial=-1)) + 1)
         odd = (batch.flags & (FLAG_LOOSE | FLAG_UNCOUNTED)) != 0
@@ -231,7 +231,7 @@ class NodeStats:
         return distinct(np.concatenate(changed)), cells[0]
 
     def _histogram_of(self, node: Column, first_of: Column | None) -> Column:
-        """Return the node whose histogram counts each node's calls: itself, or a shared one beyond the bound."""
+        """Return the owner of the histogram of each node: the node itself, or a shared one beyond the bound."""
         beyond = np.flatnonzero(node > MAX_HISTOGRAM_NODES)
         if first_of is None or not len(beyond):
             return node

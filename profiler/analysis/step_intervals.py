@@ -1,4 +1,4 @@
-"""The intervals in which steps ran."""
+"""The intervals when steps ran."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ NONE = np.zeros(0, np.int64)
 
 
 class StepIntervals:
-    """The disjoint intervals in which steps ran, by step node. ANY_STEP has the intervals of all steps together."""
+    """The disjoint intervals when steps ran, by step node. ANY_STEP has the intervals of all steps together."""
 
     def __init__(self) -> None:
         self._intervals: dict[int, list[tuple[Column, Column]]] = {}  # starts and ends
 
     def since(self, from_ns: int, most: int) -> tuple[Column, Column, Column]:
-        """Return the intervals in which steps ran, as columns: node, begin in ns, length in ns.
+        """Return the intervals when steps ran, as columns: node, begin in ns, length in ns.
 
         These are the disjoint intervals of `union_ns` that end at `from_ns` or later. They are ascending for each
         node. If there are more than `most` over all nodes, the earliest of a node are left out.
@@ -40,7 +40,7 @@ class StepIntervals:
         return node, begin, length
 
     def cover(self, batch: Batch, step_of: Column, sparse: SparseColumns) -> None:
-        """Update the intervals in which steps ran, counting overlapping time once, and the sums of squared tokens."""
+        """Update the intervals when steps ran, counting overlapping time once, and the sums of squared tokens."""
         if len(batch.node):
             first_ns = int(batch.start_ns.min())
             sparse["first_ns"][ANY_STEP] = min(sparse["first_ns"].get(ANY_STEP, first_ns), first_ns)

@@ -41,14 +41,14 @@ class TimeBreakdown:
     wall_ns: int
     bricks_ns: int
     gaps_ns: dict[str, int]
-    overlap_ns: int  # time in which two bricks or gaps ran at once, counted for each beyond the first
+    overlap_ns: int  # time when two bricks or gaps ran at once, counted for each beyond the first
     open_ns: int  # brick time in a step that has not ended
     over: int
     over_ns: int
     exceeded: tuple[tuple[str, int], ...]
     unmatched_calls: int  # calls stopped twice, out of order or after their step
     unmatched_ns: int
-    cancelled: int  # number of steps cancelled or renamed inside, whose bricks are not counted
+    cancelled: int  # number of steps cancelled or renamed inside; their bricks are not counted
     # Number of steps that ran with fifteen others, so it is not known which bricks belong to them.
     in_shared_lane: int
     adopted: Beside | None  # time in other threads or tasks, for these steps
@@ -122,7 +122,7 @@ def books_of(totals: PhaseTotals, whole: PhaseTotals) -> TimeBreakdown | None:
 
 
 def outside_steps(table: NodeTable, stats: NodeStats) -> Beside | None:
-    """Return the time outside of all steps, by the outermost brick, layer or function. None if there is no such time.
+    """Return the time outside of all steps, by the outermost brick, layer or function. None without such time.
 
     Steps that ran inside such a node are subtracted, because their own books contain their time.
     """

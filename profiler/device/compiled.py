@@ -14,7 +14,7 @@ def chosen(python: Kind) -> Kind:
         return python
     try:
         from cbtop.profiler import _stamps
-    except ImportError:  # there was no compiler or there were no headers at installation
+    except ImportError:  # the compiler or the headers were missing at installation
         return python
     compiled: Kind = getattr(_stamps, python.__name__)
     return compiled

@@ -65,7 +65,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
 
 
 class CudaCalls:  # pragma: no cover - gpu
-    """Calls functions of the driver by name. Raises DriverError if there is no driver or if it is too old."""
+    """Calls functions of the driver by name. Raises DriverError if the driver is missing or too old."""
 
     def __init__(self) -> None:
         try:

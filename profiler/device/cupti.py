@@ -131,7 +131,7 @@ class Cupti(Protocol):
 
     @property
     def dropped(self) -> int:
-        """Number of records for which CUPTI had no room."""
+        """Number of records that did not fit into CUPTI's buffers."""
 
 
 def decoded(raw: bytes) -> KernelRecord | ExternalCorrelation | None:
@@ -193,7 +193,7 @@ def _read_in_c() -> Callable[[int, list[tuple[int, int]], int], Any] | None:
         return None
     try:
         from cbtop.profiler import _kernel_records
-    except ImportError:  # there was no compiler or there were no headers at installation
+    except ImportError:  # the compiler or the headers were missing at installation
         return None
     return _kernel_records.read_records
 

@@ -84,7 +84,7 @@ class DeviceTime:
         return wrong_ns + _part(nearer_ns, WANDER_PPM) + 2
 
     def _line(self, device_ns: int) -> tuple[ClockPair, ClockPair]:
-        """Return the two pairs whose line applies to `device_ns`.
+        """Return the two pairs that define the line for `device_ns`.
 
         These are the pairs around `device_ns`. After the last pair, they are the first and the last of the newest
         pairs.

@@ -157,7 +157,7 @@ class MappedWords:
 
 
 class CudaDriver(CudaGraphs):  # pragma: no cover - gpu
-    """The driver of this machine. Raises DriverError if there is no driver or if it is too old."""
+    """The driver of this machine. Raises DriverError if the driver is missing or too old."""
 
     def context(self) -> int:
         found = c_void_p()

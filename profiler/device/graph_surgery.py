@@ -30,7 +30,7 @@ class StampSites:
     """The places of one graph at which a stamp is possible, in order of execution, each with its number."""
 
     places: dict[int, int]  # by place: number of timed nodes before the place
-    # Index of each node that takes time, in an order in which a node follows all nodes that it waits for.
+    # Index of each node that takes time. A node has a higher index than all nodes that it waits for.
     positions: dict[int, int]
 
     @property
@@ -103,7 +103,7 @@ def _in_order(
 ) -> tuple[list[int], dict[int, list[int]], dict[int, list[int]]]:
     """Return `nodes` in topological order, the predecessors of each node, and the successors of each node.
 
-    Raises ValueError if there are no nodes or too many.
+    Raises ValueError without nodes or with too many.
     """
     if not 0 < len(nodes) <= MAX_NODES:
         raise ValueError(f"it has {len(nodes) or 'no'} nodes")

@@ -7,7 +7,7 @@ Rules
   is not ours ran nevertheless, CUPTI is released but not finalized, and the process has no further burst.
 - The place of a kernel is known from its node in a graph. Without a graph, it is known from the number that was set
   during the call that launched the kernel.
-- The data of a burst and the wait for the end of a step are bounded. What exceeds the bounds is counted.
+- The data of a burst and the wait for the end of a step are bounded. Everything beyond the bounds is counted.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class KernelBurstResults:
 
 
 class KernelWindow:
-    """One step in which kernels are recorded. The thread that runs the step calls `begin` and `end`."""
+    """One step with recorded kernels. The thread that runs the step calls `begin` and `end`."""
 
     def __init__(self, cupti: Cupti, driver: Driver, *, has_calls: bool) -> None:
         self._cupti, self._driver = cupti, driver

@@ -7,7 +7,7 @@ from cbtop.profiler.device.driver import CudaDriver
 
 
 class LaunchTimes:
-    """The clock offset of the current context's device. Raises DriverError if there is no device."""
+    """The clock offset of the current context's device. Raises DriverError without a device."""
 
     def __init__(self) -> None:
         self._device = CudaDevice(CudaDriver())

@@ -76,7 +76,7 @@ def attention_weights(layer: int, weights: NDArray[Any], config: AttentionConfig
 
 
 def anomalies(trace: AttentionWeightTrace) -> Iterator[str]:
-    """Yield the heads whose weights are not a distribution."""
+    """Yield the heads with weights that are not a distribution."""
     # Every comparison with NaN is false, so test for the valid case.
     for place in np.flatnonzero(~(np.abs(trace.total - 1.0) <= SUM_TOLERANCE)):
         yield (

@@ -20,7 +20,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
-    """Which attention is traced. For `layers` and `heads`, None means all.
+    """The layers and heads to trace attention for. None means all.
 
     Top entries have at least `weight_threshold`.
     """
@@ -33,7 +33,7 @@ class AttentionConfig:
 
 @dataclass(frozen=True, slots=True)
 class TracerConfig:
-    """Which traces are on. Without `tracked_tokens`, the logit trace follows each pass's most likely tokens."""
+    """The traces that are on. Without `tracked_tokens`, the logit trace follows each pass's most likely tokens."""
 
     trace_activations: bool = False
     trace_attention: bool = False

@@ -102,6 +102,6 @@ def numbers(passes: Sequence[LogitEvolutionTrace]) -> Iterator[TraceNumber]:
 
 
 def _most_likely(logits: NDArray[Any], count: int) -> list[int]:
-    """Return the `count` tokens with the largest logits, largest first. Of equals, the smaller is first."""
+    """Return the `count` tokens with the largest logits, largest first. The smaller token wins a tie."""
     unsorted = np.argpartition(-logits, min(count, logits.size) - 1)[:count]
     return [int(token) for token in sorted(unsorted, key=lambda token: (-logits[token], token))]

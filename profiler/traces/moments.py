@@ -18,7 +18,7 @@ CHUNK_ELEMENTS = 1 << 14  # 128 KiB as float64, which fits into a second-level c
 
 @dataclass(frozen=True, slots=True)
 class TensorStats:
-    """Statistics of the finite values of a tensor. `count` includes all values. The rest is None if none is finite."""
+    """Statistics of the finite values of a tensor. `count` is of all values. The rest is None without them."""
 
     count: int
     nan_count: int
@@ -31,7 +31,7 @@ class TensorStats:
 
     @property
     def largest(self) -> float:
-        """The largest magnitude of a finite value, or 0 if there is none."""
+        """The largest magnitude of a finite value, or 0 without one."""
         return 0.0 if self.min is None or self.max is None else max(abs(self.min), abs(self.max))
 
 
@@ -61,7 +61,7 @@ def tensor_stats(tensor: NDArray[Any]) -> TensorStats:
     flat = tensor.reshape(-1)
     nan_count = inf_count = 0
     low, high = math.inf, -math.inf
-    scale = 0.0  # a power of two that is at least the largest magnitude so far
+    scale = 0.0  # a power of two that is at least the largest magnitude of the chunks read
     moments = _Moments(0, 0.0, 0.0)
     for first in range(0, flat.size, CHUNK_ELEMENTS):
         values = flat[first : first + CHUNK_ELEMENTS].astype(np.float64)

@@ -70,7 +70,7 @@ class ModelTracer:
         return self._current.position if self._current else -1
 
     def begin_forward(self, position: int) -> None:
-        """Begin a pass whose first token is at `position`. A pass that was not ended is dropped."""
+        """Begin a pass with its first token at `position`. A pass that was not ended is dropped."""
         self._current = _Forward(position)
 
     def record_layer_activation(self, trace: LayerActivationTrace) -> None:

@@ -132,7 +132,7 @@ def _events(graph: ExecutionGraph) -> list[list[int]]:
 
 
 def _topological(graph: ExecutionGraph, after: list[list[int]]) -> list[int]:
-    """Return the events in an order in which each follows all events that it waits for."""
+    """Return the events in order: each comes after all events that it waits for."""
     sorter = TopologicalSorter[int]()
     for event, laters in enumerate(after):
         sorter.add(event)

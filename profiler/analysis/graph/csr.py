@@ -23,7 +23,7 @@ class Csr:
     - columns: (edges,) i64, the destinations.
     - kinds: (edges,) u8, see EDGE_CODES.
     - weights: (edges,) f64.
-    - dropped: number of nodes and edges for which the graph had no room.
+    - dropped: number of nodes and edges that did not fit into the graph.
     """
 
     row_offsets: NDArray[np.int64]

@@ -33,7 +33,7 @@ _OPPOSITE = {
 class ExecutionGraph:
     """Nodes, their nesting, and the added edges. The id of a node is its index in `nodes`.
 
-    `push_scope` and `pop_scope` set the scope to which the next node belongs:
+    `push_scope` and `pop_scope` set the scope of the next node:
 
         graph.push_scope(Layer(0))
         graph.record_brick(BrickId.QKV_PROJECTION, 200_000, elements=4096)
@@ -174,7 +174,7 @@ class ExecutionGraph:
         return self.nodes[self._known(node)]
 
     def node_by_name(self, name: str) -> list[int]:
-        """Return the ids of all nodes called `name`, in the order in which they were added."""
+        """Return the ids of all nodes called `name`, in the order of adding."""
         return [found for found, node in enumerate(self.nodes) if name_of(node) == name]
 
     def kernel_nodes(self) -> list[tuple[int, KernelLaunch]]:
@@ -182,7 +182,7 @@ class ExecutionGraph:
         return [(found, node) for found, node in enumerate(self.nodes) if isinstance(node, KernelLaunch)]
 
     def slowest_kernel(self) -> tuple[int, KernelLaunch] | None:
-        """Return the kernel with the longest call, or None if no kernel was timed. Of equals, return the first."""
+        """Return the kernel with the longest call, None if no kernel was timed. The first wins a tie."""
         timed = [(found, kernel) for found, kernel in self.kernel_nodes() if kernel.duration_ns is not None]
         return max(timed, key=lambda pair: pair[1].duration_ns or 0.0, default=None)
 
@@ -235,7 +235,7 @@ class ExecutionGraph:
         return [node for node, parent in enumerate(self.parents) if parent is None]
 
     def children(self) -> dict[int, list[int]]:
-        """Return the nodes inside each node, in the order in which they were added."""
+        """Return the nodes inside each node, in the order of adding."""
         inside: dict[int, list[int]] = {node: [] for node in range(len(self.nodes))}
         for node, parent in enumerate(self.parents):
             if parent is not None:

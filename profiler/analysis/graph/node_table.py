@@ -21,8 +21,8 @@ T = TypeVar("T")
 MAX_NODES = 100_000
 MAX_DEPTH = 32  # enough for step, layer, brick and kernel, and for bricks inside bricks
 
-# Nodes whose time is part of the time of the node around them. A kernel, a copy or a task may run in parallel. Inside
-# a brick, only bricks and steps are separate; all other nodes are the brick's own work.
+# Nodes with time that is part of the time of the node around them. A kernel, a copy or a task may run in parallel.
+# Inside a brick, only bricks and steps are separate. All other nodes are the brick's own work.
 _PARTS = frozenset({NodeKind.STEP, NodeKind.LAYER, NodeKind.BRICK, NodeKind.FUNCTION})
 _PARTS_OF = dict.fromkeys(_PARTS, _PARTS) | {NodeKind.BRICK: frozenset({NodeKind.STEP, NodeKind.BRICK})}
 
@@ -46,7 +46,7 @@ class NodeTable:
         self.nodes: list[Node] = []
         self.children: dict[int | None, list[Node]] = {None: []}
         self.step_of = array("q", [-1])  # by id: the step around the node, the node itself if it is a step, or -1
-        self.part_of = array("q", [-1])  # by id, inside a step: the parent whose time includes the node's time, or -1
+        self.part_of = array("q", [-1])  # by id, inside a step: the parent, if its time includes the node's; else -1
         self.first_of = array("q", [0])  # by id: the first node of the same kind, name and category in the phase
         self.like_of = array("q", [0])  # by id: the first node that also has the same work and budget
         self.parent_of = array("q", [0])  # 0 for a root

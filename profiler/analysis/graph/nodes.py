@@ -93,7 +93,7 @@ GraphNode = Layer | Step | Brick | KernelLaunch | Transfer | Function | AsyncTas
 
 
 class EdgeKind(StrEnum):
-    """How two nodes are connected."""
+    """The kind of connection between two nodes."""
 
     CALLS = "Calls"
     CONTAINS = "Contains"
@@ -120,7 +120,7 @@ class Edge:
 
 
 def display_name(node: Node) -> str:
-    """Return a node's name as screens and files show it. The name of a phase is that of its step: `draft decode`."""
+    """Return a node's name as screens and files show it. A phase is named by its step: `draft decode`."""
     return _labelled(node.kind, node.name, node.label)
 
 
