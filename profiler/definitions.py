@@ -10,7 +10,7 @@ from cbtop.protocol.attributes import KernelAttributes, Work
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
 Budget = TokenBudget | ByteBudget
-# Computes the work of a call from its number of elements. It is for work that is not a straight line.
+# Computes the work of a call from its number of elements. Used if the work is not linear in the elements.
 WorkOfCall = Callable[[int], Work]
 
 

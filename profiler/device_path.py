@@ -88,7 +88,7 @@ class DevicePath:
         inside = scope.children.get(brick) or self._define(scope, brick)
         try:
             if self.mode is SyncMode.IMMEDIATE:
-                self._clock.synchronize()  # not the time of earlier work, see start_mark
+                self._clock.synchronize()  # excludes the time of earlier work, see start_mark
             start = self._mark()
         except Exception as error:  # noqa: BLE001 - a device that is lost must not take the host with it
             self._callbacks.give_up(error)

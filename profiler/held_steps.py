@@ -1,8 +1,8 @@
 """Keeps each stamped step until the device has reached its stamps, then judges the step as a whole and records it.
 
 Meaning of the times
-- The time of a brick is from when the device reached its begin until the device reached its end. If the device waited
-  for the host meanwhile, this time includes more than the kernels.
+- The time of a brick begins when the device reaches its start, and ends when the device reaches its end. If the
+  device waited for the host meanwhile, this time includes more than the kernels.
 - The host's time of each stamp is kept. If the device reached a stamp within GOT_THERE_NS after it was enqueued, the
   device was idle. The possible error between both clocks is added to this limit. If stamps on an idle stream take
   longer on this machine, their time plus IDLE_MARGIN_NS replaces GOT_THERE_NS. (On an H100: 7 to 10 us when idle.)
@@ -157,7 +157,7 @@ class HeldSteps:
         if not self._steps or not self._settling.acquire(blocking=may_wait):
             return
         try:
-            if not self._is_settling:  # True if this is a signal handler that interrupted `_settle`
+            if not self._is_settling:  # `_is_settling` is True in a signal handler that interrupted `_settle`
                 self._is_settling = True
                 try:
                     self._settle(may_wait)
@@ -201,7 +201,7 @@ class HeldSteps:
             self._callbacks.record(NO_NODE, 0, 0, 0)
 
     def _record(self, step: HeldStep) -> None:
-        # Not earlier, because a different step may have used this step's lane.
+        # Take a lane only now. A different step may have taken the lane that this step had while it ran.
         lane = step.step.take_lane()
         try:
             self._record_in(lane, step)

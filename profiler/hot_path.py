@@ -35,7 +35,7 @@ HeldRecord = tuple["Scope", Any, Any, int, int]  # scope, start, end, elements, 
 class Scope:
     """A place in the graph: its node, its parent scope, and its child scopes by key.
 
-    `work` computes the FLOP and bytes of a call from its elements. It is None if they are a straight line.
+    `work` computes the FLOP and bytes of a call from its elements. It is None if they are linear in the elements.
     """
 
     __slots__ = ("children", "key", "node", "parent", "work")
@@ -253,7 +253,7 @@ class HotPath:
             self._write(NO_NODE, 0, 0, 0)
 
     def _counted(self, elements: object) -> int:
-        """Return `elements` as an int, to keep no object of the host. Returns -1 if `elements` is not a count."""
+        """Return `elements` as an int, so that no host object is kept alive. Return -1 if it is not a count."""
         try:
             return operator.index(elements)  # type: ignore[arg-type]
         except Exception as error:  # noqa: BLE001 - whatever an object of the host's raises when asked for a number
@@ -262,7 +262,7 @@ class HotPath:
             return -1
 
     def write_refused(self, at: int, number: int, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
-        """Handle a record that was not written: there is no ring, a lap is due, or `elements` is not a count."""
+        """Handle an unwritten record. There is no ring, or the ring is at its end, or `elements` is not a count."""
         if at == NOWHERE:
             try:
                 self.callbacks.record(tag, start_ns, end_ns, elements)

@@ -154,7 +154,7 @@ class HostPath:
         self._callbacks = callbacks
         self._record = callbacks.record
 
-    # attrgetter needs no Python frame. Each step reads both properties, when their code is not in the caches.
+    # attrgetter needs no Python frame. Each step reads both properties, and Python code would not be in the caches.
     position = property(attrgetter("hot_path.position"), doc="Where in the graph the caller is.")
     recording = property(attrgetter("hot_path.recording"), doc="Whether what the caller starts now is timed.")
 
@@ -186,7 +186,7 @@ class HostPath:
             self._record(max(scope.node, NO_NODE) | FLAG_AMOUNTS, sequences, cached, 0)
 
     def emit_deferred(self, told: Told, flags: int) -> None:
-        """Record calls that were timed elsewhere. It must be fast: there are hundreds, and the next step waits."""
+        """Record calls that were timed elsewhere. It must be fast: hundreds are recorded while a step waits."""
         scopes, starts_ns, ends_ns, elements = told
         if all(scope.node > NO_NODE and scope.work is None for scope in scopes):
             tags = [scope.node | flags for scope in scopes]

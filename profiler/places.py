@@ -1,4 +1,4 @@
-"""Places let work in a different thread or task belong to the step and layer of the thread that requested it.
+"""A place lets work in a different thread or task belong to the step and layer of the requesting thread.
 
 Rules
 - A place ends with its step. Work that continues after that is outside of steps.

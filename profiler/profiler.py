@@ -4,9 +4,9 @@ Rules
 - No thread, no socket, no numpy. Everything that can fail or grow (files, nodes) is bounded. A failure is counted or
   logged once. Only a wrong argument raises into the host.
 - A timing is a record with a node. A node is defined once, under the scope of its first call.
-- A profiler consists of a path, which times on the host's or a device's clock, the scopes, which name nodes, the
-  steps, the graph of work timed elsewhere, and the statistics read back. At every brick the host calls the path's own
-  method, without a wrapper.
+- A profiler consists of a path, the scopes, the steps, the graph of work timed elsewhere, and the statistics read
+  back. The path times on the host's or a device's clock. The scopes name nodes. At every brick, the host calls the
+  path's own method, without a wrapper.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _unless_it_fails(
 ]:
     """Decorate a method to return `default` if our code fails. The failure is logged once and ends recording.
 
-    A UsageError is raised, because the caller made it.
+    A UsageError passes through, because it is the caller's error.
     """
 
     def guard(

@@ -173,7 +173,7 @@ class RingRecorder:
         return self._failures.count
 
     def open(self) -> None:
-        """Open the files if they are closed, so that a process without records yet is seen to run."""
+        """Open the files if they are closed, so that viewers see a process without records yet."""
         if self._catalog is None:
             self._open()
 
@@ -189,7 +189,7 @@ class RingRecorder:
         with self._opening, self._failures.kept_from_the_host("announce"):
             try:
                 payload = codec.encode(message)
-                # Decode the message as the daemon will, which drops the source of an invalid message.
+                # Decode the message as the daemon does. The daemon drops a source that sends an invalid message.
                 said = codec.decode(payload)
                 if not isinstance(said, Announcement):
                     raise TypeError("a host announces no such thing")
@@ -299,7 +299,7 @@ class RingRecorder:
         for node, _ in nodes:
             if len(self._nodes) >= MAX_NODES:
                 self._leave_out("nodes", f"cbtop leaves out what is announced beyond {MAX_NODES} nodes")
-            elif node not in self._nodes[node.id - 1 : node.id]:  # it is there if a signal cut this short before
+            elif node not in self._nodes[node.id - 1 : node.id]:  # an interrupted call may have added the node
                 self._nodes.append(node)
         catalog = self._open()
         if catalog is not None:
@@ -325,7 +325,7 @@ class RingRecorder:
         if catalog is None or not (self._updates or catalog.is_behind) or self._clock_ns() < self._pause_until_ns:
             return
         begun_bytes = catalog.size_bytes
-        if catalog.flush():  # false if the disk is full: then stop writing
+        if catalog.flush():  # `flush` returns False if the disk is full; then stop writing
             for key in list(self._updates):  # a signal handler may announce something meanwhile
                 payload = self._announced.get(key)
                 if payload is not None:
@@ -384,7 +384,7 @@ class RingRecorder:
     def _first_record(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
         self._open()
         record = self.record
-        if record != self._first_record:  # equal if a signal came while the files were being opened
+        if record != self._first_record:  # equal in a signal handler that runs while the files are being opened
             record(tag, start_ns, end_ns, elements)
 
     def _open(self) -> CatalogWriter | None:
@@ -445,7 +445,7 @@ class RingRecorder:
                 with self._failures.kept_from_the_host("write beside the hot path"):
                     self.record = listener.attach(ring)
         except BaseException:
-            if self._catalog is None:  # otherwise only a listener failed, and its records take the slow way
+            if self._catalog is None:  # set if only a listener failed; its records then take the slow way
                 with self._failures.kept_from_the_host("remove a file it began"):
                     catalog.path.with_suffix(".ring").unlink(missing_ok=True)
                     catalog.path.unlink(missing_ok=True)

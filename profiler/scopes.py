@@ -18,9 +18,9 @@ from cbtop.protocol.signals import reraise_host_error
 from cbtop.protocol.vocabulary import NodeKind
 
 UNNAMED = (NodeKind.STEP,)  # the key of a step without a name; its records are held until it has one
-# A brick inside itself more often than this is not recorded. Its time belongs to the fourth brick.
+# How often a brick may be inside itself. Deeper calls are not recorded. Their time belongs to the fourth call.
 MAX_RECURSION = 4
-MAX_LOST = 1000  # about Python's recursion limit: a brick this deep inside itself was never stopped
+MAX_LOST = 1000  # a brick this often inside itself was never stopped, because Python does not recurse deeper
 
 _log = logging.getLogger("cbtop")
 
@@ -126,7 +126,7 @@ class NamedScopes:
 
 
 def _work_of(key: object) -> object:
-    """Return the function that computes the FLOP and bytes of a call. Returns None if they are a straight line."""
+    """Return the function that computes the FLOP and bytes of a call. Returns None if they are linear."""
     work = key.work if isinstance(key, BrickDefinition) else None
     return work if callable(work) else None
 

@@ -67,7 +67,7 @@ class Report:
     outside: Beside | None = None  # time outside of every step; None without such time
     sample_every: int = 1  # one in this many steps is recorded
     window_s: float | None = None  # None if the report covers everything since the beginning or since `reset`
-    ended_why: str = ""  # why recording ended, so later work is missing; "" while recording has not ended
+    ended_why: str = ""  # why recording ended (later work is missing); "" while recording has not ended
 
     @property
     def total_ns(self) -> int:

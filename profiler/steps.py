@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.places import Adopted
 
 NO_NAME = "step"  # the name of a step that ended without one
-# In the shared lane, a cancelled step cancels no records of other steps.
+# Flags of a cancelled plain step. In the shared lane, it does not cancel the records of other steps.
 CANCELLED_PLAIN = FLAG_CANCELLED | SHARED_LANE
 StepKey: TypeAlias = tuple[NodeKind, str] | tuple[NodeKind, str, str]  # (STEP, name) or (STEP, name, model)
 STEP = NodeKind.STEP  # looking up NodeKind.STEP takes as long as the rest of a key
@@ -89,7 +89,7 @@ class Steps:
         self.is_sampled = is_sampled
         self.give_up = give_up
         self.flush = flush
-        self.show = show  # function that opens the ring, so that this process is seen to run
+        self.show = show  # function that opens the ring, so that viewers see this process
         self.forks = 0  # number of forks that led to this process
         self.is_on = True  # True while the profiler records
         self.governor: Any = None  # if set, it is notified of each step; see instrument/governor.py
@@ -129,9 +129,10 @@ class Steps:
         model: str = "",
         sequences: int | None = None,
     ) -> None:
-        """Record a step that was timed elsewhere on the host's clock, with its `parts`. None: a plain step.
+        """Record a step that was timed elsewhere on the host's clock, with its `parts`.
 
-        `lost` is the number of steps since the last one that were not kept.
+        If `parts` is None, the step is plain, without a recorded inside. `lost` is the number of steps since the last
+        one that were not kept.
         """
         step = ActiveStep(self, name, tokens, model)
         try:
@@ -374,8 +375,8 @@ class ActiveStep:
         """Whether the step has begun and not ended."""
         return self.position is not None
 
-    # __enter__ and __exit__ call few functions. After a model has run, the code of each function must be fetched from
-    # memory again.
+    # __enter__ and __exit__ call few functions, because after a model has run, the code of each function must be
+    # fetched from memory again.
 
     def __enter__(self) -> ActiveStep:
         try:
@@ -399,7 +400,7 @@ class ActiveStep:
             while root.parent is not None:
                 top, root = root, root.parent
             if outer is None and isinstance(top.key, tuple) and top.key[0] is STEP:
-                # A signal interrupted the end of a step. It has ended, so the new step is not inside it.
+                # A signal interrupted the end of an earlier step. That step has ended, so this one is not inside it.
                 self._inside = root
             if self._is_outermost and not steps.is_sampled(None if self._name is None else self.key):
                 # Do not use a clock that waits for a device. If this path keeps its steps, use the host's clock.
@@ -415,7 +416,7 @@ class ActiveStep:
                     path.publish(position, there, start_ns, self.tokens, self.sequences)
                 return self
             if self._name is None:
-                steps.show()  # its records wait for its name, so nothing else opens the ring
+                steps.show()  # the records of this step wait for its name, so nothing else opens the ring
             key = UNNAMED if self._name is None or path.held_steps is not None else self.key
             scope = root.children.get(key) or steps.scopes.define(root, key)
             if governor is not None and self._is_outermost:
@@ -436,7 +437,7 @@ class ActiveStep:
             self.position = self._mark = None  # a step that has not begun must not be ended
             if not isinstance(error, Exception):
                 raise
-            self._steps.give_up(error)  # an error of ours, or of a clock, is not the host's
+            self._steps.give_up(error)  # an error of our code or of a clock must not reach the host
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object, /) -> None:
@@ -476,7 +477,7 @@ class ActiveStep:
                     end = path.end_mark()
                 finally:
                     held, position.held = position.held, self._outer_held
-                    # To where the step began, or to the root if the step around it has ended meanwhile.
+                    # Return to where the step began, or to the root if the step around it has ended meanwhile.
                     position.leave(scope)
                     if position.scope.parent is None and (self.outer is None or self.outer.position is not None):
                         path.enter(position, self._inside, 0)
@@ -521,7 +522,7 @@ class ActiveStep:
             else:
                 if scope.key == UNNAMED:
                     scope = self._give_name(scope, held or [], lane)
-                elif scope.key != self.key:  # it was renamed while a brick ran inside it
+                elif scope.key != self.key:  # the step was renamed while a brick ran inside it
                     path.emit(scope, None, self._start, end, 0, lane | FLAG_CANCELLED)
                     scope = self._named(scope.parent)
                 inside = self._inside_at(position)
@@ -564,7 +565,7 @@ class ActiveStep:
             self._steps.path.emit(outer, position, self._start, end, self.tokens, lane)
 
     def _emit(self, scope: Scope, start: Any, end: Any, flags: int, inside: Inside | None) -> None:
-        """Record this step, its amounts of work, and how much time it took of the call around it."""
+        """Record this step, its amounts of work, and the time that it took inside the call around it."""
         path, is_known = self._steps.path, not self._cancelled
         sequences, cached = (self.sequences, self.cached) if is_known else (None, None)
         path.emit_step(scope, start, end, self.tokens, flags, sequences, cached)

@@ -115,7 +115,7 @@ class _Brick:
 
 
 class _Bricks:
-    """Adds up columns for all bricks at once. A dozen NumPy calls for each brick would double the whole time."""
+    """Adds up columns for all bricks at once. A dozen NumPy calls per brick would take as long as all the rest."""
 
     def __init__(self, bricks: Sequence[_Brick]) -> None:
         self.bricks = bricks
@@ -295,7 +295,7 @@ def _work_of(brick: _Brick, totals: PhaseTotals, alike: Sequence[tuple[Column, i
 
 
 def _work(node: Node, totals: PhaseTotals, unit: str) -> float | None:
-    """Return the work of all calls of `node`: a sum of what each call gave, or a straight line in their elements."""
+    """Return the work of all calls of `node`: a sum of what each call gave, or a linear function of elements."""
     if unit != "size_bytes" and totals.stats.rare("amounts", (node.id,)):
         given = totals.stats.rare(f"{unit}_given", (node.id,))
         return None if given != totals.count[node.id] else totals.stats.rare(unit, (node.id,))

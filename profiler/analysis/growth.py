@@ -25,7 +25,7 @@ class Growth:
     sums: NDArray[np.int64]  # shape (SUMS, nodes)
     cell: NDArray[np.int32]  # histogram cells without duplicates
     count: NDArray[np.uint32] | Column
-    # Increases by (index into SPARSE_COLUMNS, node), without the columns that hold points in time.
+    # Increases by (index into SPARSE_COLUMNS, node), without the columns for points in time and extremes.
     rare: dict[tuple[int, int], int]
 
     @property

@@ -24,8 +24,8 @@ class PhaseTotals:
 
     `closed_ns` is the part of `total_ns` in steps that have ended. Exclusive time is a node's time minus the time of
     nodes inside it that are shown separately. Inside a brick, only other bricks and steps are shown separately,
-    because its kernels and layers are the brick's own work. Inside other nodes, all nodes are. Adopted work ran in
-    parallel and is not subtracted.
+    because its kernels and layers are the brick's own work. Inside other nodes, all nodes are shown separately.
+    Adopted work ran in parallel and is not subtracted.
     """
 
     step: Node | None
@@ -130,7 +130,7 @@ class PhaseTotals:
     def percent(self, closed_ns: int, adopted_ns: int = 0) -> float | None:
         """Return `closed_ns` as a percentage of the phase's wall time.
 
-        Both are times in ended steps. Returns None if the brick has only adopted time, `adopted_ns`.
+        `closed_ns` and `adopted_ns` are times in ended steps. Returns None if there is only adopted time.
         """
         if adopted_ns and not closed_ns:
             return None

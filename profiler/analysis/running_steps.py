@@ -98,7 +98,7 @@ class RunningSteps:
         return np.concatenate(concerned)
 
     def _fate(self, inside: _Inside, ends: Column) -> _Fate:
-        """Find the end of the step around each record. It may be in this batch or in an earlier one."""
+        """Find the end of the step around each record. The end may be in this batch or in an earlier one."""
         group, end_ns = inside.group, inside.end_ns
         if len(ends):
             found = np.searchsorted(ends, np.arange(len(group)))

@@ -202,8 +202,8 @@ class NodeStats:
 
         `step_of[node]` is the step node above `node`. It is `node` itself for a step, and -1 outside of steps. When a
         step ends, the time of its bricks is added to `closed_ns`. `part_of[node]` is the parent of `node` if its time
-        includes the time of `node`, else -1. `first_of[node]` is the first node with the same name and category in the
-        phase. If `first_of` is None, no node shares a histogram.
+        includes the time of `node`, else -1. `first_of[node]` is the first node with the same name and category in
+        the phase. If `first_of` is None, no node shares a histogram.
         """
         self.grow(int(batch.node.max(initial=-1)) + 1)
         odd = (batch.flags & (FLAG_LOOSE | FLAG_UNCOUNTED)) != 0

@@ -26,7 +26,7 @@ class StepIntervals:
         """Return the intervals when steps ran, as columns: node, begin in ns, length in ns.
 
         These are the disjoint intervals of `union_ns` that end at `from_ns` or later. They are ascending for each
-        node. If there are more than `most` over all nodes, the earliest of a node are left out.
+        node. If there are more than `most` over all nodes, the earliest intervals of a node are left out.
         """
         found = [(NONE, NONE, NONE)]
         for step, parts in sorted(self._intervals.items()):

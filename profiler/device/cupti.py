@@ -37,7 +37,7 @@ OF_KERNELS = (KERNEL,)
 OF_CALLS = (KERNEL, DRIVER_CALL, RUNTIME_CALL, EXTERNAL)  # CUPTI gives external ids only next to records of calls
 _CUSTOM = 3  # the kind of our external ids
 
-_KERNEL_BYTES = 160  # number of bytes that are read; the record is longer
+_KERNEL_BYTES = 160  # number of bytes read of a kernel's record, which is longer
 _EXTERNAL_RECORD = struct.Struct("<IIQI")  # kind, owner, external id, correlation id
 _TIMES, _SIZES, _CALL = struct.Struct("<QQ"), struct.Struct("<8i"), struct.Struct("<I")
 _REGISTERS, _NAME, _GRAPH_NODE, _GRAPH = (

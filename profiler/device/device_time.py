@@ -19,7 +19,7 @@ from typing import NamedTuple
 MAX_DRIFT_PPM = 100  # measured values are 6 to 24
 WANDER_PPM = 1
 MAX_PAIRS = 64
-BASELINE = 8  # number of pairs back from the last that give the slope after the last
+BASELINE = 8  # number of newest pairs that give the slope after the last pair
 _MILLION = 1_000_000
 
 

@@ -1,9 +1,9 @@
 """Measures the cost of a stamp in work launched kernel by kernel, and how soon an idle device reaches a stamp.
 
-Everything runs on a stream of our own. First come FIRST stamps on the idle stream. Then a kernel
-holds the stream back until everything is enqueued, so that the rest runs without gaps. Each round has two sections of
-KERNELS empty kernels. One section has a stamp at each end, and the other has a stamp after each kernel. The
-difference is the cost of the stamps.
+Everything runs on a stream of our own. First come FIRST stamps on the idle stream. Then a kernel holds the stream
+back until everything is enqueued, so that the rest runs without gaps. Each round has two sections of KERNELS empty
+kernels. One section has a stamp at each end, and the other has a stamp after each kernel. The difference is the cost
+of the stamps.
 """
 
 from __future__ import annotations

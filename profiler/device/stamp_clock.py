@@ -198,7 +198,7 @@ class StampClock:
         self._device.look_at_clocks()
 
     def close(self) -> None:
-        """Release the resources. If a stamp has not been written yet, keep them."""
+        """Release the resources. If a stamp has not been written yet, keep everything."""
         marks = [mark for mark in self._marks if mark is not None]
         if self._device.is_of_parent or not all([self.is_reached(mark) for mark in marks]):
             return

@@ -57,7 +57,7 @@ class StampCosts:
         return self.known or (_middle_of(sorted(self._found)) if self._found else None)
 
     def inside_ns(self, around_ns: int) -> int:
-        """Return the time inside a replay, from `around_ns`, the time between the stamps before and after it."""
+        """Estimate the time inside a replay. `around_ns` is the time between the stamps before and after it."""
         around = sorted(self._around)
         return max(0, around_ns - around[len(around) // 2]) if around else around_ns
 

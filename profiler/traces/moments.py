@@ -18,7 +18,7 @@ CHUNK_ELEMENTS = 1 << 14  # 128 KiB as float64, which fits into a second-level c
 
 @dataclass(frozen=True, slots=True)
 class TensorStats:
-    """Statistics of the finite values of a tensor. `count` is of all values. The rest is None without them."""
+    """Statistics of a tensor's finite values. `count` is of all values. Without finite values, the rest is None."""
 
     count: int
     nan_count: int

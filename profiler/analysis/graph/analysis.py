@@ -36,8 +36,9 @@ class CriticalPath:
     """The chain of work that determines the total time.
 
     `nodes` are the nodes of the chain with exclusive time, in order. `exclusive_ns` is the exclusive time of every
-    node of the graph. `slack_ns` holds every node with exclusive time. It is the latest start minus the earliest
-    start: how much later the node could have started without delaying the end of the graph. It is 0 on the path.
+    node of the graph. `slack_ns` is the slack of every node with exclusive time: the latest start
+    minus the earliest start. A node could start this much later without delaying the end of the graph. The slack is 0
+    on the path.
     """
 
     nodes: tuple[int, ...]

@@ -182,7 +182,7 @@ class ExecutionGraph:
         return [(found, node) for found, node in enumerate(self.nodes) if isinstance(node, KernelLaunch)]
 
     def slowest_kernel(self) -> tuple[int, KernelLaunch] | None:
-        """Return the kernel with the longest call, None if no kernel was timed. The first wins a tie."""
+        """Return the kernel with the longest call, or None if none was timed. The first one wins a tie."""
         timed = [(found, kernel) for found, kernel in self.kernel_nodes() if kernel.duration_ns is not None]
         return max(timed, key=lambda pair: pair[1].duration_ns or 0.0, default=None)
 

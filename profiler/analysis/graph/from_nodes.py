@@ -67,7 +67,7 @@ def mean_call(
 
 
 def _graph_node(node: Node, mean_ns: float | None, mean_elements: float | None, calls: float) -> GraphNode:
-    # `Work` is a straight line, so the mean work is the work of the mean elements.
+    # `Work` is linear in the elements, so the mean work is the work of the mean elements.
     flops = None if mean_elements is None else node.work.flops(1, mean_elements)
     moved_bytes = None if mean_elements is None else node.work.bytes(1, mean_elements)
     match node.kind:
