@@ -22,7 +22,7 @@ Item = TypeVar("Item")
 class AttentionConfig:
     """The layers and heads to trace attention for. None means all.
 
-    Top entries have at least `weight_threshold`.
+    Weights below `weight_threshold` are never among the top weights.
     """
 
     top_k: int = 10

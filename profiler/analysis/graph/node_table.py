@@ -68,7 +68,7 @@ class NodeTable:
         return self.nodes[node - 1]
 
     def add(self, node: Node) -> None:
-        """Add the next node. Raises ValueError for a wrong id or parent, or if the table is full."""
+        """Add the next node. Raises ValueError for a wrong id, parent or depth, or if the table is full."""
         expected = len(self.nodes) + 1
         if node.id != expected or expected > MAX_NODES:
             raise ValueError(f"node {node.id} where {expected} was due (at most {MAX_NODES} are taken)")
