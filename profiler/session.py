@@ -48,7 +48,7 @@ class Report:
 
     Numbers of steps, tokens and times of whole steps cover all steps. Bricks, categories and books cover only steps
     with a recorded inside. `overwritten` is the number of records that were lost before they were read. `rejected` is
-    the number of records without a node, because there was no room for one.
+    the number of records with impossible values, or without a node because the bounds left no room for one.
     """
 
     bricks: tuple[BrickStats, ...]
