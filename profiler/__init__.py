@@ -1,1 +1,1 @@
-"""Measures and records bricks inside the profiled process: no thread, no socket, nothing that can block."""
+"""Measures and records bricks inside the profiled process. It starts no thread, opens no socket and never blocks."""

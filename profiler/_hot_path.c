@@ -1,20 +1,20 @@
-/* The code that runs at every brick, compiled: the same names, records and tests as hot_path.py.
+/* The code that runs at every brick, compiled, with the same names, records and tests as hot_path.py.
 
    Rules
-   - It contains start, stop, the `with` form, the layer's scope, the timed calls of a host's modules and functions,
-     and the begin and end of a model's steps (_model_steps.h); nothing else. A new scope, a new position, a record
-     without a ring and every error are calls back into Python.
-   - The GIL is held throughout. A thread reserves a record by one step of the ring's cursor, writes it, and stores
-     its tag last, with release order; nothing of Python runs between these. So a record is complete or does not
-     count.
-   - Python knows whose position it is (positions.py). It is asked again if the thread has switched contexts since
-     (each task, and each greenlet, runs in a context of its own), and if a position has gone.
-   - Only a wrong argument, or an exception that is not an Exception (an interrupt), reaches the host from here.
-   - A brick that one thread starts and a second one stops is recorded; the starting thread moves in the graph.
-   - At the end of a brick its kernel has filled the caches: in a model, most of the cost is cache misses. So a scope
-     remembers the scope after it and the call that made it. That saves a look-up, and the lines are fetched at the
-     end of the brick before. Data that every brick needs is kept together. Memory to be written is fetched before the
-     clock is read. The calls that replace modules lend the references they hold.
+   - This file contains start, stop, the `with` form, the layer's scope, the timed calls of a host's modules and
+     functions, and the start and end of a model's steps (_model_steps.h). Everything else is a call back into Python:
+     a new scope, a new position, a record without a ring, every error.
+   - The GIL is held throughout. A thread reserves a record by one step of the ring's cursor, writes the record, and
+     stores its tag last, with release order. No Python code runs meanwhile. So a record is either complete or does
+     not count.
+   - Python finds the caller's position (positions.py). It is called again if the thread has switched contexts since
+     the last call, or if a position was freed. (Each task and each greenlet runs in a context of its own.)
+   - Only a wrong argument or an interrupt (an exception that is not an Exception) is raised into the host.
+   - A brick that one thread starts and a second one stops is recorded. The starting thread moves in the graph.
+   - At the end of a brick, the brick's kernel has filled the caches. In a model, most of the cost is cache misses. So
+     a scope remembers the scope after it and the call that started that scope. This saves a look-up, and the cache
+     lines are fetched at the end of the brick before. Data that every brick needs is kept together. Memory to be
+     written is fetched before the clock is read. The calls that replace modules lend the references that they hold.
    - The node of a position is also in its slot of the ring's header, for readers after this process was killed.
 */
 
@@ -35,57 +35,58 @@ enum { CURSOR_WORD = 16, HEADER_BYTES = 4096, RECORD_BYTES = 32, RECORD_WORDS = 
 enum { FIRST_SLOT_WORD = 24, SLOT_WORDS = 8, SLOTS = 61, SLOT_THREAD = 0, SLOT_NODE = 1, SLOT_START = 2, SLOT_SIZE = 3 };
 #define SEQUENCE_MASK ((INT64_C(1) << 31) - 1)
 #define FLAG_FAILED (INT64_C(1) << 24)
-#define FLAG_LOOSE (INT64_C(5) << 25) /* stopped twice, out of order or late */
+#define FLAG_LOOSE (INT64_C(5) << 25) /* the call was stopped twice, out of order or late */
 #define FLAG_AMOUNTS (INT64_C(1) << 27)
-#define FLAG_PLAIN (FLAG_AMOUNTS | INT64_C(1) << 28) /* a step that is timed as a whole */
+#define FLAG_PLAIN (FLAG_AMOUNTS | INT64_C(1) << 28) /* the record of a step that is timed as a whole */
 #define UNKNOWN_AMOUNT INT64_C(-1)
 #define MOST_AMOUNT ((INT64_C(1) << 31) - 1)
 #define TAG_MASK INT64_C(0xffffffff)
 #define FLAG_UNCOUNTED (INT64_C(1) << 26)
 #define NO_NODE 0
-#define HELD (-1) /* instead of a node: the record waits for the name of its step */
+#define HELD (-1) /* in place of a node: the record waits until its step has a name */
 enum { MAX_HELD = 1 << 16 };
 
 #define LIKELY(condition) __builtin_expect(!!(condition), 1)
 #define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
-/* Waits for nothing: the line is on its way while the clock is read. */
+/* Fetch a cache line without waiting for it. It arrives while the clock is read. */
 #define FETCH_TO_WRITE(address) __builtin_prefetch((address), 1)
-/* The lines of an object of up to 112 bytes, wherever in its lines it begins. */
+/* Fetch the cache lines of an object of up to 112 bytes, at any alignment. */
 #define FETCH_OBJECT(object) (FETCH_TO_WRITE(object), FETCH_TO_WRITE((const char *)(object) + 64))
 
-/* A place in the graph: its node, the scope it is in, and the scopes in it by their keys. */
+/* A place in the graph: its node, its parent scope, and its child scopes by key. */
 typedef struct Scope {
     PyObject_HEAD
     PyObject *key;
     struct Scope *parent;
-    struct Scope *next; /* the one started next to it after it had ended, at the last look-up; may be NULL */
+    /* At the last look-up, the scope started next in the same parent after this one had ended; may be NULL. */
+    struct Scope *next;
     const void *call_after; /* the call that started `next`: an address to prefetch, possibly freed; may be NULL */
-    const void *module_after; /* the same, of its reference to its module */
+    const void *module_after; /* the address of that call's reference to its module, to prefetch; may be NULL */
     int64_t node;
     int64_t parent_node; /* NO_NODE at the root */
     PyObject *children;
-    PyObject *work; /* the FLOP and bytes of a call by its elements, if that is not a straight line; else NULL */
+    PyObject *work; /* computes the FLOP and bytes of a call from its elements; NULL if they are linear */
 } Scope;
 
 struct HotPath;
 
-/* The place in the graph of one thread, task or greenlet, and the settings of its step. */
+/* The current place of one thread, task or greenlet in the graph, and the settings of its step. */
 typedef struct Position {
     PyObject_HEAD
-    Scope *scope; /* the position holds this one and all around it, so that moving touches only the new one */
-    Scope *left;  /* the one it was in before, if it has started nothing since; may be NULL */
-    int64_t *slot;          /* the same in the ring; `nowhere` if there is none */
-    struct HotPath *holder; /* the path with this position in its `holders`; NULL without a slot. Borrowed */
-    uint64_t ring_serial;   /* of the ring for which a slot was last requested */
-    int64_t lane;           /* flags of every record: tells steps that run at the same time apart */
-    PyObject *step;         /* the innermost step it is in; NULL outside of steps */
-    PyObject *held;         /* the records of a step without a name yet, a list; else NULL */
+    Scope *scope; /* the position holds this scope and all around it, so a move touches only the new scope */
+    Scope *left;  /* the scope that the position left last, if it has started nothing since; may be NULL */
+    int64_t *slot;          /* the slot in the ring's header that shows this place; `nowhere` if there is none */
+    struct HotPath *holder; /* borrowed: the path that has this position in its `holders`; NULL without a slot */
+    uint64_t ring_serial;   /* serial of the ring for which a slot was last requested */
+    int64_t lane;           /* flags of every record, which distinguish steps that run at the same time */
+    PyObject *step;         /* the innermost step around this place; NULL outside of steps */
+    PyObject *held;         /* list of the records of a step without a name yet; else NULL */
     PyObject *unit;         /* other data of the same thread, task or greenlet; may be NULL */
     PyObject *weak_references;
     char recording; /* 0 in a step that is not sampled */
 } Position;
 
-/* A running brick. Not collected: neither a scope nor a position holds timers. */
+/* A running brick. The garbage collector ignores it, because neither a scope nor a position holds timers. */
 typedef struct {
     PyObject_HEAD
     Position *position;
@@ -96,13 +97,13 @@ typedef struct {
 typedef struct HotPath {
     PyObject_HEAD
     uint64_t ring_serial;
-    PyObject *clock_ns; /* NULL: the monotonic clock, read here */
+    PyObject *clock_ns; /* the clock; NULL for the monotonic clock, which is read here */
     int64_t *words;     /* the ring; NULL while none is attached */
-    int64_t wrap;       /* its capacity - 1 */
+    int64_t wrap;       /* capacity of the ring - 1 */
     int recording;
-    int64_t forked_ns; /* calls that began until then are the parent's to record */
-    pid_t pid; /* of the process that attached the ring: a forked child does not write into its parent's */
-    PyObject *define; /* this and what follows: see Callbacks in hot_path.py */
+    int64_t forked_ns; /* calls that began until then belong to the parent process */
+    pid_t pid; /* the process that attached the ring; a forked child does not write into its parent's ring */
+    PyObject *define; /* for `define` and the fields after it, see Callbacks in hot_path.py */
     PyObject *record;
     PyObject *uncounted;
     PyObject *amounts;
@@ -111,7 +112,7 @@ typedef struct HotPath {
     Scope *root;
     Py_buffer ring;
     PyObject *weak_references;
-    Position *holders[SLOTS]; /* the position of each slot of the ring; borrowed: a position removes itself */
+    Position *holders[SLOTS]; /* borrowed: the position of each slot of the ring; a position removes itself */
 } HotPath;
 
 typedef struct {
@@ -120,7 +121,7 @@ typedef struct {
     HotPath *hot_path;
     PyObject *key;
     PyObject *elements;
-    Position *position; /* NULL, as is `scope`, before it is entered and while nothing is recorded */
+    Position *position; /* NULL, like `scope`, before the span is entered and while recording is off */
     Scope *scope;
     int64_t start_ns;
 } Span;
@@ -133,22 +134,23 @@ typedef struct {
 
 static PyTypeObject *ScopeType, *PositionType, *TimerType, *HotPathType, *SpanType, *SpanMethodType;
 static PyObject *finder, *perf_counter_ns, *layer_kind, *one, *numel, *call_impl, *getattribute, *model_of_step, *name_of_key;
-static uint64_t serials;     /* of rings: never reused */
-static uint64_t generation;  /* incremented whenever a position or a hot path has gone */
-static int64_t nowhere[SLOT_WORDS]; /* the slot of positions without one: written, never read */
+static uint64_t serials;     /* the number of rings so far; a serial is never reused */
+static uint64_t generation;  /* incremented whenever a position or a hot path is freed */
+static int64_t nowhere[SLOT_WORDS]; /* the slot of positions without a slot; it is written but never read */
 
-/* The position that this thread used last, and when. It is still the caller's if the thread has not switched
-   contexts, and still exists if nothing has gone. The TLS model saves a call at each access. If a loader has no room
-   for it, the import fails and the Python hot path is used. */
+/* The position that this thread used last, and when it did. It is still the caller's if the thread has not switched
+   contexts, and it still exists if `generation` has not changed. The TLS model saves a call at each access. If a
+   loader has no room for it, the import fails and the Python hot path is used. */
 static _Thread_local struct {
     HotPath *hot_path;
-    uint64_t thread_state; /* its id: a C thread may have several, one after the other */
+    uint64_t thread_state; /* id of the thread state: a C thread may have several, one after the other */
     uint64_t context_version;
     uint64_t generation;
     Position *position;
 } last __attribute__((tls_model("initial-exec"))) = {NULL, 0, 0, 0, NULL};
 
-/* Freed timers and spans, for reuse: a third of the cost of making one. They keep their reference to their type. */
+/* Freed timers and spans, for reuse, which saves a third of the cost of making one. They keep the reference to their
+   type. */
 enum { SPARE = 16 };
 typedef struct {
     int count;
@@ -220,8 +222,8 @@ scope_traverse(Scope *self, visitproc visit, void *arg)
 static int
 scope_clear(Scope *self)
 {
-    /* `children` stays, because a scope that can still be reached must be one to look into. So does `parent`:
-       positions go by it, and without children no cycle leads through it. */
+    /* Empty the dict `children`, but keep it, because code that still reaches this scope looks into it. Keep `parent`
+       too: positions follow it, and without children no cycle leads through it. */
     if (self->children != NULL)
         PyDict_Clear(self->children);
     Py_CLEAR(self->key);
@@ -290,21 +292,21 @@ position_traverse(Position *self, visitproc visit, void *arg)
 static inline void
 say_where(Position *position, int64_t node, int64_t start_ns)
 {
-    /* A reader must never see a node with a different one's start: in between there is no node. */
+    /* A reader must never see a node with the start of a different node, so in between the node is 0. */
     _Atomic int64_t *slot = (_Atomic int64_t *)position->slot;
     atomic_store_explicit(&slot[SLOT_NODE], NO_NODE, memory_order_relaxed);
     atomic_store_explicit(&slot[SLOT_START], start_ns, memory_order_release);
     atomic_store_explicit(&slot[SLOT_NODE], node, memory_order_release);
 }
 
-/* The tokens of the step that runs, or its sequences if these are not known; 0: neither is. */
+/* Return the tokens of the running step, or its sequences if its tokens are not known, or 0 if both are unknown. */
 static inline void
 say_size(Position *position, int64_t size)
 {
     atomic_store_explicit((_Atomic int64_t *)position->slot + SLOT_SIZE, size, memory_order_relaxed);
 }
 
-/* Give this position a slot of the ring, if one is free. */
+/* Give this position a slot of the ring's header, if one is free. */
 __attribute__((noinline, cold)) static void
 take_slot(HotPath *self, Position *position)
 {
@@ -313,7 +315,7 @@ take_slot(HotPath *self, Position *position)
         return;
     for (int i = 0; i < SLOTS; i++) {
         int64_t *slot = self->words + FIRST_SLOT_WORD + i * SLOT_WORDS;
-        if (slot[SLOT_THREAD] == 0) { /* several hot paths may write into one ring */
+        if (slot[SLOT_THREAD] == 0) { /* several hot paths may write into the same ring */
             position->slot = slot;
             position->holder = self;
             self->holders[i] = position;
@@ -347,7 +349,7 @@ give_slot_back(Position *position)
     position->slot = nowhere;
 }
 
-/* Go to `parent`, a scope that the position is in; to none if the position itself goes. */
+/* Move to `parent`, a scope around the position, or to NULL if the position is being freed. */
 static inline void
 go_up(Position *position, Scope *parent)
 {
@@ -360,7 +362,7 @@ go_up(Position *position, Scope *parent)
     }
 }
 
-/* Go to a scope anywhere in the graph. */
+/* Move to a scope anywhere in the graph. */
 __attribute__((noinline, cold)) static void
 go_to(Position *position, Scope *scope)
 {
@@ -375,7 +377,7 @@ go_to(Position *position, Scope *scope)
     }
 }
 
-/* Go to the parent of `scope`, if the position is in it. Returns whether it is. */
+/* Move to the parent of `scope`, if the position is inside `scope`. Returns whether it is. */
 static inline int
 leave(Position *position, Scope *scope)
 {
@@ -407,7 +409,7 @@ enter(HotPath *self, Position *position, Scope *scope)
 static int
 position_clear(Position *self)
 {
-    /* `scope` stays: it is never NULL, and a cycle through it is broken at the scopes. */
+    /* Keep `scope`: it must never be NULL, and a cycle through it is broken at the scopes. */
     Py_CLEAR(self->step);
     Py_CLEAR(self->held);
     Py_CLEAR(self->unit);
@@ -419,7 +421,7 @@ position_dealloc(Position *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
-    generation++; /* no thread remembers this one */
+    generation++; /* makes every thread forget the position that it remembers */
     if (self->weak_references != NULL)
         PyObject_ClearWeakRefs((PyObject *)self);
     give_slot_back(self);
@@ -513,7 +515,7 @@ new_position(HotPath *self, PyObject *Py_UNUSED(ignored))
     return (PyObject *)position;
 }
 
-/* The caller's position, borrowed: its thread, task or greenlet holds it. */
+/* Return the caller's position, borrowed. The thread, task or greenlet holds it. */
 __attribute__((noinline, cold)) static Position *
 find_position(HotPath *self)
 {
@@ -596,8 +598,8 @@ read_clock(HotPath *self, int64_t *now_ns)
     return *now_ns == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* 1: `elements` is a count below 2^63; 0: it is not; -1: an exception that is not an Exception, such as an interrupt.
-   */
+/* Returns 1 if `elements` is a count below 2^63, and 0 if it is not. Returns -1 for an exception that is not an
+   Exception, such as an interrupt. */
 static inline int
 as_elements(PyObject *elements, int64_t *value)
 {
@@ -618,14 +620,14 @@ as_elements(PyObject *elements, int64_t *value)
     return !overflow && *value >= 0;
 }
 
-/* End recording after an error of ours or of the host's clock, which the host must not see. Logs it (once, in
-   Python). Returns 0, or -1 if the error is not an Exception. */
+/* End recording after an error of our code or of the host's clock. The error must not reach the host. Python logs it
+   once. Returns 0, or -1 if the error is not an Exception. */
 __attribute__((noinline, cold)) static int
 give_up(HotPath *self)
 {
     if (!PyErr_ExceptionMatches(PyExc_Exception))
         return -1;
-    if (PyErr_ExceptionMatches(PyExc_RecursionError)) { /* the host is at the end of its stack: this one is left out */
+    if (PyErr_ExceptionMatches(PyExc_RecursionError)) { /* the host's stack is full: skip only this brick */
         PyErr_Clear();
         return 0;
     }
@@ -640,17 +642,17 @@ give_up(HotPath *self)
     Py_XDECREF(type);
     Py_XDECREF(error);
     Py_XDECREF(trace);
-    return PyErr_Occurred() ? -1 : 0; /* an exception of the host's signal handler, now or before */
+    return PyErr_Occurred() ? -1 : 0; /* -1 for an exception of the host's signal handler, now or before */
 }
 
 static inline void
 write_record(HotPath *self, int64_t tag, int64_t start_ns, int64_t end_ns, int64_t elements)
 {
     int64_t *words = self->words;
-    /* No locked step, because every writer of this ring holds the GIL. */
+    /* No atomic addition is needed, because every writer of this ring holds the GIL. */
     int64_t number = words[CURSOR_WORD];
     atomic_store_explicit((_Atomic int64_t *)&words[CURSOR_WORD], number + 1, memory_order_relaxed);
-    /* The old record here may be half overwritten from now on: the moved cursor becomes visible first. */
+    /* From now on the old record here may be half overwritten, so the moved cursor must become visible first. */
     atomic_thread_fence(memory_order_release);
     _Atomic int64_t *record = (_Atomic int64_t *)(words + HEADER_BYTES / 8 + (number & self->wrap) * RECORD_WORDS);
     atomic_store_explicit(&record[0], start_ns, memory_order_relaxed);
@@ -660,8 +662,8 @@ write_record(HotPath *self, int64_t tag, int64_t start_ns, int64_t end_ns, int64
     atomic_store_explicit(&record[3], tag, memory_order_release);
 }
 
-/* Write a record into the ring. Converting comes first, because it may run Python. Elements that are not a count are
-   left out of the record, which has a flag for that, and reported once. */
+/* Write a record into the ring. Convert its values first, because that may run Python. Elements that are not a count
+   are replaced by a flag, and reported once. */
 static inline int
 write_whole(HotPath *self, int64_t tag, int64_t start_ns, int64_t end_ns, PyObject *elements)
 {
@@ -681,7 +683,7 @@ write_whole(HotPath *self, int64_t tag, int64_t start_ns, int64_t end_ns, PyObje
     return done == NULL ? give_up(self) : 0;
 }
 
-/* Record a call that waits for the name of its step, or that has work of its own. */
+/* Record a call that must wait for its step's name, or that has `work`. */
 __attribute__((noinline, cold)) static int
 write_seldom(HotPath *self, Position *position, Scope *scope, int64_t start_ns, int64_t end_ns, PyObject *elements,
              int64_t flags)
@@ -713,7 +715,7 @@ write_seldom(HotPath *self, Position *position, Scope *scope, int64_t start_ns, 
         Py_XDECREF(done);
         return done == NULL ? give_up(self) : 0;
     }
-    /* As a count, so that an object of the host's is not kept. */
+    /* Convert to a count, so that no host object is kept alive. */
     int64_t count;
     int whole = as_elements(elements, &count);
     if (whole < 0)
@@ -732,8 +734,8 @@ write_seldom(HotPath *self, Position *position, Scope *scope, int64_t start_ns, 
     return kept < 0 ? give_up(self) : 0;
 }
 
-/* The scope of `key` at this position, defined if it is new. A new reference; NULL with an exception set, or without
-   one if nothing can be recorded. */
+/* Return the scope of `key` at this position, and define it if it is new. The result is a new reference. It is NULL
+   with an exception set, or without one if nothing can be recorded. */
 __attribute__((noinline)) static Scope *
 look_up(HotPath *self, Position *position, PyObject *key)
 {
@@ -741,7 +743,7 @@ look_up(HotPath *self, Position *position, PyObject *key)
     Scope *scope = (Scope *)PyDict_GetItemWithError(outer->children, key);
     if (scope == NULL) {
         if (PyErr_Occurred())
-            return NULL; /* an invalid key: the caller's mistake */
+            return NULL; /* an invalid key is the caller's mistake */
         Py_INCREF(outer);
         scope = (Scope *)PyObject_CallFunctionObjArgs(self->define, (PyObject *)outer, key, NULL);
         Py_DECREF(outer);
@@ -757,13 +759,14 @@ look_up(HotPath *self, Position *position, PyObject *key)
     else
         Py_INCREF(scope);
     Scope *left = position->left;
-    if (left != NULL && left->parent == scope->parent && scope->node != NO_NODE) /* such a scope is not kept */
+    /* A scope without a node is not kept. */
+    if (left != NULL && left->parent == scope->parent && scope->node != NO_NODE)
         Py_XSETREF(left->next, (Scope *)Py_NewRef(scope));
     return scope;
 }
 
-/* Go to the scope of `key` at the caller's place, and start timing it. Gives two new references, or NULL and NULL if
-   it is not to be recorded. */
+/* Move to the scope of `key` at the caller's place, and start timing it. Gives two new references, or NULL and NULL
+   if the call is not recorded. */
 static inline int
 begin(HotPath *self, PyObject *key, Position **position_found, Scope **scope_found, int64_t *start_ns)
 {
@@ -822,7 +825,7 @@ finish(HotPath *self, Position *position, Scope *scope, int64_t start_ns, PyObje
     return done == NULL ? give_up(self) : 0;
 }
 
-/* The arguments of a fast call in the order of `names`. Arguments that are not given keep their value. */
+/* Read the arguments of a fast call in the order of `names`. Arguments that are not given keep their value. */
 __attribute__((noinline)) static int
 arguments(const char *function, PyObject *const *args, Py_ssize_t count, PyObject *kwnames, const char *const *names,
           Py_ssize_t wanted, Py_ssize_t most, PyObject **found)
@@ -901,22 +904,23 @@ stop_brick(HotPath *self, PyObject *const *args, Py_ssize_t count, PyObject *kwn
 
 /* ---- calls of a host's modules and functions ----
 
-   Classes of instrument/wrapping.py and instrument/functions.py with instances that are called instead of the host's
-   objects. Their `__call__` in Python is what Dynamo sees. The same is here in C, for steps that the compiled hot
-   path records. All other cases are left to Python. */
+   Instances of classes in instrument/wrapping.py and instrument/functions.py are called in place of the host's
+   objects. Dynamo sees their `__call__` in Python. The C code here does the same for steps that the compiled hot path
+   records, and leaves all other cases to Python.
+*/
 
 enum { MODULE_PATH, MODULE_KEY, MODULE_MODEL, MODULE_MODULE, MODULE_INSTEAD, MODULE_ASKS };
 enum { FUNCTION_ORIGINAL, FUNCTION_NAME, FUNCTION_BRICK, FUNCTION_FIRST, FUNCTION_BRICK_OF };
 enum { FUNCTION_QUERIES = FUNCTION_BRICK_OF + 1, FUNCTION_LAST };
 enum { MOST_SLOTS = 7 };
 
-/* A class with its calls made here. */
+/* A class whose calls are made by the C code here. */
 typedef struct {
     const char *names[MOST_SLOTS];
     ternaryfunc call;
     Py_ssize_t offsets[MOST_SLOTS];
     PyTypeObject *type;
-    PyObject *in_python; /* its `__call__` */
+    PyObject *in_python; /* its `__call__` in Python */
 } Calls;
 
 static PyObject *module_call(PyObject *self, PyObject *args, PyObject *kwargs);
@@ -925,27 +929,27 @@ static Calls module_calls = {{"_path", "_key", "_model", "module", "instead", "a
 static Calls function_calls = {{"original", "name", "brick", "first", "brick_of", "queries", "last"}, function_call};
 static PyObject *count_elements, *tensor_type, *is_overridden, *definition_type, *swapped_in; /* see `functions` */
 static PyObject *hiding, *shape_of_tensor, *dtype_of_tensor, *is_cpu_of_tensor;
-/* Functions needed at every call, called directly if they are C: looking one up, and calling it like one of Python's,
-   costs as much again. NULL if they are not. */
+/* Functions that are needed at every call. They are called directly if they are C functions, else they are NULL. To
+   look one up, and to call it like a Python function, would double the cost. */
 static PyCFunction c_is_overridden, c_numel;
-static PyTypeObject *step_type;  /* of the last step */
-static Py_ssize_t model_of_type; /* the offset of their model in its objects; 0 if that is not a slot */
+static PyTypeObject *step_type;  /* type of the last step */
+static Py_ssize_t model_of_type; /* offset of the model in objects of this type; 0 if it is not a slot */
 
-/* A new reference to the value of a slot; NULL if it is empty. */
+/* Return a new reference to the value of a slot, or NULL if the slot is empty. */
 static inline PyObject *
 slot_of(Calls *calls, PyObject *self, int at)
 {
     return Py_XNewRef(*(PyObject **)((char *)self + calls->offsets[at]));
 }
 
-/* The same, borrowed. */
+/* Return a borrowed reference to the value of a slot, or NULL if the slot is empty. */
 static inline PyObject *
 lent_by(Calls *calls, PyObject *self, int at)
 {
     return *(PyObject **)((char *)self + calls->offsets[at]);
 }
 
-/* Call `callable` with `self` before the given arguments. */
+/* Call `callable` with `self` in front of the given arguments. */
 __attribute__((noinline, cold)) static PyObject *
 call_with(PyObject *callable, PyObject *self, PyObject *args, PyObject *kwargs)
 {
@@ -961,13 +965,13 @@ call_with(PyObject *callable, PyObject *self, PyObject *args, PyObject *kwargs)
     return result;
 }
 
-/* Record a call that failed, while its exception propagates. If recording raises too, that exception propagates. */
+/* Record a call that failed. Its exception propagates, unless recording raises: then that exception propagates. */
 static void
 finish_failed(HotPath *self, Position *position, Scope *scope, int64_t start_ns)
 {
     PyObject *type, *error, *trace;
     PyErr_Fetch(&type, &error, &trace);
-    PyObject *none = PyLong_FromLong(0); /* a small number always exists */
+    PyObject *none = PyLong_FromLong(0); /* this never fails, because small ints always exist */
     if (finish(self, position, scope, start_ns, none, 1) < 0) {
         Py_XDECREF(type);
         Py_XDECREF(error);
@@ -978,7 +982,7 @@ finish_failed(HotPath *self, Position *position, Scope *scope, int64_t start_ns)
     Py_DECREF(none);
 }
 
-/* The result of `elements_of` in Python for the arguments from the one numbered `first` on. */
+/* Return the result of `elements_of` in Python for the arguments from number `first` on. */
 static PyObject *
 elements_in_python(PyObject *args, PyObject *kwargs, Py_ssize_t first, PyObject *error)
 {
@@ -1006,7 +1010,8 @@ is_tensor(PyObject *value)
     return PyType_IsSubtype(Py_TYPE(value), (PyTypeObject *)tensor_type);
 }
 
-/* The elements of a call: of the first tensor, read directly if it is a plain one without an override. */
+/* Return the elements of a call, which are those of its first tensor. A plain tensor without an override is read
+   directly. */
 static inline PyObject *
 elements_given(PyObject *args, PyObject *kwargs, Py_ssize_t first)
 {
@@ -1042,17 +1047,17 @@ elements_given(PyObject *args, PyObject *kwargs, Py_ssize_t first)
     return elements;
 }
 
-/* The `_call_impl` of a class's modules, valid while the class is unchanged: looking it up costs as much as a brick.
+/* The `_call_impl` of a class of modules, valid while the class is unchanged. Looking it up costs as much as a brick.
    */
 typedef struct {
     PyTypeObject *type;
     unsigned int version;
-    PyObject *function; /* borrowed: the class of that version holds it */
+    PyObject *function; /* borrowed: the class holds it while its version is unchanged */
 } Implementation;
 enum { IMPLEMENTATIONS = 64 };
 static Implementation implementations[IMPLEMENTATIONS];
 
-/* Changes whenever a class, or one of its bases, has changed; 0 if not known. */
+/* Return a number that changes whenever the class or one of its bases changes, or 0 if it is not known. */
 static inline unsigned int
 version_of(PyTypeObject *type)
 {
@@ -1077,8 +1082,8 @@ look_for_implementation(PyTypeObject *type, Implementation *known)
     known->version = function != NULL && PyFunction_Check(function) ? version_of(type) : 0;
 }
 
-/* The callable behind a call of `module`, a new reference: a function of its class, which takes the module first
-   (`is_bound` is then 0), or any other `_call_impl`. NULL with an exception set. */
+/* Return the callable behind a call of `module`, as a new reference. It is a function of the class, which takes the
+   module first (`is_bound` is then 0), or any other `_call_impl`. Returns NULL with an exception set. */
 static inline PyObject *
 implementation_of(PyObject *module, int *is_bound)
 {
@@ -1102,7 +1107,7 @@ implementation_of(PyObject *module, int *is_bound)
     return PyObject_GetAttr(module, call_impl);
 }
 
-/* The recursion depth that a call through an object of ours costs the host: CPython 3.11 counts it like a frame. */
+/* The recursion depth that a call through one of our objects costs the host. CPython 3.11 counts it like a frame. */
 #if PY_VERSION_HEX < 0x030C0000
 #define DEEPER(frames) (PyThreadState_GET()->recursion_remaining += (frames))
 #else
@@ -1111,7 +1116,7 @@ implementation_of(PyObject *module, int *is_bound)
 
 enum { MOST_ON_STACK = 8 };
 
-/* Call `callable`, with `self` first unless that is NULL. */
+/* Call `callable`. If `self` is not NULL, it is the first argument. */
 static inline PyObject *
 call_it(PyObject *callable, PyObject *self, PyObject *args, PyObject *kwargs)
 {
@@ -1126,8 +1131,8 @@ call_it(PyObject *callable, PyObject *self, PyObject *args, PyObject *kwargs)
     return PyObject_VectorcallDict(callable, stack, (size_t)count + 1, kwargs);
 }
 
-/* Call `callable` (with `self` first, unless that is NULL) as the brick `key`. Its elements are `elements`, or those
-   of the arguments if that is NULL. */
+/* Call `callable` as the brick `key`. If `self` is not NULL, it is the first argument. If `elements` is NULL, the
+   elements are those of the arguments. */
 static inline PyObject *
 call_timed(HotPath *path, PyObject *key, PyObject *callable, PyObject *self, PyObject *args, PyObject *kwargs,
            Py_ssize_t first, PyObject *elements)
@@ -1157,7 +1162,7 @@ call_timed(HotPath *path, PyObject *key, PyObject *callable, PyObject *self, PyO
     return result;
 }
 
-/* The model of a step, a new reference. */
+/* Return the model of a step, as a new reference. */
 static inline PyObject *
 model_of(PyObject *step)
 {
@@ -1174,7 +1179,8 @@ model_of(PyObject *step)
     return model != NULL ? Py_NewRef(model) : PyObject_GetAttr(step, model_of_step);
 }
 
-/* Whether a step of `model` (NULL: of any) is recorded at the caller's place; -1 with an exception set. */
+/* Return whether a step of `model` is recorded at the caller's place. NULL means any model. Returns -1 with an
+   exception set. */
 static inline int
 is_in_step(HotPath *path, PyObject *model, Position **found)
 {
@@ -1195,7 +1201,8 @@ is_in_step(HotPath *path, PyObject *model, Position **found)
     return is_same;
 }
 
-/* The target of a weak reference, a new reference; NULL if it is gone, or with an exception set. */
+/* Return the target of a weak reference as a new reference. NULL if the target was freed, or with an exception set.
+   */
 static inline PyObject *
 living(PyObject *reference)
 {
@@ -1210,8 +1217,8 @@ living(PyObject *reference)
 #endif
 }
 
-/* As BrickCall.__call__. The caller holds `self`, which holds its members and each of its keys since it was made. So
-   these are borrowed, because counting a reference touches the object's cache line. */
+/* Do the same as BrickCall.__call__. The caller holds `self`, which holds its members and all keys that it has ever
+   had. So references are borrowed, because counting one touches the object's cache line. */
 static PyObject *
 module_call(PyObject *self, PyObject *args, PyObject *kwargs)
 {
@@ -1227,7 +1234,7 @@ module_call(PyObject *self, PyObject *args, PyObject *kwargs)
     if (is_timed < 0)
         goto done;
     PyObject *asks = is_timed ? lent_by(&module_calls, self, MODULE_ASKS) : NULL;
-    if (UNLIKELY(asks != NULL && asks != Py_None)) { /* of the first calls: about once a step */
+    if (UNLIKELY(asks != NULL && asks != Py_None)) { /* set for the first calls, about once a step */
         Py_INCREF(asks);
         PyObject *asked = PyObject_CallNoArgs(asks);
         Py_DECREF(asks);
@@ -1262,7 +1269,7 @@ done:
     return result;
 }
 
-/* The path of all models with calls swapped in; NULL if there are several. */
+/* Return the path of all models with swapped-in calls, or NULL if there are several paths. */
 static inline PyObject *
 only_path(void)
 {
@@ -1276,7 +1283,7 @@ only_path(void)
     return Py_XNewRef(path);
 }
 
-/* Whether the caller is in a brick that was defined as `name`; -1 with an exception set. */
+/* Return whether the caller is in a brick that was defined with the name `name`, or -1 with an exception set. */
 static inline int
 is_inside(Position *position, PyObject *name)
 {
@@ -1293,8 +1300,9 @@ is_inside(Position *position, PyObject *name)
 
 enum { QUERY_SHAPE, KEY_SHAPE, VALUE_SHAPE, KEY_TYPE, IS_CPU, FOUND, LAST_PARTS };
 
-/* The key of the result of `brick_of`, if shapes decide it: attention that hides no key, with one query in each
-   sequence. A tuple; NULL in other cases, with an exception set if a look-up raised one. */
+/* Return the key of the result of `brick_of`, if shapes decide it: attention without a mask that hides keys, with one
+   query in each sequence. The key is a tuple. Returns NULL in other cases, with an exception set if a look-up raised
+   one. */
 static PyObject *
 shapes_of(PyObject *args, PyObject *kwargs, Py_ssize_t queries)
 {
@@ -1330,7 +1338,8 @@ shapes_of(PyObject *args, PyObject *kwargs, Py_ssize_t queries)
     return found;
 }
 
-/* The result of `brick_of` for the arguments. A step that decodes calls it once, because its layers are similar. */
+/* Return the result of `brick_of` for the arguments. A decoding step calls `brick_of` once, because its layers are
+   similar. */
 static PyObject *
 found_by(PyObject *self, PyObject *brick_of, PyObject *args, PyObject *kwargs)
 {
@@ -1342,7 +1351,7 @@ found_by(PyObject *self, PyObject *brick_of, PyObject *args, PyObject *kwargs)
     if (PyErr_Occurred()) {
         if (!PyErr_ExceptionMatches(PyExc_Exception))
             return NULL;
-        PyErr_Clear(); /* Python reports it */
+        PyErr_Clear(); /* Python meets and reports the same error */
     }
     if (shapes != NULL) {
         PyObject *last = slot_of(&function_calls, self, FUNCTION_LAST), *found = NULL;
@@ -1370,7 +1379,7 @@ found_by(PyObject *self, PyObject *brick_of, PyObject *args, PyObject *kwargs)
     return found;
 }
 
-/* As FunctionCall.__call__. */
+/* Do the same as FunctionCall.__call__. */
 static PyObject *
 function_call(PyObject *self, PyObject *args, PyObject *kwargs)
 {
@@ -1412,7 +1421,7 @@ function_call(PyObject *self, PyObject *args, PyObject *kwargs)
         Py_DECREF(found);
     }
     if (is_timed && !is_a_part) {
-        size_t from = PyLong_AsSize_t(first); /* not a negative one */
+        size_t from = PyLong_AsSize_t(first); /* a negative number raises */
         if (from != (size_t)-1 || !PyErr_Occurred())
             result = call_timed((HotPath *)path, brick, original, NULL, args, kwargs, (Py_ssize_t)from, elements);
     }
@@ -1428,7 +1437,7 @@ done:
     return result;
 }
 
-/* The offsets of the slots `names` in objects of `type`, up to the first name that is NULL. */
+/* Get the offsets of the slots `names` in objects of `type`, up to the first name that is NULL. */
 static int
 find_slots(PyTypeObject *type, const char *const *names, Py_ssize_t *offsets, int most)
 {
@@ -1449,7 +1458,7 @@ find_slots(PyTypeObject *type, const char *const *names, Py_ssize_t *offsets, in
     return 0;
 }
 
-/* Make calls of instances of `type` here. Its `__call__` stays, for those that look it up. */
+/* Let the C code here make the calls of instances of `type`. `__call__` stays for code that looks it up. */
 static int
 compile_type(PyTypeObject *type, Calls *calls)
 {
@@ -1464,7 +1473,7 @@ compile_type(PyTypeObject *type, Calls *calls)
     return 0;
 }
 
-/* The FunctionCall that a Python function closes over; borrowed, NULL if there is none. */
+/* Return the FunctionCall that a Python function closes over, borrowed. NULL if there is none. */
 static inline PyObject *
 closed_over(PyObject *function)
 {
@@ -1477,7 +1486,8 @@ closed_over(PyObject *function)
     return NULL;
 }
 
-/* The function that a wrapper closes over and that closes over its FunctionCall; borrowed, NULL if there is none. */
+/* Return the function that a wrapper closes over and that closes over its FunctionCall, borrowed. NULL if there is
+   none. */
 static inline PyObject *
 timed_in(PyObject *wrapper)
 {
@@ -1490,7 +1500,7 @@ timed_in(PyObject *wrapper)
     return NULL;
 }
 
-/* The FunctionCall of a wrapper, or of the function in it. */
+/* Return the FunctionCall of a wrapper, or of the function in the wrapper. */
 static inline PyObject *
 call_of(PyObject *function)
 {
@@ -1498,7 +1508,8 @@ call_of(PyObject *function)
     return timed == NULL ? found : closed_over(timed);
 }
 
-/* Pack the arguments of a vectorcall: a tuple, and a dict if any are named. -1 with an exception set. */
+/* Pack the arguments of a vectorcall: a tuple, and a dict if there are named arguments. Returns -1 with an exception
+   set. */
 static int
 pack_arguments(PyObject *const *args, size_t count, PyObject *kwnames, PyObject **in_order, PyObject **by_name)
 {
@@ -1515,8 +1526,8 @@ pack_arguments(PyObject *const *args, size_t count, PyObject *kwnames, PyObject 
     return 0;
 }
 
-/* Call a wrapper of functions.py, or the function in it, without running their frames, which Dynamo sees. Python 3.11
-   still runs the wrapper's frame if a Python frame calls it by name. */
+/* Call a wrapper of functions.py, or the function in the wrapper, without running their frames. Dynamo sees these
+   frames. Python 3.11 still runs the wrapper's frame if a Python frame calls it by name. */
 static PyObject *
 wrapper_call(PyObject *function, PyObject *const *args, size_t count, PyObject *kwnames)
 {
@@ -1562,8 +1573,8 @@ compile_wrapper(PyObject *Py_UNUSED(module), PyObject *function)
     return Py_NewRef(function);
 }
 
-/* A timed builtin function of the host. Only its vectorcall differs while it is timed: identity, hash, name and module
-   of the object do not change. */
+/* A builtin function of the host that is being timed. Only its vectorcall is replaced. The identity, hash, name and
+   module of the object do not change. */
 typedef struct {
     PyCFunctionObject *function;
     PyObject *call; /* a FunctionCall */
@@ -1581,7 +1592,8 @@ timed_builtin_of(PyObject *function)
     return NULL;
 }
 
-/* Whether a call of torch runs now, and is not traced into a graph or made of tensors without contents. */
+/* Return whether torch runs calls now. It does not if calls are traced into a graph, or if their tensors have no
+   contents. */
 static int
 is_run(void)
 {
@@ -1625,7 +1637,7 @@ takes_keywords(PyObject *function)
             ((PyCFunctionObject *)function)->vectorcall == call_builtin);
 }
 
-/* A builtin function that does what `function` does without timing. */
+/* Return a builtin function that does the same as `function`, without timing. */
 static PyObject *
 copy_builtin(PyObject *Py_UNUSED(module), PyObject *function)
 {
@@ -1637,7 +1649,7 @@ copy_builtin(PyObject *Py_UNUSED(module), PyObject *function)
     return PyCFunction_NewEx(theirs->m_ml, theirs->m_self, theirs->m_module);
 }
 
-/* Time the calls of a builtin function by a FunctionCall; None: stop timing them. */
+/* Time the calls of a builtin function by a FunctionCall. None stops timing them. */
 static PyObject *
 time_builtin(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -1646,7 +1658,7 @@ time_builtin(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     TimedBuiltin *timed = timed_builtin_of(function);
     if (call == Py_None) {
-        if (timed != NULL) /* its call stays: it may be running */
+        if (timed != NULL) /* keep `call`, because it may be running */
             timed->function->vectorcall = NULL;
         Py_RETURN_NONE;
     }
@@ -1665,7 +1677,7 @@ time_builtin(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* Take the exception and pass it to `told`; -1 if it is not an Exception, or if `told` raised. */
+/* Take the exception and pass it to `told`. Returns -1 if it is not an Exception, or if `told` raised. */
 static int
 tell_of_exception(PyObject *told)
 {
@@ -1687,11 +1699,11 @@ tell_of_exception(PyObject *told)
 static PyObject *standing, *host_attribute, *missed, *traces, *failed_call; /* see call_attribute.py */
 
 static PyObject *torch_call; /* the code of torch in which a module is called */
-/* The module for which this thread last got a replacement. torch reads the attribute twice for a call, and a second
-   thread may have removed the replacement in between: the second answer must be callable, too. */
+/* The module for which this thread last got a replacement. torch reads the attribute twice for a call. A second
+   thread may have removed the replacement between both reads, but the second answer must be callable too. */
 static _Thread_local void *last_replaced;
 
-/* Whether torch reads the attribute to call a module. Other readers get the host's value. */
+/* Return whether torch reads the attribute to call a module. Other readers get the host's value. */
 static int
 is_call_of_torch(void)
 {
@@ -1700,7 +1712,8 @@ is_call_of_torch(void)
     while (frame != NULL && !is_call && is_lookup) {
         PyCodeObject *code = PyFrame_GetCode(frame);
         is_call = (PyObject *)code == torch_call;
-        is_lookup = !is_call && PyUnicode_Compare(code->co_name, getattribute) == 0; /* of the host's class */
+        /* A `__getattribute__` of the host's class. */
+        is_lookup = !is_call && PyUnicode_Compare(code->co_name, getattribute) == 0;
         Py_DECREF(code);
         if (is_lookup)
             Py_SETREF(frame, PyFrame_GetBack(frame));
@@ -1709,7 +1722,7 @@ is_call_of_torch(void)
     return is_call;
 }
 
-/* As _get: the replacement of a module's call. */
+/* Do the same as `_get`: return the replacement of a module's call. */
 static PyObject *
 slot_get(PyObject *Py_UNUSED(slot), PyObject *module, PyObject *Py_UNUSED(type))
 {
@@ -1724,7 +1737,7 @@ slot_get(PyObject *Py_UNUSED(slot), PyObject *module, PyObject *Py_UNUSED(type))
         return NULL;
     int is_call = 0;
     if ((there != Py_None || last_replaced == module) && is_call_of_torch()) {
-        there = Py_XNewRef(there); /* the next call may remove it */
+        there = Py_XNewRef(there); /* hold a reference, because the next call may remove the replacement */
         PyObject *is_traced = PyObject_CallNoArgs(traces);
         Py_XDECREF(is_traced);
         PyErr_Clear();
@@ -1756,7 +1769,7 @@ slot_get(PyObject *Py_UNUSED(slot), PyObject *module, PyObject *Py_UNUSED(type))
     return there != NULL ? there : Py_NewRef(Py_None);
 }
 
-/* As _call_after in call_attribute.py. `self` is (prepared, look, module). */
+/* Do the same as `_call_after` in call_attribute.py. `self` is (prepared, look, module). */
 static PyObject *
 call_prepared(PyObject *self, PyObject *args, PyObject *kwargs)
 {
@@ -1906,7 +1919,8 @@ hot_path_enter(HotPath *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* The number of tokens or sequences that a host has given; 0 if it is none: it may be any object. */
+/* Return the number of tokens or sequences that a host has given. `given` may be any object; if it is not a count,
+   return 0. */
 static int64_t
 count_in(PyObject *given)
 {
@@ -2067,14 +2081,15 @@ hot_path_traverse(HotPath *self, visitproc visit, void *arg)
     Py_VISIT(self->give_up);
     Py_VISIT(self->find);
     Py_VISIT(self->root);
-    /* Not ring.obj: it leads to no cycle, and a memoryview that the collector cleared first cannot be released. */
+    /* Do not visit ring.obj. It leads to no cycle, and a memoryview that the collector has cleared first cannot be
+       released. */
     return 0;
 }
 
 static int
 hot_path_clear(HotPath *self)
 {
-    generation++; /* no thread remembers this one */
+    generation++; /* makes every thread forget the position that it remembers */
     self->recording = 0;
     detach(self);
     Py_CLEAR(self->find);
@@ -2203,7 +2218,7 @@ span_exit(Span *self, PyObject *const *args, Py_ssize_t count)
         return NULL;
     }
     if (self->scope != NULL) {
-        /* Code that runs while the elements are read may enter this span again. */
+        /* Code that runs while the elements are read may enter this span again, so hold its objects. */
         Position *position = (Position *)Py_NewRef(self->position);
         Scope *scope = (Scope *)Py_NewRef(self->scope);
         PyObject *elements = Py_NewRef(self->elements == NULL ? Py_None : self->elements);
@@ -2217,8 +2232,8 @@ span_exit(Span *self, PyObject *const *args, Py_ssize_t count)
     Py_RETURN_NONE;
 }
 
-/* Replaces __enter__ and __exit__: a `with` statement binds both to the span, and makes an object for each. Bound,
-   these two are the span itself, which is callable; that saves a quarter of the `with` form. */
+/* Replaces __enter__ and __exit__. A `with` statement binds both to the span and makes an object for each. Binding a
+   SpanMethod returns the span itself, which is callable. That saves a quarter of the `with` form. */
 static PyObject *
 span_call(PyObject *self, PyObject *const *args, size_t count, PyObject *kwnames)
 {
@@ -2259,7 +2274,7 @@ static PyType_Spec span_method_spec = {
     .slots = span_method_slots,
 };
 
-/* Use a SpanMethod for the span's method called `name`. */
+/* Use a SpanMethod as the span's method called `name`. */
 static int
 bind_to_itself(const char *name)
 {
@@ -2287,7 +2302,7 @@ span_traverse(Span *self, visitproc visit, void *arg)
     return 0;
 }
 
-/* No tp_clear: a cycle through a span is broken at the hot path. */
+/* No tp_clear is needed, because a cycle through a span is broken at the hot path. */
 static void
 span_dealloc(Span *self)
 {

@@ -1,15 +1,15 @@
-/* The callback that llama.cpp's scheduler calls at each node of a graph (`cb_eval`): names and times of one graph in
-   N.
+/* The callback that llama.cpp's scheduler calls at each node of a graph (`cb_eval`). It notes the names and times of
+   one graph in N.
 
    Rules
-   - It may run in any thread, with the GIL or without, also while Python ends: nothing of Python runs in it. Its
-     memory is never freed, because a context of llama.cpp may call it for as long as it lives.
-   - ggml's structures differ by version: a node's name, operation and sizes are read by ggml's own functions.
-   - Declining all nodes of a graph lets ggml compute it whole. In a kept graph every node that computes is requested,
-     so ggml computes them one by one and waits after each.
-   - A graph begins with the look-up of its tokens' rows. It ends with the node result_output, or when the next one
-     begins. A kept graph finds room, or is counted as lost. So is one during which a second thread begins its own,
-     which would be two contexts that share a callback.
+   - The callback may run in any thread, with or without the GIL, even while Python exits. So it runs no Python code.
+     Its memory is never freed, because a context of llama.cpp may call it during the whole life of the context.
+   - ggml's structures differ by version. A node's name, operation and sizes are read by ggml's own functions.
+   - If the callback declines all nodes of a graph, ggml computes the graph as a whole. In a kept graph, every node
+     that computes is requested, so ggml computes the nodes one by one and waits after each.
+   - A graph begins with the look-up of its tokens' rows. It ends with the node result_output, or when the next graph
+     begins. If there is no room for a kept graph, it is counted as lost. If a second thread begins a graph meanwhile,
+     because two contexts share a callback, the kept graph is also counted as lost.
 */
 
 #define PY_SSIZE_T_CLEAN
@@ -38,7 +38,7 @@ typedef struct {
     int64_t elements, start_ns, end_ns;
 } Node;
 
-/* A kept graph: it belongs to the thread that computes it until `state` is FULL, then to the one that takes it. */
+/* A kept graph. It belongs to the thread that computes it until `state` is FULL, then to the thread that takes it. */
 typedef struct {
     atomic_int state;
     pthread_t thread;
@@ -56,8 +56,8 @@ typedef struct {
     int wake; /* an eventfd */
     atomic_bool is_on;
     atomic_uint_fast64_t lost;
-    _Atomic(Graph *) keeps; /* the graph that runs, if it is kept */
-    atomic_flag is_locked; /* the following fields, and the kept graph */
+    _Atomic(Graph *) keeps; /* the running graph, if it is kept */
+    atomic_flag is_locked; /* locks the fields below and the kept graph */
     uint64_t begun;
     int64_t kept;
     Graph graphs[GRAPHS];
@@ -83,7 +83,7 @@ static void
 lock(Context *context)
 {
     while (atomic_flag_test_and_set_explicit(&context->is_locked, memory_order_acquire))
-        sched_yield(); /* for some nanoseconds, and only if two contexts share a callback */
+        sched_yield(); /* takes some nanoseconds, and happens only if two contexts share a callback */
 }
 
 static void
@@ -92,7 +92,7 @@ unlock(Context *context)
     atomic_flag_clear_explicit(&context->is_locked, memory_order_release);
 }
 
-/* The kept graph, if it is the caller's. */
+/* Return the kept graph, if it belongs to the caller's thread. */
 static Graph *
 own(Context *context)
 {
@@ -100,7 +100,7 @@ own(Context *context)
     return graph != NULL && pthread_equal(graph->thread, pthread_self()) ? graph : NULL;
 }
 
-/* Stop keeping it: it is FULL, or lost. */
+/* Stop keeping the graph, which is either FULL or lost. */
 static void
 leave(Context *context, int state)
 {
@@ -136,7 +136,7 @@ begin(Context *context, const void *tensor)
     wake(context);
 }
 
-/* The next node of the graph; NULL if there is no room for it. */
+/* Return the next node of the graph, or NULL if there is no room for it. */
 static Node *
 room_for_one(Graph *graph)
 {
@@ -171,7 +171,7 @@ is_one_of(const char *name, const char *const *names)
 static const char *const BEGINS[] = {"inp_embd", "embd", "node_0", NULL};
 static const char *const COMPUTES_NOTHING[] = {"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE", NULL};
 
-/* Note this node of the caller's graph. Returns whether it computes anything. */
+/* Note this node of the caller's graph. Returns whether the node computes anything. */
 static bool
 note(Context *context, Graph *graph, const void *tensor, const char *name)
 {
@@ -223,7 +223,7 @@ computed(Context *context, const void *tensor)
     unlock(context);
 }
 
-/* ggml_backend_sched_eval_callback */
+/* The callback, of type ggml_backend_sched_eval_callback. */
 static bool
 callback(void *tensor, bool is_asked, void *data)
 {
@@ -235,7 +235,7 @@ callback(void *tensor, bool is_asked, void *data)
     return atomic_load_explicit(&context->is_on, memory_order_relaxed) && ask(context, tensor);
 }
 
-/* The context at an address; NULL with an exception set. */
+/* Return the context at an address, or NULL with an exception set. */
 static Context *
 context_at(PyObject *address)
 {

@@ -1,4 +1,4 @@
-"""Clocks that tell when a device reached a point in its work; the host's own is one of them."""
+"""Clocks that report when a device reached a point in its work. One of these clocks is the host's own."""
 
 from __future__ import annotations
 
@@ -7,31 +7,40 @@ from typing import NamedTuple, Protocol
 
 from cbtop.protocol import clock
 
-Mark = object  # a clock's handle of a point in time, which it converts into a time
+Mark = object  # a clock's handle of a point in time; `time_ns` converts a mark into a time
 
 
 class NoTimeError(Exception):
-    """A mark that the device never reaches: its work was captured, not run, or belongs to a different process."""
+    """Raised for a mark that the device never reaches.
+
+    The mark's work was captured instead of run, or belongs to a different process.
+    """
 
 
 class DeviceClock(Protocol):
-    """A device that works asynchronously: marks are enqueued like work, and known once the device reached them."""
+    """The clock of a device that works asynchronously.
+
+    Marks are enqueued like work. The time of a mark is known once the device has reached that mark.
+    """
 
     def mark(self) -> Mark:
-        """Return a mark after all enqueued work. Must not wait."""
+        """Return a mark after all enqueued work. Does not wait."""
 
     def synchronize(self) -> None:
-        """Wait until every mark made before this call was reached."""
+        """Wait until the device has reached every mark made before this call."""
 
     def time_ns(self, mark: Mark, /) -> int:
-        """Return when `mark` was reached, on the host's monotonic clock. Only after a `synchronize`.
+        """Return when `mark` was reached, on the host's monotonic clock. Call `synchronize` first.
 
-        Raises NoTimeError for a mark without a time: its timing is counted as lost.
+        Raises NoTimeError for a mark without a time. The profiler counts the timing of such a mark as lost.
         """
 
 
 class Stamp(NamedTuple):
-    """A mark's time of enqueueing, device time (0: not known), stream, and number among all marks."""
+    """The data of a mark: when the host enqueued it, when the device reached it, its stream and its number.
+
+    `device_ns` is 0 if it is not known. Marks are numbered in the order of creation.
+    """
 
     host_ns: int
     device_ns: int
@@ -40,43 +49,43 @@ class Stamp(NamedTuple):
 
 
 class StampingClock(DeviceClock, Protocol):
-    """A device clock that reports a mark without waiting."""
+    """A device clock that can report a mark without waiting for the device."""
 
     @property
     def stamp_cost_ns(self) -> int | None:
-        """The cost of a mark on the device, or None if it is not known."""
+        """The device time that one mark costs, or None if it is not known."""
 
     @property
     def idle_lag_ns(self) -> int | None:
-        """How long an idle device takes to reach an enqueued mark, or None if that is not known."""
+        """The time from enqueueing a mark until an idle device reaches it, or None if it is not known."""
 
     def is_reached(self, mark: Mark, /) -> bool:
-        """Whether the device has reached `mark`, or never will."""
+        """Return whether the device has reached `mark` or will never reach it."""
 
     def wait(self, mark: Mark, limit_ns: int, /) -> None:
-        """Wait for the device to reach `mark`, at most `limit_ns`."""
+        """Wait at most `limit_ns` for the device to reach `mark`."""
 
     def stamp(self, mark: Mark, /) -> Stamp | None:
         """Return the stamp of `mark`, or None if it has no time."""
 
     def host_ns(self, device_ns: int, /) -> tuple[int, int]:
-        """Return the host's time when the device showed `device_ns`, and its possible error."""
+        """Convert `device_ns` to the host's clock. Returns the host's time and its possible error."""
 
     def look(self) -> None:
-        """Read both clocks, if the last time is a while ago."""
+        """Read both clocks, unless they were read a short while ago."""
 
     def close(self) -> None:
         """Release everything on the device."""
 
 
 class HostClock:
-    """The host as a device: it is always up to date."""
+    """The host's clock in the form of a device clock. No mark has to be waited for."""
 
     def __init__(self, clock_ns: Callable[[], int] = clock.perf_counter_ns) -> None:
         self.mark = clock_ns
 
     def synchronize(self) -> None:
-        """Do nothing: there is nothing to wait for."""
+        """Do nothing, because every mark of the host has already been reached."""
 
     def time_ns(self, mark: Mark, /) -> int:
         assert isinstance(mark, int)

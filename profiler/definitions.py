@@ -1,4 +1,4 @@
-"""The static facts of a brick and its kernels: name, category, backend, work, budget."""
+"""The static attributes of a brick and its kernels: name, category, backend, work, budget."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from cbtop.protocol.attributes import KernelAttributes, Work
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
 Budget = TokenBudget | ByteBudget
-WorkOfCall = Callable[[int], Work]  # the work of a call by its elements, if that is not a straight line
+# Computes the work of a call from its number of elements. Used if the work is not linear in the elements.
+WorkOfCall = Callable[[int], Work]
 
 
 @dataclass(frozen=True, slots=True)
 class KernelDefinition(KernelAttributes):
-    """One kernel that a brick launches. Further attributes of a GPU launch are keywords: `grid=(32, 1, 1)`."""
+    """One kernel that a brick launches. Attributes of a GPU launch are keyword arguments: `grid=(32, 1, 1)`."""
 
     name: str
     backend: str
@@ -23,12 +24,12 @@ class KernelDefinition(KernelAttributes):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BrickDefinition:
-    """A brick at one place of a model; make it once, and pass it to `BrickProfiler.start_brick`.
+    """A brick at one place of a model. Create it once and pass it to `BrickProfiler.start_brick`.
 
-    `name` is what every screen shows: a BrickId's display name, or any name for a dynamic brick. Two definitions
-    under one layer are two nodes even if they have the same name (the two RmsNorms); `label` is your own word for
-    this place (`q_proj`), and tells them apart on the screen. `budget` is what it may cost: a time per token, or a
-    rate of the bytes it declares; None if none is set.
+    `name` is shown on every screen. It is the display name of a BrickId, or any name for a dynamic brick. Two
+    definitions in one layer are two nodes, even if their names are equal (the two RmsNorms). `label` is your own word
+    for this place (`q_proj`), which distinguishes such nodes on the screen. `budget` is the allowed cost: a time per
+    token, or a rate for the declared bytes. It is None without a budget.
     """
 
     name: str
@@ -55,5 +56,5 @@ class BrickDefinition:
         budget: Budget | None = None,
         label: str = "",
     ) -> BrickDefinition:
-        """Return a definition of a well-known brick, with its own name and category."""
+        """Return the definition of a well-known brick, with the name and category of its BrickId."""
         return cls(brick.display_name, brick.category, brick, backend, work, kernels, budget, label)

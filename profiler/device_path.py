@@ -1,4 +1,4 @@
-"""The path on a device clock: bricks are marked on the device, and recorded once it has reached the marks."""
+"""The path on a device clock. It marks bricks on the device and records them once their marks have been reached."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ DeviceTimer = tuple[Scope, Position, Mark]
 
 
 class DevicePath:
-    """Like `HostPath`, but times every brick, layer and step on `clock`, and defers the records in `pending`.
+    """Times every brick, layer and step on `clock` instead of the host's clock, and defers the records in `pending`.
 
-    `host` tracks the caller's place in the graph for both paths. If `kept` is given, and the mode does not wait for
+    `host` tracks the caller's place in the graph for both paths. If `kept` is given and the mode does not wait for
     the device, `kept` holds the steps and no call waits.
     """
 
@@ -57,14 +57,14 @@ class DevicePath:
 
     @property
     def held_steps(self) -> HeldSteps | None:
-        """Keeps a step that has ended until its stamps are there; None if the device is waited for."""
+        """The steps that have ended and wait for their stamps; None if this path waits for the device instead."""
         return self.kept if self.mode is SyncMode.DEFERRED else None
 
     position = property(attrgetter("_host.position"), doc="Where in the graph the caller is.")
 
     @property
     def recording(self) -> bool:
-        """Whether the caller's next start is timed."""
+        """Whether a brick that the caller starts now is timed."""
         return self._recording and self._host.position.recording
 
     def set_recording(self, on: bool, /) -> None:
@@ -72,7 +72,7 @@ class DevicePath:
         self._recording = on
 
     def after_fork(self) -> None:
-        """In a child: stop, because deferred timings are the parent's, and no device works for two processes."""
+        """In a child: stop. Deferred timings belong to the parent, and a device cannot work for two processes."""
         self.is_over = True
         if self.kept is not None:
             self.kept.after_fork()
@@ -88,7 +88,7 @@ class DevicePath:
         inside = scope.children.get(brick) or self._define(scope, brick)
         try:
             if self.mode is SyncMode.IMMEDIATE:
-                self._clock.synchronize()  # as in start_mark
+                self._clock.synchronize()  # excludes the time of earlier work, see start_mark
             start = self._mark()
         except Exception as error:  # noqa: BLE001 - a device that is lost must not take the host with it
             self._callbacks.give_up(error)
@@ -115,7 +115,7 @@ class DevicePath:
                 self._defer((scope.node | flags, start, end, elements))
             else:
                 self.emit(scope, position, start, end, elements, flags)
-            # Layers have tuples for keys. For bricks only the mode and the bound decide.
+            # The key of a layer is a tuple. For bricks only the mode and MAX_PENDING decide whether to wait.
             if type(scope.key) is tuple or self.mode is SyncMode.IMMEDIATE or len(self._waiting) >= MAX_PENDING:
                 self._end(scope.key)
         except Exception as error:  # noqa: BLE001 - as in start_brick
@@ -123,19 +123,19 @@ class DevicePath:
             self._callbacks.give_up(error)
 
     def brick(self, brick: Hashable, elements: int = 1) -> DeviceSpan:
-        """`with profiler.brick(...)`."""
+        """Time a block as `brick`: `with profiler.brick(...)`."""
         return DeviceSpan(self, brick, elements)
 
     def layer(self, index: int, stack: str = "") -> DeviceSpan:
-        """`with profiler.layer(3)`."""
+        """Time a block as a layer: `with profiler.layer(3)`."""
         return DeviceSpan(self, (NodeKind.LAYER, index, stack) if stack else (NodeKind.LAYER, index), 1)
 
     def end_mark(self) -> Mark:
-        """Return a mark of now on the device."""
+        """Return a mark of the present moment on the device."""
         return self._mark()
 
     def start_mark(self) -> Mark:
-        """Return a mark of now on the device. IMMEDIATE mode first waits for earlier work, to exclude it."""
+        """Return a mark of the present moment on the device. In IMMEDIATE mode, wait for earlier work first."""
         if self.mode is SyncMode.IMMEDIATE:
             self._clock.synchronize()
         elif self.kept is not None:
@@ -146,16 +146,17 @@ class DevicePath:
     def emit(
         self, scope: Scope, position: Position | None, start: Mark, end: Mark, elements: int, flags: int
     ) -> None:
-        """Defer the record of a call in `scope`, or hold it for the step that `position` is in."""
+        """Defer the record of a call in `scope`, or hold it for the step at `position` until that step has a name."""
         if scope.node >= 0 or position is None:
-            if self.held_steps is not None:  # not in a kept step: the host's times are recorded
+            if self.held_steps is not None:  # the call is not in a kept step, so its times on the host are recorded
                 tag = max(scope.node, 0) | flags
                 self._callbacks.record(tag, self.held_steps.host_ns(start), self.held_steps.host_ns(end), elements)
             else:
                 self._defer((max(scope.node, 0) | flags, start, end, elements))
             if scope.work is not None:
                 self._callbacks.amounts(scope, elements)
-            if len(self._waiting) >= MAX_PENDING:  # plain steps fill it: their end does not wait for the device
+            # Plain steps fill `pending`, because their end does not wait for the device.
+            if len(self._waiting) >= MAX_PENDING:
                 self._pending.finalize()
         elif position.held is not None and len(position.held) < MAX_HELD:
             position.held.append((scope, start, end, elements, flags))
@@ -177,19 +178,19 @@ class DevicePath:
             self.emit(scope, None, HostTime(start_ns), HostTime(end_ns), count, flags)
 
     def step_ended(self) -> None:
-        """Wait for the device, unless steps are kept."""
+        """Wait for the device, unless this path keeps its steps."""
         if self.held_steps is None:
             self._pending.finalize()
 
     def _end(self, key: object) -> None:
-        """Wait for the device if it is time to, after the call named `key` has ended."""
+        """Wait for the device, if the mode requires that after a call with this `key`."""
         is_layer = isinstance(key, tuple) and key[0] is NodeKind.LAYER
         if not is_layer or self.mode is not SyncMode.DEFERRED or len(self._pending) >= MAX_PENDING:
             self._pending.finalize()
 
 
 class DeviceSpan:
-    """The `with` form."""
+    """The context manager that times a brick or a layer on the device."""
 
     __slots__ = ("_key", "_path", "_timer", "elements")
 

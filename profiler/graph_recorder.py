@@ -1,4 +1,4 @@
-"""Records work that was timed elsewhere into the same graph and ring: launches, copies, polls, dependencies."""
+"""Records work that was timed elsewhere (launches, copies, polls, dependencies) into the same graph and ring."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ MAX_DEPENDENCIES = 4096
 
 
 class UsageError(ValueError):
-    """An argument that makes no sense: the only error that is raised into the host."""
+    """Raised into the host for an argument that makes no sense. Other errors of recording are not raised."""
 
 
 Named = TypeVar("Named")
 
 
 def checked(name: Named, what: str = "brick") -> Named:
-    """Return `name`, if it can name a `what`. Raises UsageError otherwise."""
+    """Return `name` if it can be the key of a `what`. Raises UsageError otherwise."""
     try:
         hash(name)
     except TypeError as error:
@@ -45,7 +45,7 @@ def checked(name: Named, what: str = "brick") -> Named:
 
 
 def checked_ns(what: str, time_ns: int) -> int:
-    """Return `time_ns` as a Python int. Raises UsageError if it is not an integer, or is over 146 years."""
+    """Return `time_ns` as a Python int. Raises UsageError if it is not an integer or exceeds 146 years."""
     try:
         time_ns = operator.index(time_ns)
     except TypeError as error:
@@ -56,7 +56,7 @@ def checked_ns(what: str, time_ns: int) -> int:
 
 
 class _Pushed:
-    """The scopes that one thread, task or greenlet has pushed, and the brick it recorded last in the innermost."""
+    """The scopes that one thread, task or greenlet has pushed, and the last brick recorded in the innermost scope."""
 
     __slots__ = ("__weakref__", "last_brick", "timers")
 
@@ -66,10 +66,10 @@ class _Pushed:
 
 
 class GraphRecorder:
-    """Records given times at the caller's place in the graph: `profiler.graph`.
+    """Records given times at the caller's place in the graph. It is `profiler.graph`.
 
-    The `record_*` methods return the id of their node, for `add_dependency`; 0 while nothing is recorded. Recording
-    the same thing again in the same scope uses the same node: its times add up.
+    The `record_*` methods return the id of the node, for `add_dependency`. They return 0 while recording is off.
+    Repeated records of the same work in the same scope share one node, which adds up their times.
     """
 
     def __init__(self, path: Path, callbacks: Callbacks, scopes: Scopes, say: Callable[[Dependency], None]) -> None:
@@ -78,10 +78,10 @@ class GraphRecorder:
         self._scopes = scopes
         self._say = say
         self._pushed = finder(_Pushed)
-        self._dependencies: dict[Dependency, bool] = {}  # whether it was declared since the last `reset`
+        self._dependencies: dict[Dependency, bool] = {}  # True if the dependency was declared since the last `reset`
 
     def push_scope(self, scope: Layer | Function) -> None:
-        """Enter `scope`, and time it: the caller's next records belong there."""
+        """Enter `scope` and time it. The caller's next records belong to this scope."""
         key: Hashable = scope
         if isinstance(scope, Layer):
             key = (NodeKind.LAYER, scope.index, scope.stack) if scope.stack else (NodeKind.LAYER, scope.index)
@@ -90,7 +90,7 @@ class GraphRecorder:
         pushed.last_brick = None
 
     def pop_scope(self) -> None:
-        """Leave the scope, and record how long it took. Raises UsageError if there is none to leave."""
+        """Leave the scope and record its duration. Raises UsageError if the caller has not pushed a scope."""
         pushed = self._pushed()
         if not pushed.timers:
             raise UsageError("graph_pop_scope without a graph_push_scope before it")
@@ -99,11 +99,11 @@ class GraphRecorder:
 
     @property
     def is_scope_balanced(self) -> bool:
-        """Whether the caller has left every scope it pushed."""
+        """Whether the caller has left every scope that it pushed."""
         return not self._pushed().timers
 
     def record_brick(self, brick: Brick, duration_ns: int, elements: int = 1) -> int:
-        """Record a brick that ended now and took `duration_ns`. Kernels recorded next are its launches."""
+        """Record a brick that ends now and took `duration_ns`. Kernels recorded next are launches of this brick."""
         if not self._path.recording:
             return NO_NODE
         scope = self._child(self._path.position.scope, brick)
@@ -122,9 +122,9 @@ class GraphRecorder:
         backend: str = "",
         elements: int = 1,
     ) -> int:
-        """Record a kernel launch of the running brick, or else of the brick recorded last in this scope.
+        """Record a kernel launch of the running brick. If no brick runs, it belongs to the last brick of this scope.
 
-        Without `duration_ns` it is in the graph, and its time is n/a.
+        Without `duration_ns`, the kernel is in the graph and its time is n/a.
         """
         try:
             launch = {"grid": grid, "block": block, "shared_memory_bytes": shared_memory_bytes, "ptx_hash": ptx_hash}
@@ -146,9 +146,9 @@ class GraphRecorder:
         duration_ns: int | None = None,
         stream: int | None = None,
     ) -> int:
-        """Record a copy between memories; without `duration_ns` its time is n/a.
+        """Record a copy between memories. Without `duration_ns`, its time is n/a.
 
-        On a `stream` it runs in parallel with its scope.
+        A copy on a `stream` runs in parallel with its scope.
         """
         try:
             transfer = Transfer(source, destination, size_bytes, TransferDirection(direction), stream=stream)
@@ -179,15 +179,15 @@ class GraphRecorder:
         self._dependencies[dependency] = True
 
     def dependencies(self) -> list[Dependency]:
-        """Return those declared since the last `reset`."""
+        """Return the dependencies declared since the last `reset`."""
         return [dependency for dependency, is_fresh in self._dependencies.items() if is_fresh]
 
     def reset(self) -> None:
-        """Forget the declared dependencies here; the daemon keeps those it has read."""
+        """Forget the declared dependencies in this process. The daemon keeps those that it has read."""
         self._dependencies = dict.fromkeys(self._dependencies, False)
 
     def record_elapsed(self, brick: Brick, duration_ns: int, elements: int) -> None:
-        """Record a brick that has just ended and took `duration_ns`."""
+        """Record a brick that ends now and took `duration_ns`."""
         if self._path.recording:
             self._emit(self._child(self._path.position.scope, brick), duration_ns, elements)
 

@@ -1,21 +1,21 @@
-"""Stamped steps: each is kept until the device has reached its stamps, judged as a whole, and recorded.
+"""Keeps each stamped step until the device has reached its stamps, then judges the step as a whole and records it.
 
 Meaning of the times
-- A brick's time is from when the device reached its begin until it reached its end. If the device waited for the host
-  meanwhile, this is not the time of its kernels.
-- The host's time of each stamp is kept. A stamp that the device reached within GOT_THERE_NS after it was enqueued
-  found the device idle. The error of the relation between both clocks is added. If stamps on an idle stream take
-  longer on this machine, that time plus IDLE_MARGIN_NS replaces GOT_THERE_NS. (On an H100: 7 to 10 us when idle.)
-- A step is launch-bound if more than LAUNCH_BOUND_SHARE of its stamps found the device idle. Its bricks bear that
-  name, their times are "until the device got there", and no rate is computed from them. (On an H100: 0.8 of them in a
-  decode of one sequence, 0.03 in a prefill of 16,384 tokens, because its first bricks find the device idle.) In any
-  other step, the cost of a stamp on the device is subtracted for each earlier stamp: bricks and gaps still add up to
-  the step.
+- The time of a brick begins when the device reaches its start, and ends when the device reaches its end. If the
+  device waited for the host meanwhile, this time includes more than the kernels.
+- The host's time of each stamp is kept. If the device reached a stamp within GOT_THERE_NS after it was enqueued, the
+  device was idle. The possible error between both clocks is added to this limit. If stamps on an idle stream take
+  longer on this machine, their time plus IDLE_MARGIN_NS replaces GOT_THERE_NS. (On an H100: 7 to 10 us when idle.)
+- A step is launch-bound if more than LAUNCH_BOUND_SHARE of its stamps found the device idle. The names of its bricks
+  say so. Their times are "until the device got there", and no rate is computed from them. (On an H100, the share is
+  0.8 in a decode of one sequence. It is 0.03 in a prefill of 16,384 tokens, because its first bricks find the device
+  idle.) In any other step, the cost of all earlier stamps is subtracted from the time of each stamp, so bricks and
+  gaps still add up to the step.
 
 Rules
-- No thread waits: later steps check whether the stamps are there (`settle`). At the end, or when statistics are
-  needed, the wait is at most WAIT_NS. Past MAX_STEPS the oldest is lost, and counted as lost.
-- A step that began while its stream was captured did not run, and leaves nothing.
+- No thread waits. Later steps check whether the stamps have been reached (`settle`). At the end, or when statistics
+  are needed, the wait is at most WAIT_NS. If there are more than MAX_STEPS, the oldest step is counted as lost.
+- A step that began while its stream was captured did not run and leaves no record.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ MAX_STEPS = 16
 WAIT_NS = 1_000_000_000
 
 
-# A part of a step that was timed elsewhere: keys from the step down; start and end in ns; elements.
+# One part of a step that was timed elsewhere: its keys from the step down, start in ns, end in ns, elements.
 Part = tuple[tuple[Hashable, ...], int, int, int]
 
 
 class _Step(Protocol):
-    """Gives the lane of its records."""
+    """The step, which reserves and releases the lane of its records."""
 
     def take_lane(self) -> int: ...
 
@@ -59,9 +59,9 @@ class _Step(Protocol):
 
 @dataclass(slots=True)
 class HeldStep:
-    """A step that has ended, in the scope of steps without a name; `begun` is the mark of its beginning.
+    """A step that has ended and was recorded in the scope of unnamed steps. `begun` is the mark of its beginning.
 
-    If it waits (`Step.wait`), `parts` are those that arrived meanwhile, in the host's time.
+    If the step waits for parts (`Step.wait`), `parts` are those that have arrived, with times on the host's clock.
     """
 
     step: _Step
@@ -76,10 +76,10 @@ class HeldStep:
     amounts: tuple[int, int]  # sequences, cached positions
     waits: int
     parts: list[Part] = field(default_factory=list)
-    lost: int = 0  # parts that will not arrive
+    lost: int = 0  # number of parts that will not arrive
 
     def told(self, parts: Iterable[Part] | None) -> None:
-        """Add the parts that it waited for, or None if they are lost."""
+        """Add the parts that the step waited for. None means that the parts are lost."""
         if parts is None:
             self.lost += 1
         else:
@@ -89,7 +89,10 @@ class HeldStep:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """When each mark was reached, on the host's clock: `times` without the cost of stamps, `reached_ns` with it."""
+    """The times on the host's clock at which the device reached the marks of a step.
+
+    `times` excludes the cost of the stamps, and `reached_ns` includes it.
+    """
 
     times: dict[Mark, int]
     is_launch_bound: bool
@@ -97,12 +100,12 @@ class _Times:
     cost_ns: int
 
     def stamps_ns(self, at_ns: int) -> int:
-        """The cost of this step's stamps before `at_ns`."""
+        """Return the cost of this step's stamps before `at_ns`."""
         return bisect_right(self.reached_ns, at_ns) * self.cost_ns
 
 
 class HeldSteps:
-    """The kept steps of one device path, the oldest first."""
+    """The kept steps of one device path, oldest first."""
 
     def __init__(
         self,
@@ -118,7 +121,7 @@ class HeldSteps:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """In a child: leave the kept steps to the parent, and make a new lock, which the parent may have held."""
+        """In a child: leave kept steps to the parent. Create a new lock, as the parent may hold the old one."""
         self._steps: deque[HeldStep] = deque()
         self._settling = threading.RLock()
         self._is_settling = False
@@ -131,18 +134,18 @@ class HeldSteps:
         self._steps.clear()
 
     def look(self) -> None:
-        """Read both clocks, if the last time is a while ago."""
+        """Read both clocks, unless they were read a short while ago."""
         self._clock.look()
 
     def host_ns(self, mark: Mark) -> int:
-        """Return when the host enqueued `mark`, or 0 if it did not."""
+        """Return when the host enqueued `mark`, or 0 if it was not enqueued."""
         if isinstance(mark, int):
             return mark
         stamp = self._clock.stamp(mark)
         return 0 if stamp is None else stamp.host_ns
 
     def add(self, step: HeldStep) -> None:
-        """Keep a step that has ended; the device may be far behind."""
+        """Keep a step that has ended, even if the device is far behind. Past MAX_STEPS, the oldest step is lost."""
         self._steps.append(step)
         if len(self._steps) > MAX_STEPS:
             with self._settling:
@@ -150,11 +153,11 @@ class HeldSteps:
                     self._lose(self._steps.popleft())
 
     def settle(self, may_wait: bool = False) -> None:
-        """Record the steps with all stamps reached. Never raises: a failure is logged, and stamping ends."""
+        """Record the steps with all stamps reached. Never raises: a failure is logged and ends stamping."""
         if not self._steps or not self._settling.acquire(blocking=may_wait):
             return
         try:
-            if not self._is_settling:  # otherwise a signal handler came in between
+            if not self._is_settling:  # `_is_settling` is True in a signal handler that interrupted `_settle`
                 self._is_settling = True
                 try:
                     self._settle(may_wait)
@@ -184,7 +187,7 @@ class HeldSteps:
         return step.waits <= 0 and is_reached(step.end) and all([is_reached(mark) for mark in self._lasts(step)])
 
     def _lasts(self, step: HeldStep) -> list[Mark]:
-        """Return the last mark on each stream."""
+        """Return the last mark of `step` on each stream."""
         lasts: dict[int, Mark] = {}
         for mark in (step.end, *(end for _, _, end, _, _ in reversed(step.held))):
             stamp = None if isinstance(mark, int) else self._clock.stamp(mark)
@@ -193,12 +196,13 @@ class HeldSteps:
         return list(lasts.values())
 
     def _lose(self, step: HeldStep) -> None:
-        """Count the records of a lost step."""
+        """Count every record of a lost step."""
         for _ in range(len(step.held) + len(step.parts) + 1):
             self._callbacks.record(NO_NODE, 0, 0, 0)
 
     def _record(self, step: HeldStep) -> None:
-        lane = step.step.take_lane()  # only now: another step may have been in the lane that it ran in
+        # Take a lane only now. A different step may have taken the lane that this step had while it ran.
+        lane = step.step.take_lane()
         try:
             self._record_in(lane, step)
         finally:
@@ -237,7 +241,7 @@ class HeldSteps:
             scope = places.named
             for key in keys:
                 scope = scope.children.get(key) or self._scopes.define(scope, key)
-            stamps_ns = found.stamps_ns(began_ns)  # work that others time contains no stamp
+            stamps_ns = found.stamps_ns(began_ns)  # work that was timed elsewhere contains no stamp
             until_ns = ended_ns - stamps_ns
             record(max(scope.node, NO_NODE) | lane, began_ns - stamps_ns, until_ns, elements)
             if scope.work is not None:
@@ -266,13 +270,14 @@ class HeldSteps:
             return _Times({}, False, [], 0)
         first_ns = found[0][0].device_ns
         base_ns, error_ns = clock.host_ns(first_ns)
-        # Within one step both clocks run alike: MAX_DRIFT_PPM of 20 ms is 2 us, and some 20 ppm are measured.
+        # Within one step, both clocks run at the same rate. At MAX_DRIFT_PPM, 20 ms are off by 2 us; about 20 ppm are
+        # measured.
         reached = [base_ns + stamp.device_ns - first_ns for stamp, _ in found]
         within_ns = max(GOT_THERE_NS, (clock.idle_lag_ns or 0) + IDLE_MARGIN_NS) + error_ns
         idle = sum([at <= stamp.host_ns + within_ns for at, (stamp, _) in zip(reached, found, strict=True)])
         is_launch_bound = idle > LAUNCH_BOUND_SHARE * len(found)
         cost_ns = 0 if is_launch_bound else clock.stamp_cost_ns or 0
-        before: dict[int, int] = {}  # stamps on each stream
+        before: dict[int, int] = {}  # number of earlier stamps, by stream
         latest: dict[int, int] = {}
         times: dict[Mark, int] = {}
         for at, (stamp, mark) in zip(reached, found, strict=True):
@@ -282,9 +287,9 @@ class HeldSteps:
         return _Times(times, is_launch_bound, sorted(reached), cost_ns)
 
 
-@functools.lru_cache(maxsize=4096)  # returns the same object, also for a model that is attached again
+@functools.lru_cache(maxsize=4096)  # the same key gives the same object, even if a model is attached again
 def launch_bound(key: object) -> object:
-    """Return `key` renamed for a launch-bound step, where its times mean something else. Layers stay as they are."""
+    """Return `key` renamed for a launch-bound step, because its times mean something else. Layers keep their keys."""
     known: Any = BrickDefinition.of(key) if isinstance(key, BrickId) else key
     if not isinstance(known, BrickDefinition):
         return key

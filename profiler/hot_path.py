@@ -1,11 +1,12 @@
-"""The code that runs at every brick: find the scope, read the clock, write the record. Nothing else.
+"""The code that runs at every brick. It only finds the scope, reads the clock and writes the record.
 
 Rules
-- Rare cases (a new scope, a record that the ring refuses, no ring) are calls to other modules.
-- Every operation counts: a call costs 25 ns, and the clock 40. So the `with` form repeats the few lines of start and
-  stop, and a profiler exposes these methods directly instead of wrapping them.
-- Only a wrong argument, or an exception that is not an Exception (an interrupt), reaches the host from here.
-- The same hot path exists in C, in _hot_path.c: same names, same tests, same ring. It is optional.
+- Rare cases (a new scope, a record that the ring refuses, no ring) are handled by calls to other modules.
+- Every operation counts, because a call costs 25 ns and a clock read 40 ns. Therefore the `with` form repeats the few
+  lines of start and stop, and a profiler exposes these methods directly instead of wrapping them.
+- Only a wrong argument or an interrupt (an exception that is not an Exception) is raised into the host.
+- _hot_path.c implements the same hot path in C, with the same names, the same tests and the same ring. It is
+  optional.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from cbtop.protocol.ring import FLAG_FAILED, FLAG_LOOSE, NO_NODE, Record, RingWr
 from cbtop.protocol.signals import is_ours, reraise_host_error
 from cbtop.protocol.vocabulary import NodeKind
 
-TOO_MANY = 1 << 63  # elements
+TOO_MANY = 1 << 63  # the lowest number of elements that a record cannot hold
 BEFORE_ALL_NS = -(1 << 63)
-NOWHERE = -1  # an offset that no memory has
-MAX_HELD = 1 << 16  # further ones are recorded without a node, and so counted as rejected
+NOWHERE = -1  # an offset that does not exist in any memory
+MAX_HELD = 1 << 16  # further records are written without a node, so they count as rejected
 
 HeldRecord = tuple["Scope", Any, Any, int, int]  # scope, start, end, elements, flags
 
 
 class Scope:
-    """A place in the graph: its node, the scope it is in, and the scopes in it by their keys.
+    """A place in the graph: its node, its parent scope, and its child scopes by key.
 
-    `work` computes the FLOP and bytes of a call from its elements, if that is not a straight line; else None.
+    `work` computes the FLOP and bytes of a call from its elements. It is None if they are linear in the elements.
     """
 
     __slots__ = ("children", "key", "node", "parent", "work")
@@ -48,9 +49,9 @@ class Scope:
 
 
 class Position:
-    """The place in the graph of one thread, task or greenlet, and the settings of its step.
+    """The current place of one thread, task or greenlet in the graph, and the settings of its step.
 
-    `lane` tells the records of steps that run at the same time apart: flags of every record.
+    `lane` is a set of flags in every record. It distinguishes the records of steps that run at the same time.
     """
 
     __slots__ = ("__weakref__", "held", "lane", "recording", "scope", "step", "unit")
@@ -64,7 +65,7 @@ class Position:
         self.held: list[HeldRecord] | None = None
 
     def leave(self, scope: Scope) -> bool:
-        """Go to the parent of `scope`, if this position is in it. Returns whether it was."""
+        """Move to the parent of `scope`, if this position is inside `scope`. Returns whether it was."""
         inside: Scope | None = self.scope
         while inside is not None and inside is not scope:
             inside = inside.parent
@@ -74,23 +75,24 @@ class Position:
         return True
 
 
-# Scope, its position, start ns: a tuple is made five times faster than an object. None while nothing is recorded.
+# Scope, its position, start in ns. Creating a tuple is five times faster than creating an object. None while
+# recording is off.
 BrickTimer = tuple[Scope, Position, int] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """Called by a hot path in rare cases."""
+    """Functions that a hot path calls in rare cases."""
 
-    define: Callable[[Any, object], Any]  # makes the scope of a key that is new in the given scope
-    record: Record  # takes the records while no ring is attached
-    uncounted: Callable[[object], None]  # these elements are not a count
-    amounts: Callable[[Any, object], None]  # a call of a scope with `work` has ended: scope, elements
-    give_up: Callable[[Exception], None]  # something of ours, or the clock, raised: nothing is recorded from now on
+    define: Callable[[Any, object], Any]  # creates the scope of a key that is new in the given scope
+    record: Record  # receives the records while no ring is attached
+    uncounted: Callable[[object], None]  # called with `elements` that are not a count
+    amounts: Callable[[Any, object], None]  # called with scope and elements after a call in a scope with `work`
+    give_up: Callable[[Exception], None]  # called if our code or the clock raised; recording ends
 
 
 class HotPath:
-    """Times calls on `clock_ns`, and writes each as one record."""
+    """Times calls on `clock_ns` and writes one record for each call."""
 
     implementation: ClassVar[str] = "python"
     scope_type: ClassVar[type[Scope]] = Scope
@@ -121,16 +123,16 @@ class HotPath:
 
     @property
     def position(self) -> Position:
-        """The caller's place in the graph: its next start begins there."""
+        """The caller's current place in the graph. The next brick begins there."""
         return self.find_position()
 
     @property
     def recording(self) -> bool:
-        """Whether the caller's next start is timed."""
+        """Whether a brick that the caller starts now is timed."""
         return self.is_on and self.find_position().recording
 
     def start_brick(self, brick: Hashable, /) -> BrickTimer:
-        """Start timing `brick` at the caller's place: a BrickId, a BrickDefinition, or a name of your own."""
+        """Start timing `brick` at the caller's place. It is a BrickId, a BrickDefinition or a name of your own."""
         if not self.is_on:
             return None
         position = self.find_position()
@@ -151,7 +153,7 @@ class HotPath:
         return inside, position, start_ns
 
     def stop_brick(self, timer: BrickTimer, elements: int, failed: bool = False) -> None:
-        """Record the brick that `timer` timed, with the `elements` it worked on."""
+        """Record the brick that `timer` timed, with the number of `elements` that it processed."""
         if timer is None:
             return
         clock_ns = self.clock_ns
@@ -185,15 +187,15 @@ class HotPath:
                     raise
 
     def brick(self, brick: Hashable, elements: int = 1) -> Span:
-        """`with profiler.brick(BrickId.RMS_NORM, elements=4096):` times the block; an exception marks it failed."""
-        span = Span()  # without an __init__, which would cost as much as both clock reads
+        """Time a block: `with profiler.brick(BrickId.RMS_NORM, elements=4096):`. An exception marks it as failed."""
+        span = Span()  # Span has no __init__, because that would cost as much as both clock reads
         span.hot_path = self
         span.key = brick
         span.elements = elements
         return span
 
     def layer(self, index: int, stack: str = "") -> Span:
-        """`with profiler.layer(3):` makes everything inside part of layer 3; `stack` names one of several stacks."""
+        """Put a block into a layer: `with profiler.layer(3):`. `stack` is the name of one of several layer stacks."""
         return self.brick((NodeKind.LAYER, index, stack) if stack else (NodeKind.LAYER, index))
 
     def set_recording(self, on: bool, /) -> None:
@@ -201,24 +203,24 @@ class HotPath:
         self.is_on = bool(on)
 
     def after_fork(self) -> None:
-        """In a child: calls that began before the fork are the parent's to record."""
+        """In a child: leave calls that began before the fork to the parent."""
         self.forked_ns = self.clock_ns()
 
     def enter(self, position: Position, scope: Scope, start_ns: int, /) -> None:
-        """Move `position` to `scope`, which began at `start_ns` (the compiled one publishes that in the ring)."""
+        """Move `position` to `scope`, which began at `start_ns`. The compiled class also shows this in the ring."""
         position.scope = scope
 
     def publish(self, position: Position, scope: Scope, start_ns: int, tokens: object, sequences: object, /) -> None:
-        """Show readers of the ring `position` in `scope`, and the size of its step (only the compiled one does)."""
+        """Do nothing. The compiled class shows readers of the ring `position`, `scope` and the size of the step."""
 
     def now_ns(self) -> int:
-        """Read the clock that everything here is timed with."""
+        """Read the clock that times all bricks."""
         return self.clock_ns()
 
     def attach(self, ring: RingWriter | None, /) -> Record:
-        """Write into `ring` from now on. Returns a function that writes further records into it."""
+        """Write records into `ring` from now on. Returns the function that writes a further record into `ring`."""
         if ring is None:
-            # This makes every write fail; each record then takes the slow way to `record`.
+            # An empty memory makes every write fail. Each record then takes the slow way to `callbacks.record`.
             self.memory: bytearray | memoryview = bytearray()
             self.reserve: Iterator[tuple[int, int]] = repeat((NOWHERE, 0))
             self._ring: RingWriter | None = None
@@ -240,7 +242,7 @@ class HotPath:
     def record_seldom(
         self, scope: Scope, position: Position, start_ns: int, end_ns: int, elements: int, flags: int
     ) -> None:
-        """Record a call that is loose, has work of its own, or must wait for the name of its step."""
+        """Record a call that was not stopped in order, has `work`, or must wait for its step's name."""
         if scope.node >= 0:
             self._write(position.lane | scope.node | flags, start_ns, end_ns, elements)
             if scope.work is not None:
@@ -251,7 +253,7 @@ class HotPath:
             self._write(NO_NODE, 0, 0, 0)
 
     def _counted(self, elements: object) -> int:
-        """Return `elements` as a count, so that an object of the host's is not kept; -1 if it is not a count."""
+        """Return `elements` as an int, so that no host object is kept alive. Return -1 if it is not a count."""
         try:
             return operator.index(elements)  # type: ignore[arg-type]
         except Exception as error:  # noqa: BLE001 - whatever an object of the host's raises when asked for a number
@@ -260,7 +262,7 @@ class HotPath:
             return -1
 
     def write_refused(self, at: int, number: int, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
-        """Handle a record that was not written: no ring is attached, a lap is due, or `elements` is not a count."""
+        """Handle an unwritten record. There is no ring, or the ring is at its end, or `elements` is not a count."""
         if at == NOWHERE:
             try:
                 self.callbacks.record(tag, start_ns, end_ns, elements)
@@ -271,11 +273,11 @@ class HotPath:
 
 
 class Span:
-    """The `with` form of a brick or a layer."""
+    """The context manager that times a brick or a layer."""
 
     __slots__ = ("_position", "_scope", "_start_ns", "elements", "hot_path", "key")
 
-    elements: int  # may be set inside the block, if it is known only then
+    elements: int  # may be set inside the block
     hot_path: HotPath
     key: Hashable
     _scope: Scope
@@ -345,12 +347,12 @@ class Span:
 
 
 def chosen() -> type[HotPath]:
-    """Return the compiled hot path if it was built, unless CBTOP_PURE_PYTHON is set to something."""
+    """Return the compiled hot path if it was built. CBTOP_PURE_PYTHON with any value selects the Python one."""
     if os.environ.get("CBTOP_PURE_PYTHON"):
         return HotPath
     try:
         from cbtop.profiler import _hot_path
-    except ImportError:  # no compiler or no headers at installation
+    except ImportError:  # the compiler or the headers were missing at installation
         return HotPath
     compiled: type[HotPath] = _hot_path.HotPath
     return compiled

@@ -1,4 +1,4 @@
-"""Lanes tell the records of steps that run at the same time apart. Each belongs to one step at a time."""
+"""Lanes distinguish the records of steps that run at the same time. A lane belongs to one step at a time."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from weakref import ref
 
 from cbtop.protocol.ring import LANE_SHIFT, LANES
 
-SHARED_LANE = (LANES - 1) << LANE_SHIFT  # shared by all further steps: their times are not told apart
+SHARED_LANE = (LANES - 1) << LANE_SHIFT  # shared by all further steps; their times cannot be distinguished
 
 
 class LaneHolder(Protocol):
-    """A step. `lane` is the one it has now, or None."""
+    """A step. `lane` is its current lane, or None."""
 
     lane: int | None
 
 
 class Lanes:
-    """The lanes of one profiler's steps. Weak references tell which step has which lane."""
+    """The lanes of the steps of one profiler. Weak references record which step holds which lane."""
 
     __slots__ = ("_holders", "_taking")
 
     def __init__(self) -> None:
-        # The step that took each lane last. The shared lane has none: it is for all further steps.
+        # The last step that took each lane. The shared lane is not included, because several steps may hold it.
         self._holders: dict[int, ref[LaneHolder] | None] = {lane << LANE_SHIFT: None for lane in range(LANES - 1)}
         self._taking = threading.RLock()
 
     @property
     def free(self) -> list[int]:
-        """The lanes without a step: their last one has ended, or has gone with its thread, task or generator."""
+        """The lanes that no running step holds. Their last step has ended or was garbage-collected."""
         return [lane for lane, holder in self._holders.items() if _is_free(lane, holder)]
 
     @property
     def holders(self) -> list[LaneHolder | None]:
-        """The steps that took a lane last; None if such a step has gone."""
+        """The last step of each lane that was taken, or None if that step was garbage-collected."""
         return [holder() for holder in self._holders.values() if holder is not None]
 
     def take(self, step: LaneHolder) -> int:
-        """Give `step` a lane. It is the shared one if all others are taken."""
+        """Reserve a lane for `step` and return it. Returns the shared lane if the other lanes are taken."""
         with self._taking:
             for lane, holder in self._holders.items():
                 held_by = None if holder is None else holder()
-                if held_by is None or held_by.lane != lane:  # as _is_free
+                if held_by is None or held_by.lane != lane:  # as in _is_free, without the call
                     self._holders[lane] = ref(step)
                     step.lane = lane
                     return lane
@@ -50,7 +50,7 @@ class Lanes:
         return SHARED_LANE
 
     def after_fork(self) -> None:
-        """In a child: make a new lock, which the parent may have held."""
+        """In a child: create a new lock, because the parent may have held the old one."""
         self._taking = threading.RLock()
 
 

@@ -1,4 +1,4 @@
-"""The nodes that announce a key of the hot path."""
+"""Converts a key of the hot path into the nodes that announce it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ Attributes = TypeVar("Attributes")
 
 
 def nodes_of(key: object, first_id: int, parent: int | None, inside: object) -> list[Node]:
-    """Return the node of `key` inside `parent`, followed by its kernels' nodes. `inside` is the parent's key.
+    """Return the node of `key` inside `parent`, followed by the nodes of its kernels. `inside` is the parent's key.
 
-    A layer's key is (NodeKind.LAYER, index), optionally with the name of its stack as a third. A step's is
-    (NodeKind.STEP, name), optionally with the name of its model. Adopted work for a place has (NodeKind.ADOPTED,
-    name).
+    The key of a layer is (NodeKind.LAYER, index) or (NodeKind.LAYER, index, stack name). The key of a step is
+    (NodeKind.STEP, name) or (NodeKind.STEP, name, model name). The key of adopted work is (NodeKind.ADOPTED, name).
     """
     match key:
         case (NodeKind() as kind, name):
@@ -78,7 +77,7 @@ def _brick_nodes(definition: BrickDefinition, first_id: int, parent: int | None)
 
 def _kernel_node(kernel: KernelDefinition, at: int, parent: int | None, category: BrickCategory) -> Node:
     launch = carried(KernelAttributes, kernel)
-    is_known = any([value is not None for value in launch.values()])  # a CPU's kernel has none
+    is_known = any([value is not None for value in launch.values()])  # a CPU kernel has no launch attributes
     return Node(
         at,
         parent,
@@ -91,5 +90,5 @@ def _kernel_node(kernel: KernelDefinition, at: int, parent: int | None, category
 
 
 def _only(kind: type[Attributes], holder: Attributes) -> Attributes:
-    """Return the attributes alone, so that two nodes are equal whatever held them before."""
+    """Return only the attributes of `kind`, so that nodes are equal even if the objects they came from are not."""
     return kind(**carried(kind, holder))

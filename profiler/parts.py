@@ -1,4 +1,4 @@
-"""The parts of one profiler that the instrumentation of models uses."""
+"""The parts of a profiler that the instrumentation of models uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Parts:
-    """`by_kernels`: steps of eager models on a CUDA device are recorded by their kernels, see `instrument`."""
+    """The parts of one profiler.
+
+    If `by_kernels` is True, steps of eager models on a CUDA device are recorded by their kernels, see `instrument`.
+    """
 
     recorder: Recorder
     clock: DeviceClock

@@ -1,4 +1,4 @@
-"""Paths: they time bricks, layers and steps on the host's clock (hot_path.py), or on a device's (device_path.py)."""
+"""Paths time bricks, layers and steps on the host's clock (hot_path.py) or on a device's clock (device_path.py)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST = (1 << 31) - 1  # the largest recorded number of a step's sequences or pos
 
 
 class TimedBlock(Protocol):
-    """The `with` form of a brick or a layer."""
+    """The context manager that times a brick or a layer."""
 
     elements: int
 
@@ -30,31 +30,31 @@ class TimedBlock(Protocol):
     ) -> None: ...
 
 
-# For calls timed elsewhere: their scopes, starts, ends and elements.
+# Calls that were timed elsewhere, as four columns: scopes, starts in ns, ends in ns, elements.
 Told = tuple[Sequence[Scope], Sequence[int], Sequence[int], Sequence[int]]
 
 
 class Path(Protocol):
-    """The interface of both paths."""
+    """The interface of HostPath and DevicePath."""
 
     implementation: str
-    give_up: Callable[[Exception], None]  # called if timing here has failed
+    give_up: Callable[[Exception], None]  # called if timing on this path has failed
 
     @property
     def is_over(self) -> bool:
-        """Whether it no longer times anything."""
+        """Whether this path has stopped timing for good."""
 
     @property
     def held_steps(self) -> HeldSteps | None:
-        """Keeps a step that has ended until its times are known; None if they are known at once."""
+        """The steps that have ended and wait for their times; None if times are known at once."""
 
     @property
     def position(self) -> Position:
-        """The caller's place in the graph: its next start begins there."""
+        """The caller's current place in the graph. The next brick begins there."""
 
     @property
     def recording(self) -> bool:
-        """Whether the caller's next start is timed."""
+        """Whether a brick that the caller starts now is timed."""
 
     def start_brick(self, brick: Hashable, /) -> Any:
         """Start timing `brick`. Returns the timer for `stop_brick`."""
@@ -63,10 +63,10 @@ class Path(Protocol):
         """Record the call that `timer` timed."""
 
     def brick(self, brick: Hashable, elements: int = 1) -> TimedBlock:
-        """Time a block."""
+        """Return a context manager that times a block as `brick`."""
 
     def layer(self, index: int, stack: str = "") -> TimedBlock:
-        """Time a block as a layer."""
+        """Return a context manager that times a block as a layer."""
 
     def set_recording(self, on: bool, /) -> None:
         """Turn recording on or off."""
@@ -77,38 +77,38 @@ class Path(Protocol):
     def publish(self, position: Position, scope: Scope, start_ns: int, tokens: object, sequences: object, /) -> None:
         """Show readers of the ring `position` in `scope`, which began at `start_ns`, and the size of its step.
 
-        That is its tokens, or its sequences if tokens are no number above 0. The position does not move.
+        The size is `tokens`, or `sequences` if `tokens` is not a number above 0. The position does not move.
         """
 
     def after_fork(self) -> None:
-        """In a child: leave running calls to the parent to record."""
+        """In a child: leave running calls to the parent."""
 
     def now_ns(self) -> int:
         """Read the host's monotonic clock."""
 
     def start_mark(self) -> Any:
-        """Return now, on the clock that times bricks, as a begin."""
+        """Return the present moment on the clock that times bricks, as the begin of a call."""
 
     def end_mark(self) -> Any:
-        """Return now, as an end."""
+        """Return the present moment on the clock that times bricks, as the end of a call."""
 
     def emit(self, scope: Scope, position: Position | None, start: Any, end: Any, elements: int, flags: int) -> None:
-        """Record a call in `scope` between two marks, or hold it for the step that `position` is in."""
+        """Record a call in `scope` between two marks. If its step at `position` has no name yet, hold the call."""
 
     def emit_step(
         self, scope: Scope, start: Any, end: Any, tokens: int, flags: int, sequences: object, cached: object
     ) -> None:
-        """Record a step that ran in `scope`, with its number of sequences and their positions, if known."""
+        """Record a step that ran in `scope`, with its number of sequences and of cached positions, if known."""
 
     def emit_deferred(self, told: Told, flags: int) -> None:
-        """Record calls that were timed elsewhere, on the host's clock."""
+        """Record calls that were timed elsewhere. Their times are on the host's clock."""
 
     def step_ended(self) -> None:
-        """Called after the caller's outermost step has been emitted."""
+        """Finish the caller's outermost step, which has just been emitted."""
 
 
 def amount_of(value: object) -> int:
-    """Return `value` as an amount of a record, or UNKNOWN_AMOUNT if it is not one."""
+    """Return `value` if a record can hold it as an amount, else UNKNOWN_AMOUNT."""
     return value if isinstance(value, int) and 0 <= value <= MOST else UNKNOWN_AMOUNT
 
 
@@ -121,7 +121,7 @@ def emit_at_once(
     elements: int,
     flags: int,
 ) -> None:
-    """Record a call in `scope` between two times of the host, or hold it for the step that `position` is in."""
+    """Record a call in `scope` between two times of the host, or hold it until the step at `position` has a name."""
     if scope.node >= 0 or position is None:
         callbacks.record(max(scope.node, NO_NODE) | flags, start_ns, end_ns, elements)
         if scope.work is not None:
@@ -133,7 +133,7 @@ def emit_at_once(
 
 
 class HostPath:
-    """Bricks on the host's clock: the hot path's own methods, and the rest of a Path."""
+    """Times bricks on the host's clock by the methods of the hot path, and implements the rest of Path."""
 
     is_over = False
     held_steps = None
@@ -154,18 +154,18 @@ class HostPath:
         self._callbacks = callbacks
         self._record = callbacks.record
 
-    # Without a Python frame: a step reads both, and nothing of them is in the caches then.
+    # attrgetter needs no Python frame. Each step reads both properties, and Python code would not be in the caches.
     position = property(attrgetter("hot_path.position"), doc="Where in the graph the caller is.")
     recording = property(attrgetter("hot_path.recording"), doc="Whether what the caller starts now is timed.")
 
     def attach(self, ring: RingWriter | None, /) -> Record:
-        """Write into `ring` from now on. Returns a function that writes further records into it."""
+        """Write records into `ring` from now on. Returns the function that writes a further record into `ring`."""
         self._record = self.hot_path.attach(ring)
         return self._record
 
     def emit(self, scope: Scope, position: Position | None, start: int, end: int, elements: int, flags: int) -> None:
         """Record a call in `scope`."""
-        if scope.node > NO_NODE and scope.work is None:  # almost always, and with fewer calls
+        if scope.node > NO_NODE and scope.work is None:  # the usual case, with fewer calls
             self._record(scope.node | flags, start, end, elements)
         else:
             emit_at_once(self._callbacks, scope, position, start, end, elements, flags)
@@ -186,7 +186,7 @@ class HostPath:
             self._record(max(scope.node, NO_NODE) | FLAG_AMOUNTS, sequences, cached, 0)
 
     def emit_deferred(self, told: Told, flags: int) -> None:
-        """Record calls that were timed elsewhere: hundreds of launches, while the next step waits for the host."""
+        """Record calls that were timed elsewhere. It must be fast: hundreds are recorded while a step waits."""
         scopes, starts_ns, ends_ns, elements = told
         if all(scope.node > NO_NODE and scope.work is None for scope in scopes):
             tags = [scope.node | flags for scope in scopes]
@@ -196,9 +196,9 @@ class HostPath:
                 self.emit(scope, None, start_ns, end_ns, count, flags)
 
     def step_ended(self) -> None:
-        """Do nothing: a host is not waited for."""
+        """Do nothing, because there is no device to wait for."""
 
 
 def host_path(callbacks: Callbacks, clock_ns: Any) -> HostPath:
-    """Return the compiled hot path, or Python's, on `clock_ns`."""
+    """Return a path on `clock_ns` with the compiled hot path, or with Python's if none was built."""
     return HostPath(chosen()(callbacks, clock_ns), callbacks)

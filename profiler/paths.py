@@ -1,4 +1,4 @@
-"""The paths of one profiler: for the host, for its device, and for models on a device."""
+"""The paths of one profiler: for the host, for its device, and for models on devices."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 class Paths:
-    """Makes and ends the paths of a profiler. `own` times its bricks: it is `device`, or else `host`.
+    """Makes and ends the paths of a profiler. `own` times its bricks: it is `device` if there is one, else `host`.
 
-    Each of `settlers` records the work that a device has reported meanwhile, and waits for the device if allowed.
+    Each function in `settlers` records the work that a device has already reported. If its argument is True, it also
+    waits for the device.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Paths:
 
     @property
     def on_devices(self) -> list[DevicePath]:
-        """Those on a device's clock."""
+        """The paths that use the clock of a device."""
         return [*self.of_models, *([] if self.device is None else [self.device])]
 
     def set_recording(self, on: bool) -> None:
@@ -60,13 +61,13 @@ class Paths:
             path.set_recording(on)
 
     def set_sync_mode(self, mode: SyncMode) -> None:
-        """Wait for the profiler's device as `mode` says. Paths of models never wait."""
+        """Set when the profiler waits for its device. Paths of models never wait."""
         self.sync_mode = mode
         if self.device is not None:
             self.device.mode = mode
 
     def begin_for_models(self, clock: DeviceClock, give_up: Callable[[Exception], None]) -> DevicePath:
-        """Return a path for models on the device of `clock`, until `end`. If timing fails, `give_up` is called."""
+        """Return a path for models on the device of `clock`, valid until `end`. `give_up` is called on a failure."""
         path = self._on(clock, replace(self._callbacks, give_up=give_up))
         path.mode = SyncMode.DEFERRED
         self.of_models.append(path)
@@ -74,7 +75,7 @@ class Paths:
         return path
 
     def end(self, path: DevicePath) -> None:
-        """Stop timing on `path`."""
+        """Stop timing on `path`, a path for models."""
         if path in self.of_models:
             self.of_models.remove(path)
         path.is_over = True
@@ -83,7 +84,7 @@ class Paths:
             self.settlers.remove(path.kept.settle)
 
     def settle(self, may_wait: bool = False) -> None:
-        """Record what the devices have reported; if it `may_wait`, wait for the rest."""
+        """Record what the devices have reported. If `may_wait` is True, wait for the rest."""
         for settle in list(self.settlers):
             settle(may_wait)
 
@@ -94,7 +95,7 @@ class Paths:
                 path.kept.discard()
 
     def _on(self, clock: DeviceClock, callbacks: Callbacks) -> DevicePath:
-        """Return a path on a device's clock. If the clock reports marks without waiting, steps wait for it."""
+        """Return a path on a device's clock. If the clock can report marks without waiting, the path keeps steps."""
         from cbtop.profiler.device_path import DevicePath
         from cbtop.profiler.held_steps import HeldSteps
 

@@ -1,4 +1,4 @@
-"""Timings that wait for the device, each with a start and an end of its own."""
+"""Deferred timings. Each waits until the device has reached its start and its end."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from cbtop.profiler.clocks import DeviceClock, Mark, NoTimeError
 from cbtop.protocol.ring import NO_NODE, Record
 from cbtop.protocol.signals import reraise_host_error
 
-MAX_PENDING = 8192  # without steps, the device is waited for after this many
+MAX_PENDING = 8192  # without steps, a path waits for the device after this many timings
 
 
 class HostTime(int):
     """A time on the host's monotonic clock (ns), in place of a mark of the device's clock."""
 
 
-# Node and flags, start, end (marks of the clock, or a HostTime), elements.
+# Node and flags, start, end, elements. Start and end are marks of the clock, or a HostTime.
 Timing = tuple[int, Mark, Mark, int]
 
 
 class Pending:
-    """Timings deferred until the device has reached their marks on `clock`; then they go to `record`.
+    """Defers timings until the device has reached their marks on `clock`, then passes them to `record`.
 
-    `defer(timing)` keeps one in `timings` until `finalize`. If the clock fails, the waiting timings are recorded
-    without a node, and so counted as lost. The same happens to a single timing if one of its marks has no time.
+    `defer(timing)` keeps a timing in `timings` until `finalize`. If the clock fails, the waiting timings are recorded
+    without a node, so they count as lost. If one mark has no time, its timing alone is recorded like that.
     """
 
     defer: Callable[[Timing], None]
@@ -34,7 +34,7 @@ class Pending:
         self._clock = clock
         self._record = record
         self.timings: deque[Timing] = deque()
-        self.defer = self.timings.append  # unwrapped, because this runs at every brick
+        self.defer = self.timings.append  # not wrapped in a method, because this runs at every brick
         self.after_fork()
 
     def discard(self) -> None:
@@ -42,7 +42,7 @@ class Pending:
         self.timings.clear()
 
     def after_fork(self) -> None:
-        """In a child: leave waiting timings to the parent, and make a new lock, which the parent may have held."""
+        """In a child: leave waiting timings to the parent. Create a new lock, as the parent may hold the old one."""
         self.discard()
         self._finalizing = threading.RLock()
         self._is_finalizing = False
@@ -51,14 +51,14 @@ class Pending:
         return len(self.timings)
 
     def finalize(self) -> None:
-        """Wait for the device once, and record all waiting timings, each with its own start and end.
+        """Wait for the device once and record all waiting timings, each with its own start and end.
 
-        Raises the clock's exception, after the waiting timings have been counted as lost.
+        If the clock raises, count the waiting timings as lost and raise its exception.
         """
-        # One thread at a time takes timings out. So the marks of the first `waiting` have been waited for, or fewer
-        # if some were discarded meanwhile.
+        # Only one thread at a time removes timings. So `synchronize` has waited for the marks of the first `waiting`
+        # timings. There may be fewer, if some were discarded meanwhile.
         with self._finalizing:
-            if self._is_finalizing:  # a signal handler came in between
+            if self._is_finalizing:  # this is a signal handler that interrupted `finalize`
                 return
             waiting, time_ns = len(self.timings), self._clock.time_ns
             try:
@@ -81,8 +81,8 @@ class Pending:
                         raise
                     self._record(tag, start_ns, end_ns, elements)
             except Exception as error:
-                reraise_host_error(error)  # timings that a signal cut short are finalized later
-                for _ in range(len(self.timings)):  # the device no longer has times for the rest
+                reraise_host_error(error)  # if a signal interrupted this, later calls finalize the remaining timings
+                for _ in range(len(self.timings)):  # the device has no times for the remaining timings
                     self._take()
                     self._record(NO_NODE, 0, 0, 0)
                 raise

@@ -1,9 +1,9 @@
-"""Places: work in a different thread or task that belongs to the step and layer of the thread that asked for it.
+"""A place lets work in a different thread or task belong to the step and layer of the requesting thread.
 
 Rules
-- A place ends with its step: work that continues after that is outside of steps again.
-- Adopted work runs in parallel with the step. It is counted under a node of its own, and its times are added up
-  there. It is not part of the step's wall time. The thread that waits for it has a brick or a gap there.
+- A place ends with its step. Work that continues after that is outside of steps.
+- Adopted work runs in parallel with the step. It has a node of its own, which adds up its times. These times are not
+  part of the step's wall time. In the thread that waits for the work, this time is a brick or a gap.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from cbtop.profiler.scopes import Scopes
 
 ADOPTED = (NodeKind.ADOPTED, "adopted")
-UNDONE_WITHIN_S = 0.1  # it takes microseconds
+UNDONE_WITHIN_S = 0.1  # limit in seconds; undoing takes microseconds
 
 
 class GraphPlace:
-    """The place in the graph of a thread, task or greenlet when it asked: its step, layer and brick."""
+    """The place in the graph of a thread, task or greenlet when it called `place`: its step, layer and brick."""
 
     __slots__ = ("held", "lane", "recording", "scope", "step")
 
@@ -40,7 +40,7 @@ class GraphPlace:
 
 
 class Adopted:
-    """`with profiler.adopt(place):` assigns the work of this thread or task to `place`."""
+    """Assign the work of this thread or task to `place`: `with profiler.adopt(place):`."""
 
     __slots__ = (
         "__weakref__",
@@ -61,8 +61,8 @@ class Adopted:
         self._give_up = give_up
         self._place = place
         self._lock = threading.RLock()
-        self._position: Position | None = None  # while it is at the place
-        self._scope: Any = None  # None if it is not recorded
+        self._position: Position | None = None  # set while this thread or task is at the place
+        self._scope: Any = None  # None if the work is not recorded
 
     def __enter__(self) -> Adopted:
         try:
@@ -84,7 +84,8 @@ class Adopted:
         position, step = path.position, place.step
         is_there = position.step is step and position.scope is place.scope
         is_nowhere = step is None and place.scope.parent is None
-        if is_there or is_nowhere or (step is not None and step.position is None):  # the last: it has ended
+        # The last condition means that the step has ended.
+        if is_there or is_nowhere or (step is not None and step.position is None):
             return
         self._before = position.scope, position.lane, position.held, position.step, position.recording
         self._scope = None
@@ -95,10 +96,10 @@ class Adopted:
             self._start = path.start_mark()
             self._scope = scope
             path.enter(position, scope, path.now_ns())
-        self._position = position  # complete: from here on the step's end may undo it
+        self._position = position  # set last, because from now on the end of the step may undo the adoption
         if step is not None:
             step.adopted[self] = None
-            if step.position is None:  # it has ended meanwhile
+            if step.position is None:  # the step has ended meanwhile
                 self.let_go()
 
     def _end(self, *, failed: bool) -> None:
@@ -111,9 +112,9 @@ class Adopted:
             self.let_go()
 
     def let_go(self) -> None:
-        """Return to the place before; the step's end does this too, from the thread it runs in."""
-        # One of the two threads undoes it completely before the other goes on. A fork in the middle leaves the lock
-        # taken in the child, where no thread is at the place.
+        """Return to the earlier place. The end of the step calls this too, in the step's own thread."""
+        # The lock makes one of the two threads undo the adoption completely before the other continues. A fork
+        # meanwhile leaves the lock taken in the child, but no thread is at the place there.
         if not self._lock.acquire(timeout=UNDONE_WITHIN_S):
             return
         try:

@@ -1,12 +1,12 @@
-"""BrickProfiler: times bricks inside the profiled process and writes each as one record into the ring.
+"""BrickProfiler times bricks inside the profiled process and writes one record for each into the ring.
 
 Rules
 - No thread, no socket, no numpy. Everything that can fail or grow (files, nodes) is bounded. A failure is counted or
-  logged once, and never raised into the host, except for a wrong argument.
-- A timing is a record with a node. A node is defined once, under the scope it first ran in.
-- Its parts: a path that times (on the host's clock or a device's), the scopes that name, the steps, the graph of work
-  timed elsewhere, the statistics read back. The code that runs at every brick is the path's own method, not a
-  wrapper.
+  logged once. Only a wrong argument raises into the host.
+- A timing is a record with a node. A node is defined once, under the scope of its first call.
+- A profiler consists of a path, the scopes, the steps, the graph of work timed elsewhere, and the statistics read
+  back. The path times on the host's or a device's clock. The scopes name nodes. At every brick, the host calls the
+  path's own method, without a wrapper.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-MAX_TURNS = 4096  # names of steps, per thread, with turns counted for `sample_every`
+MAX_TURNS = 4096  # bound on the names of steps per thread with turns counted for `sample_every`
 
 _log = logging.getLogger("cbtop")
 _profilers: weakref.WeakSet[BrickProfiler] = weakref.WeakSet()
@@ -65,9 +65,9 @@ def _unless_it_fails(
     [Callable[Concatenate[BrickProfiler, Arguments], Result]],
     Callable[Concatenate[BrickProfiler, Arguments], Result],
 ]:
-    """Return `default` from a method if something of ours fails: this is logged once, and recording ends.
+    """Decorate a method to return `default` if our code fails. The failure is logged once and ends recording.
 
-    A UsageError is the caller's own.
+    A UsageError passes through, because it is the caller's error.
     """
 
     def guard(
@@ -89,7 +89,7 @@ def _unless_it_fails(
 
 
 class _Listener(NamedTuple):
-    """The functions that a profiler runs when the recorder's ring opens and before it closes."""
+    """Functions of a profiler that the recorder calls when its ring opens and before its ring closes."""
 
     implementation: str
     sample_every: int
@@ -101,21 +101,22 @@ class _Listener(NamedTuple):
 class BrickProfiler:
     """Times bricks, layers and steps, and records them for the daemon to show.
 
-    `clock_ns` and `recorder` are arguments so that a test can bring its own; by default the host's monotonic clock
-    and this process's ring. With a `device_clock`, bricks are timed on that device. Each thread, asyncio or trio task
-    and greenlet has its own place in the graph.
+    `clock_ns` and `recorder` default to the host's monotonic clock and this process's ring. A test can pass its own.
+    With a `device_clock`, bricks are timed on that device. Each thread, asyncio or trio task and greenlet has its own
+    place in the graph.
 
-    `graph` records work timed elsewhere, `stats` reads back the records; the methods below call them. `parts` is for
+    `graph` records work timed elsewhere, and `stats` reads back the records. Methods below call them. `parts` is for
     the instrumentation of models.
     """
 
-    #: `timer = profiler.start_brick(BrickId.RMS_NORM)`: start timing a BrickId, a BrickDefinition, or a name.
+    #: Start timing a BrickId, a BrickDefinition or a name: `timer = profiler.start_brick(BrickId.RMS_NORM)`.
     start_brick: Callable[[Hashable], Any]
-    #: `profiler.stop_brick(timer, elements, failed=False)`: record it, with the elements it worked on.
+    #: Record the timed brick and its number of elements: `profiler.stop_brick(timer, elements, failed=False)`.
     stop_brick: Callable[..., None]
-    #: `with profiler.brick(BrickId.RMS_NORM, elements=4096):` times the block; an exception marks it failed.
+    #: Time a block: `with profiler.brick(BrickId.RMS_NORM, elements=4096):`. An exception marks it as failed.
     brick: Callable[..., TimedBlock]
-    #: `with profiler.layer(3):` makes what runs inside part of layer 3; `layer(3, "encoder")` of a named stack.
+    #: Put a block into layer 3: `with profiler.layer(3):`. A named stack is the second argument: `layer(3,
+    #: "encoder")`.
     layer: Callable[..., TimedBlock]
 
     def __init__(
@@ -132,12 +133,12 @@ class BrickProfiler:
             raise ValueError(f"sample_every={sample_every!r}; 1 records every step, k every k-th")
         self.sample_every = sample_every
         self._enabled = enabled
-        self._ended_why = ""  # why recording ended; "" while it goes on
+        self._ended_why = ""  # why recording ended; "" while recording has not ended
         self._said: set[str] = set()
         self._now_ns = clock_ns
         self._epoch_ns: int | None = None
         self._turns = thread_local()
-        self._chance = random.Random()  # its own, so that the host's random numbers stay the same
+        self._chance = random.Random()  # a separate generator, so that the host's random numbers do not change
         self._recorder: Recorder = RingRecorder() if recorder is None else recorder
         self._scopes = Scopes(self._announce_nodes)
         callbacks = Callbacks(
@@ -179,10 +180,10 @@ class BrickProfiler:
 
     @property
     def implementation(self) -> str:
-        """`compiled` or `python`: the code that runs at every brick."""
+        """The hot path that runs at every brick: `compiled` or `python`."""
         return self._path.implementation
 
-    # Without a Python frame, because each step reads both.
+    # attrgetter needs no Python frame. Each step reads both properties.
     enabled = property(attrgetter("_enabled"), doc="Whether anything is recorded.")
     recording = property(
         attrgetter("_path.recording"),
@@ -190,24 +191,24 @@ class BrickProfiler:
     )
 
     def enable(self) -> None:
-        """Record from now on, even if recording has ended because of a failure: then as a new process."""
+        """Record from now on. If recording has ended because of a failure, start again like a new process."""
         if self._ended_why and isinstance(self._recorder, RingRecorder):
             self._recorder.forget()
         self._enabled, self._ended_why = True, ""
         self._set_recording()
 
     def disable(self) -> None:
-        """Record nothing from now on; a brick that is running is not recorded either."""
+        """Stop recording. A running brick is not recorded either."""
         self._enabled = False
         self._set_recording()
 
     @property
     def sync_mode(self) -> SyncMode:
-        """When to wait for the device."""
+        """The mode that decides when to wait for the device."""
         return self._paths.sync_mode
 
     def set_sync_mode(self, mode: SyncMode) -> None:
-        """Wait for the device as `mode` says from now on; records deferred until now are written first."""
+        """Set when to wait for the device. Records deferred until now are written first."""
         self.finalize()
         self._paths.set_sync_mode(mode)
         self._set_recording()
@@ -228,30 +229,31 @@ class BrickProfiler:
     ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
         """Time every call of a function: `@profiler.timed(BrickId.RMS_NORM, elements=lambda x: x.numel())`.
 
-        `elements` is a number, or a function of the call's arguments. Raises TypeError for a coroutine or a
-        generator, whose time between the awaits belongs to others: use `with profiler.brick(...)` inside.
+        `elements` is a number or a function of the call's arguments. Raises TypeError for a coroutine or a generator,
+        because other code runs during its awaits. Use `with profiler.brick(...)` inside such a function.
         """
 
         return timed(self._path, brick, elements)
 
     @_unless_it_fails(None)
     def reset(self) -> None:
-        """Begin anew: statistics, the graph, timings that wait for `finalize`, the epoch, the count of steps.
+        """Clear the statistics, the graph, the timings that wait for `finalize`, the epoch and the count of steps.
 
-        Settings stay, as does each thread's place. The daemon's totals stay too, because they are the process's.
+        Settings and the place of each thread do not change. The daemon keeps its totals, because they belong to the
+        process.
         """
         self._pending.discard()
         self._paths.discard_kept()
         self._epoch_ns = None
         self._turns = thread_local()
-        self._chance = random.Random()  # its own, so that the host's random numbers stay the same
+        self._chance = random.Random()  # a separate generator, as in __init__
         self._scopes.dropped = 0
         self.graph.reset()
         self.stats.reset()
 
     @_unless_it_fails(None)
     def announce(self, message: CatalogMessage) -> None:
-        """Announce a fact about this process once: its model (Manifest), a Ceiling, a CheckResult, an Activity."""
+        """Announce a fact about this process once: a Manifest (its model), Ceiling, CheckResult or Activity."""
         self._recorder.announce(message)
 
     @_unless_it_fails(None)
@@ -259,7 +261,7 @@ class BrickProfiler:
         self._recorder.announce_nodes(nodes)
 
     def close(self, reason: str = "closed") -> None:
-        """Send a goodbye; records stay readable. Happens by itself when the interpreter exits."""
+        """Stop recording and send a goodbye. Records stay readable. This also happens when the interpreter exits."""
         self.finalize()
         self.disable()
         self._close_recorder(reason)
@@ -269,22 +271,23 @@ class BrickProfiler:
         self._recorder.close(reason)
 
     def serve(self, endpoint: str) -> None:
-        """Start a daemon for viewers at `endpoint` (`tcp://127.0.0.1:5555`): `cbtop --connect`.
+        """Start a daemon for remote viewers at `endpoint` (`tcp://127.0.0.1:5555`), for `cbtop --connect`.
 
-        It is a separate process and ends with this one. Returns at once. Viewers on this machine do not need it.
-        Raises EndpointError if it is not an address. If it is in use, or not allowed, the daemon reports that on
-        stderr.
+        The daemon is a separate process and ends with this one. Returns at once. Viewers on this machine do not need
+        it. Raises EndpointError if `endpoint` is not an address. If the address is in use or not allowed, the daemon
+        reports that on stderr.
         """
         from cbtop.profiler.sidecar import start_sidecar
 
         start_sidecar(parse_endpoint(endpoint))
 
     def step(self, name: str | None = None, tokens: int = 0, model: str = "") -> ActiveStep:
-        """`with profiler.step("decode", tokens=1):` is one forward pass; tokens are counted here, and only here.
+        """Time one forward pass: `with profiler.step("decode", tokens=1):`. Tokens are counted only here.
 
-        Values known only inside may be set inside: `with profiler.step() as step:` … `step.name = "decode"`. If a
-        process runs several models, `model` tells their steps apart. With `sample_every=k` each thread records the
-        inside of its first step of a name and of every k-th after it; the others are timed as a whole.
+        Values that are known only inside the block may be set there: `with profiler.step() as step:` … `step.name =
+        "decode"`. If a process runs several models, `model` distinguishes their steps. With `sample_every=k`, each
+        thread records the inside of the first step of each name and of every k-th after it. All other steps are timed
+        as a whole.
         """
         return ActiveStep(self._steps, checked(name, "step"), tokens, checked(model, "model"))
 
@@ -293,55 +296,55 @@ class BrickProfiler:
         return GraphPlace(self._path.position)
 
     def adopt(self, place: GraphPlace) -> Adopted:
-        """`with profiler.adopt(place):` assigns the work of this thread or task to the step and layer of `place`.
+        """Assign the work of this thread or task to the step and layer of `place`: `with profiler.adopt(place):`.
 
-        Its times are added up under a node of their own, outside the step's wall time. A place ends with its step:
-        work that continues after that is outside of steps.
+        The times of this work are added up under a node of their own, outside the step's wall time. A place ends with
+        its step. Work that continues after that is outside of steps.
         """
         if not isinstance(place, GraphPlace):
             raise UsageError(f"a {type(place).__name__} is no place; profiler.place() gives one")
         return Adopted(self._path, self._scopes, self._give_up, place)
 
     def add_tokens(self, tokens: int) -> None:
-        """Count `tokens` more for the caller's step, if they are known only after it has run.
+        """Add `tokens` to the caller's step, if they are known only after the pass has run.
 
-        Raises RuntimeError outside a step: tokens are counted once a forward pass, and nowhere else.
+        Raises RuntimeError outside a step, because tokens are counted once per forward pass.
         """
         step: Any = self._path.position.step
         if step is None:
             if self.recording:
                 raise RuntimeError("add_tokens outside a step; `with profiler.step(name):` is one forward pass")
             return
-        # A NumPy integer of eight bits would overflow its type.
+        # Convert to Python ints first, because the sum of 8-bit NumPy integers would overflow.
         step.tokens = _whole(step.tokens) + _whole(tokens)
 
     def reset_epoch(self) -> None:
-        """Let `elapsed_ns` count from now."""
+        """Restart `elapsed_ns` at 0."""
         self._epoch_ns = self._host_now_ns()
 
     def elapsed_ns(self) -> int:
-        """Return the time since `reset_epoch`, or since the first call if that was not called."""
+        """Return the time since `reset_epoch`, or since this method was first called."""
         now_ns = self._host_now_ns()
         if self._epoch_ns is None:
             self._epoch_ns = now_ns
         return now_ns - self._epoch_ns
 
-    # --- what was timed elsewhere: see GraphRecorder ------------------------------------------------------------
+    # --- records of work timed elsewhere, see GraphRecorder --------------------------------------------------------
 
     @_unless_it_fails(None)
     def record_elapsed(self, brick: Brick, duration_ns: int, elements: int = 1) -> None:
-        """Record a brick that has just ended and took `duration_ns`.
+        """Record a brick that ends now and took `duration_ns`.
 
-        It ran until now: two recorded one after the other overlapped, for as long as the shorter took. Use
-        `record_deferred`, with its start and its end, for one that ended earlier.
+        Two bricks recorded one after the other overlap, because both end at the time of the call. For a brick that
+        ended earlier, use `record_deferred` with its start and its end.
         """
         self.graph.record_elapsed(checked(brick), duration_ns, elements)
 
     @_unless_it_fails(None)
     def record_deferred(self, brick: Brick, start_ns: int, elements: int = 1, end_ns: int | None = None) -> None:
-        """Defer recording a brick until `finalize`, between `start_ns` and `end_ns` on the monotonic clock.
+        """Defer recording a brick until `finalize`. It ran from `start_ns` to `end_ns` on the monotonic clock.
 
-        Without `end_ns` it ends here: when the device has reached this point, or now if there is no device.
+        Without `end_ns`, the brick ends when the device reaches this point, or now if there is no device.
         """
         if not self.recording:
             return
@@ -360,22 +363,22 @@ class BrickProfiler:
 
     @_unless_it_fails(None)
     def graph_push_scope(self, scope: Layer | Function) -> None:
-        """Enter `scope`, and time it: the caller's next records belong there."""
+        """Enter `scope` and time it. The caller's next records belong to this scope."""
         self.graph.push_scope(scope)
 
     @_unless_it_fails(None)
     def graph_pop_scope(self) -> None:
-        """Leave the scope, and record how long it took. Raises ValueError if there is none to leave."""
+        """Leave the scope and record its duration. Raises ValueError if the caller has not pushed a scope."""
         self.graph.pop_scope()
 
     @property
     def graph_is_scope_balanced(self) -> bool:
-        """Whether the caller has left every scope it pushed."""
+        """Whether the caller has left every scope that it pushed."""
         return self.graph.is_scope_balanced
 
     @_unless_it_fails(NO_NODE)
     def graph_record_brick(self, brick: Brick, duration_ns: int, elements: int = 1) -> int:
-        """Record a brick that ended now and took `duration_ns`. Kernels recorded next are its launches."""
+        """Record a brick that ends now and took `duration_ns`. Kernels recorded next are launches of this brick."""
         return self.graph.record_brick(checked(brick), duration_ns, elements)
 
     @_unless_it_fails(NO_NODE)
@@ -390,7 +393,7 @@ class BrickProfiler:
         backend: str = "",
         elements: int = 1,
     ) -> int:
-        """Record a kernel launch of the running brick, or else of the brick recorded last in this scope."""
+        """Record a kernel launch of the running brick, or of the last brick in this scope if no brick runs."""
         return self.graph.record_kernel(
             name, ptx_hash, grid, block, shared_memory_bytes, duration_ns, backend, elements
         )
@@ -405,9 +408,10 @@ class BrickProfiler:
         duration_ns: int | None = None,
         stream: int | None = None,
     ) -> int:
-        """Record a copy between memories; without `duration_ns` its time is n/a.
+        """Record a copy between memories. Without `duration_ns`, its time is n/a.
 
-        On a `stream` it runs in parallel with its scope: declare what needs it with `graph_add_dependency`.
+        A copy on a `stream` runs in parallel with its scope. Use `graph_add_dependency` for each node that needs the
+        copied data.
         """
         return self.graph.record_transfer(source, destination, size_bytes, direction, duration_ns, stream)
 
@@ -421,10 +425,10 @@ class BrickProfiler:
         """Declare that the node `then` cannot start before the node `first` has ended."""
         self.graph.add_dependency(first, then)
 
-    # --- what was recorded: see ReadBack ------------------------------------------------------------------------
+    # --- statistics of the records, see ReadBack -------------------------------------------------------------------
 
     def report(self, window_s: float | None = None) -> Report:
-        """Return the records of this process, or those of its last `window_s` seconds; `print` shows it as text."""
+        """Return a report on all records, or on the last `window_s` seconds. `print` shows the report as text."""
         return self.stats.report(window_s)
 
     def stats_for(self, brick: Brick) -> BrickStats | None:
@@ -437,21 +441,21 @@ class BrickProfiler:
 
     @property
     def total_ns(self) -> int:
-        """The time spent in bricks, none of it counted twice."""
+        """The time spent in bricks. No nanosecond counts twice."""
         return self.stats.total_ns
 
     @property
     def total_tokens(self) -> int:
-        """The tokens of all steps."""
+        """The number of tokens of all steps."""
         return self.stats.total_tokens
 
     @property
     def tokens_per_sec(self) -> float | None:
-        """Tokens per second of wall-clock time, from the first step to the end of the last; None without steps."""
+        """Tokens per wall-clock second from the first step's start to the last step's end. None without steps."""
         return self.stats.tokens_per_sec
 
     def execution_graph(self) -> ExecutionGraph:
-        """Return the graph of this process: each node with the time of its mean call, and its dependencies."""
+        """Return the graph of this process, with the mean time of each node and with the dependencies."""
         return self.stats.execution_graph()
 
     # ------------------------------------------------------------------------------------------------------------
@@ -462,20 +466,21 @@ class BrickProfiler:
         self._paths.set_recording(on)
 
     def _is_replay_sampled(self, key: tuple[object, ...]) -> bool:
-        """Whether the replay of a captured graph that begins now is recorded."""
+        """Return whether to record the replay of a captured graph that begins now."""
         return self._is_sampled(key)
 
     def _is_sampled(self, key: object) -> bool:
-        """Whether the step `key` that this thread begins now is recorded: the first, and every k-th after it."""
+        """Return whether to record the step `key` that this thread begins now: the first, and every k-th after it."""
         if self.sample_every <= 1 or not self._enabled:
             return True
         try:
             turns: dict[object, int] = self._turns.turns
         except AttributeError:
             turns = self._turns.turns = {}
-        if len(turns) >= MAX_TURNS:  # a new name for each request: the turns are forgotten
+        if len(turns) >= MAX_TURNS:  # a host that uses a new name for each request would fill `turns`
             turns.clear()
-        if key is None:  # steps without a name yet are drawn at random: in turns, one name might always be skipped
+        # Steps without a name are chosen at random, because taking turns might always skip the same kind of step.
+        if key is None:
             return self._chance.random() * self.sample_every < 1
         turn = turns.get(key, 0)
         turns[key] = (turn + 1) % self.sample_every
@@ -516,9 +521,9 @@ class BrickProfiler:
             _log.warning(f"cbtop: {what}", *arguments)
 
     def _give_up(self, error: Exception) -> None:
-        """End recording, and log the reason once, here and for viewers. The host goes on.
+        """End recording and log the reason once, here and for viewers. The host continues.
 
-        An exception that the host's own signal handler raised while our code ran goes on to the host.
+        If the exception was raised by the host's own signal handler while our code ran, raise it into the host.
         """
         try:
             reraise_host_error(error)
@@ -526,7 +531,7 @@ class BrickProfiler:
             self._set_recording()
             raise
         if isinstance(error, RecursionError):
-            self._set_recording()  # the host is at the end of its stack: only this brick is left out
+            self._set_recording()  # the host's stack is full: skip only this brick
             return
         if self._ended_why:
             return
@@ -540,7 +545,7 @@ class BrickProfiler:
         self._set_recording()
 
     def _after_fork(self) -> None:
-        """In a child: record for itself, without the bricks and steps its parent is in."""
+        """In a child: record for this process, outside of the bricks and steps that its parent is in."""
         self._scopes.after_fork()
         self._pending.after_fork()
         self._ended_why = ""
@@ -554,7 +559,7 @@ class BrickProfiler:
 
 
 def _amount(value: float | None) -> int:
-    """Return the FLOP or bytes of one call in the form of a record. Raises ValueError if it is too large."""
+    """Return the FLOP or bytes of one call as an integer for a record. Raises ValueError if it is too large."""
     if value is None:
         return UNKNOWN_AMOUNT
     if not 0 <= value < 1 << 63:
@@ -563,7 +568,7 @@ def _amount(value: float | None) -> int:
 
 
 def _whole(tokens: Any) -> Any:
-    """Return `tokens` as a Python int if it is a whole number; else unchanged."""
+    """Return `tokens` as a Python int if it is a whole number, else return it unchanged."""
     try:
         return operator.index(tokens)
     except TypeError:

@@ -1,4 +1,4 @@
-"""Shows readers of the ring that a step goes on which is not recorded."""
+"""Shows readers of the ring that an unrecorded step is making progress."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 
 def show_progress(step: Any | None, path: Path) -> None:
-    """Show readers of the ring that the outermost step around `step` (None: no step) goes on: one inside it begins.
+    """Show readers of the ring that the outermost step around `step` makes progress, because a step begins inside it.
 
-    It is not recorded, so nothing else shows it.
+    The inner step is not recorded, so the ring shows no other sign of progress. Does nothing if `step` is None.
     """
     if step is None:
         return

@@ -1,4 +1,4 @@
-"""The records of this process: statistics and graph, without a daemon."""
+"""Statistics and graph of this process, read from its own records without a daemon."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ReadBack:
-    """Reads the process's own ring: `profiler.stats`. NumPy is loaded at the first call only.
+    """Reads the process's own ring. It is `profiler.stats`. The first call imports NumPy.
 
     Every method raises TypeError if the recorder cannot be read back.
     """
@@ -46,10 +46,11 @@ class ReadBack:
         self._session: Session | None = None
 
     def report(self, window_s: float | None = None) -> Report:
-        """Return the records of this process, or those of its last `window_s` seconds; `print` shows it as text.
+        """Return a report on all records of this process or of its last `window_s` seconds. `print` shows it as text.
 
-        Call it often enough that the ring does not overwrite unread records: 260,000 by default. A window reaches
-        back no further than the ring does; `Report.window_s` is what it covers.
+        Call it often enough that the ring does not overwrite unread records. By default, the ring holds 260,000
+        records. A window cannot reach back further than the ring. `Report.window_s` is the time that the report
+        covers.
         """
         session = self._opened()
         report = session.report() if window_s is None else session.window(window_s, self._now_ns())
@@ -66,23 +67,23 @@ class ReadBack:
 
     @property
     def total_ns(self) -> int:
-        """The time spent in bricks, none of it counted twice."""
+        """The time spent in bricks. No nanosecond counts twice."""
         return self.report().total_ns
 
     @property
     def total_tokens(self) -> int:
-        """The tokens of all steps."""
+        """The number of tokens of all steps."""
         return self.report().tokens
 
     @property
     def tokens_per_sec(self) -> float | None:
-        """Tokens per second of wall-clock time, from the first step to the end of the last; None without steps."""
+        """Tokens per wall-clock second from the first step's start to the last step's end. None without steps."""
         return self.report().tokens_per_sec
 
     def execution_graph(self) -> ExecutionGraph:
-        """Return the graph of this process: each node with the time of its mean call, and its dependencies.
+        """Return the graph of this process, with the mean time of each node and with the dependencies.
 
-        `dropped` counts calls and dependencies past the bounds on nodes, depth and dependencies.
+        `dropped` counts the calls and dependencies that exceeded the bounds on nodes, depth and dependencies.
         """
         graph = self._opened().graph(self._graph.dependencies())
         graph.dropped += self._scopes.dropped

@@ -1,14 +1,15 @@
-"""The recorder: this process's ring and catalog files, opened on first use and again in a forked child.
+"""The recorder writes this process's ring and catalog files. It opens them on first use, and again in a forked child.
 
 Rules
 - No public method raises into the host. A failure is logged once and counted. Only exceptions that are not an
-  Exception (KeyboardInterrupt, SystemExit) pass.
-- However much a host announces, and for however long: only the newest message of each key is kept, the number of keys
-  is bounded, and messages beyond the bounds are left out and counted in the ring's header.
-- The catalog is append-only, so a message that replaces an older one is written after it. The first FREE_UPDATE_BYTES
-  of such updates are written at once. From then on a pause follows each write, and the newest message of each key
-  waits for its end: it is written at the next announcement, `flush` or `close`. The pause doubles each time the
-  updates have grown by PAUSE_DOUBLES_BYTES. So a host that never stops fills half the catalog in four years.
+  Exception (KeyboardInterrupt, SystemExit) pass through.
+- Memory and disk use are bounded. Only the newest message of each key is kept, and the number of keys is bounded.
+  Messages beyond the bounds are left out and counted in the ring's header.
+- The catalog is append-only, so an update is written after the message that it replaces. The first FREE_UPDATE_BYTES
+  of updates are written at once. From then on, a pause follows each write. During a pause, only the newest message of
+  each key waits. It is written at the first announcement, `flush` or `close` after the pause. The pause doubles each
+  time the updates have grown by PAUSE_DOUBLES_BYTES. So a host that never stops announcing fills half the catalog in
+  four years.
 """
 
 from __future__ import annotations
@@ -49,16 +50,16 @@ from cbtop.protocol.ring import DEFAULT_RING_BYTES, Record, RingWriter
 from cbtop.protocol.ring_reader import Batch, RingReader
 from cbtop.protocol.signals import reraise_host_error, suppressed
 
-CLOCK_READINGS = 256  # to find the smallest difference between two of them
+CLOCK_READINGS = 256  # number of clock readings, to find the smallest difference between two of them
 FREE_UPDATE_BYTES = 1 << 20
-UPDATE_PAUSE_NS = 100_000_000  # the daemon reads as often
-UPDATE_NS_PER_BYTE = 1_000_000  # and at most a kilobyte a second
+UPDATE_PAUSE_NS = 100_000_000  # the daemon reads at the same interval
+UPDATE_NS_PER_BYTE = 1_000_000  # at most a kilobyte a second
 PAUSE_DOUBLES_BYTES = 2 << 20
 NOT_ASKED = (0,)
 
 _log = logging.getLogger("cbtop")
 _serial = itertools.count()
-_openings = itertools.count()  # of this process
+_openings = itertools.count()  # counts the times that this process opened files
 _recorders: weakref.WeakSet[RingRecorder] = weakref.WeakSet()
 
 
@@ -77,7 +78,7 @@ class Recorder(Protocol):
 
 
 class RingListener(Protocol):
-    """Notified of each ring that opens, or fails to, and writes records of its own into it."""
+    """A listener is notified of each ring that opens or fails to. It writes records of its own into the ring."""
 
     @property
     def implementation(self) -> str: ...
@@ -93,26 +94,26 @@ class RingListener(Protocol):
 
 
 class Failures:
-    """Counts calls that failed, and logs the first of each kind. The host is not told of them."""
+    """Counts failed calls and logs the first failure of each kind. No failure is raised into the host."""
 
     def __init__(self) -> None:
         self.count = 0
         self._logged: set[str] = set()
 
     def log_once(self, about: str, line: str) -> None:
-        """Log `line` if nothing was logged `about` this yet."""
+        """Log `line`, unless a line with the same `about` was logged."""
         if about not in self._logged:
             self._logged.add(about)
             _log.warning("%s", line)
 
     def note(self, what: str, error: Exception) -> None:
-        """Count that we could not do `what`."""
+        """Count and log that cbtop could not do `what`."""
         self.count += 1
         self.log_once(what, f"cbtop could not {what}: {str(error) or type(error).__name__}")
 
     @contextmanager
     def kept_from_the_host(self, what: str) -> Iterator[None]:
-        """`with failures.kept_from_the_host("announce"):` notes an error of ours, and continues after the block."""
+        """Note an error of our code and continue after the block: `with failures.kept_from_the_host("announce"):`."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - see the rules
@@ -123,12 +124,12 @@ class Failures:
 class RingRecorder:
     """Writes records into this process's ring and messages into its catalog.
 
-    The files of ended processes are kept within bounds when files are opened, the first time and now and again, see
-    `cbtop.protocol.ended`.
+    When the files are opened for the first time, and sometimes later, the files of ended processes are removed if
+    there are too many, see `cbtop.protocol.ended`.
 
-    Nothing is opened before something is recorded. If the files cannot be made (no room, no safe runtime directory)
-    one warning is logged and nothing is recorded; the host goes on. A forked child never writes its parent's files:
-    it opens its own pair on first use and repeats its parent's announcements.
+    No file is opened before the first record. If the files cannot be made (no room, no safe runtime directory), one
+    warning is logged, nothing is recorded and the host continues. A forked child never writes its parent's files. It
+    opens its own pair on first use and repeats its parent's announcements.
     """
 
     record: Record
@@ -140,21 +141,21 @@ class RingRecorder:
         clock_ns: Callable[[], int] = clock.monotonic_ns,
     ) -> None:
         self._failures = Failures()
-        self.left_out = 0  # announcements
+        self.left_out = 0  # number of announcements that were left out
         self._directory = directory
         self._ring_bytes = ring_bytes
         self._clock_ns = clock_ns
         self._nodes: list[Node] = []
         self._announced: Announcements[bytes] = Announcements()
         self._updates: dict[Key, None] = {}  # the keys whose newest message is not written yet
-        self._update_bytes = 0  # written so far
+        self._update_bytes = 0  # bytes of updates written into the open catalog
         self._pause_until_ns = 0
-        self._written_nodes = 0  # number written into the open catalog
+        self._written_nodes = 0  # number of nodes written into the open catalog
         self._is_writing_nodes = False
-        self._lost_a_node = False  # not in the catalog: those that follow have no place in it either
+        self._lost_a_node = False  # True if a node is missing from the catalog; later nodes cannot be written then
         self._opening = threading.RLock()
         self._ring: RingWriter | None = None
-        # Holds the number of `asked`, and needs no Python frame: each step of a model reads it.
+        # Holds the number that `asked` returns. Each step of a model reads it, and a word needs no Python frame.
         self.asked_word: Sequence[int] | memoryview = NOT_ASKED
         self._catalog: CatalogWriter | None = None
         self._is_opening = False
@@ -168,27 +169,28 @@ class RingRecorder:
 
     @property
     def failures(self) -> int:
-        """Number of failed calls. The host was not told of them."""
+        """Number of failed calls. None of these failures was raised into the host."""
         return self._failures.count
 
     def open(self) -> None:
-        """Open the files, if they are not open, so that a process that only began something is seen to run."""
+        """Open the files if they are closed, so that viewers see a process without records yet."""
         if self._catalog is None:
             self._open()
 
     def add_listener(self, listener: RingListener) -> None:
-        """Attach `listener` to each ring when it opens, and to None when it is gone."""
+        """Attach `listener` to each ring that opens. Attach it to None when the ring is gone."""
         with self._opening, self._failures.kept_from_the_host("write beside the hot path"):
             self._listeners.append(listener)
             if self._ring:
                 self.record = listener.attach(self._ring)
 
     def announce(self, message: CatalogMessage) -> None:
-        """Write `message` into the catalog, replacing one with the same key. A message that is invalid is logged."""
+        """Write `message` into the catalog. It replaces a message with the same key. An invalid message is logged."""
         with self._opening, self._failures.kept_from_the_host("announce"):
             try:
                 payload = codec.encode(message)
-                said = codec.decode(payload)  # as the daemon will: it drops the source of a message that it refuses
+                # Decode the message as the daemon does. The daemon drops a source that sends an invalid message.
+                said = codec.decode(payload)
                 if not isinstance(said, Announcement):
                     raise TypeError("a host announces no such thing")
             except (TypeError, ValueError, OverflowError, ProtocolError) as error:
@@ -203,19 +205,19 @@ class RingRecorder:
             self._write_updates()
 
     def announce_nodes(self, nodes: Sequence[EncodedNode]) -> None:
-        """Announce nodes that `codec.encode_node` has encoded, in one piece."""
+        """Announce nodes together. `codec.encode_node` has encoded them."""
         with self._opening, self._failures.kept_from_the_host("announce"):
             self._announce_nodes(nodes)
             self._write_updates()
 
     def flush(self) -> None:
-        """Write the waiting announcements, if their pause is over. Costs nothing if none waits."""
+        """Write the waiting announcements, if their pause is over. Costs nothing if nothing waits."""
         if self._updates or (self._catalog is not None and self._catalog.is_behind):
             with self._opening, self._failures.kept_from_the_host("write what waits"):
                 self._write_updates()
 
     def close(self, reason: str) -> None:
-        """Send a goodbye; the files stay for the daemon to read to their end."""
+        """Send a goodbye. The files stay, so that the daemon can read them to the end."""
         for listener in self._listeners:
             with self._failures.kept_from_the_host("record what waits for a device"):
                 listener.finish()
@@ -240,11 +242,11 @@ class RingRecorder:
 
     @property
     def asked(self) -> int:
-        """A command's request to this process, see `cbtop.protocol.requests`; 0: none, or there is no ring."""
+        """The number of a command's request, see `cbtop.protocol.requests`. 0 without a request or a ring."""
         return self.asked_word[0]
 
     def answer(self, word: int) -> None:
-        """Publish the answer to a request, or that this process looks at requests; also in files that open later."""
+        """Publish the answer to a request, or that this process handles requests. Also done in files opened later."""
         self._answer = word
         ring = self._ring
         if ring is not None:
@@ -255,7 +257,7 @@ class RingRecorder:
         return list(self._nodes)
 
     def read(self) -> Batch | None:
-        """Return the records since the last read, as the daemon would read them; None before the first record."""
+        """Return the records since the last read, as the daemon would read them, or None before the first record."""
         try:
             if self._reader is None and self._path is not None:
                 self._reader = RingReader(self._path)
@@ -266,7 +268,7 @@ class RingRecorder:
             return None
 
     def read_again(self) -> Batch | None:
-        """Return the records that the ring still holds, read before or not; None before the first record."""
+        """Return all records still in the ring, including those read before. Returns None before the first record."""
         if self._path is None:
             return None
         try:
@@ -281,12 +283,12 @@ class RingRecorder:
             return None
 
     def forget(self) -> None:
-        """Return to the state before opening, without touching the files, which are the parent's."""
+        """Return to the state before opening. Do not touch the files, because they belong to the parent."""
         self._opening = threading.RLock()  # another thread of the parent may have held the old one
         if self._catalog:
             self._let_files_go.detach()
             with self._failures.kept_from_the_host("close its catalog"):
-                self._catalog.close()  # or the parent would seem to live as long as this child
+                self._catalog.close()  # otherwise the parent would seem to live as long as this child
         self._ring = self._catalog = self._path = self._reader = None
         self.asked_word = NOT_ASKED
         self._closed = self._is_opening = self._is_writing_nodes = False
@@ -297,7 +299,7 @@ class RingRecorder:
         for node, _ in nodes:
             if len(self._nodes) >= MAX_NODES:
                 self._leave_out("nodes", f"cbtop leaves out what is announced beyond {MAX_NODES} nodes")
-            elif node not in self._nodes[node.id - 1 : node.id]:  # otherwise a signal cut it short the last time
+            elif node not in self._nodes[node.id - 1 : node.id]:  # an interrupted call may have added the node
                 self._nodes.append(node)
         catalog = self._open()
         if catalog is not None:
@@ -323,7 +325,7 @@ class RingRecorder:
         if catalog is None or not (self._updates or catalog.is_behind) or self._clock_ns() < self._pause_until_ns:
             return
         begun_bytes = catalog.size_bytes
-        if catalog.flush():  # otherwise the disk is full: the waiting part does not grow
+        if catalog.flush():  # `flush` returns False if the disk is full; then stop writing
             for key in list(self._updates):  # a signal handler may announce something meanwhile
                 payload = self._announced.get(key)
                 if payload is not None:
@@ -336,8 +338,8 @@ class RingRecorder:
             self._pause_until_ns = self._clock_ns() + (pause_ns << self._update_bytes // PAUSE_DOUBLES_BYTES)
 
     def _write_nodes(self, catalog: CatalogWriter, encoded: Sequence[EncodedNode] = ()) -> None:
-        """Write the nodes that are not in the catalog yet, each once, including those that a signal cut short."""
-        if self._is_writing_nodes:  # a signal handler's nodes follow when this continues
+        """Write each node that is not in the catalog yet, including nodes left by an interrupted call."""
+        if self._is_writing_nodes:  # this is a signal handler: the interrupted call writes its nodes
             return
         payloads = {id(node): payload for node, payload in encoded}
         try:
@@ -347,7 +349,7 @@ class RingRecorder:
                 payload = payloads.get(id(node)) or codec.encode(node)
                 begun_bytes = catalog.size_bytes
                 try:
-                    # Nodes are numbered without a gap: after one that was left out no other fits.
+                    # The ids of nodes have no gaps. If one node was left out, no later node can be written.
                     if self._lost_a_node:
                         self._leave_out("the catalog", f"cbtop leaves out a node: no room for it in {catalog.path}")
                     else:
@@ -382,13 +384,13 @@ class RingRecorder:
     def _first_record(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
         self._open()
         record = self.record
-        if record != self._first_record:  # otherwise a signal came while the files are being opened
+        if record != self._first_record:  # equal in a signal handler that runs while the files are being opened
             record(tag, start_ns, end_ns, elements)
 
     def _open(self) -> CatalogWriter | None:
-        """Return the catalog if it was open. Returns None if it cannot be opened, or was just opened.
+        """Return the catalog if it was already open. Returns None if it was just opened or cannot be opened.
 
-        A newly opened catalog contains all announcements already.
+        A newly opened catalog already contains all announcements.
         """
         with self._opening:
             if self._catalog is None and not self._closed and not self._is_opening:
@@ -396,7 +398,7 @@ class RingRecorder:
                 try:
                     self._open_files()
                 except Exception as error:  # noqa: BLE001 - see the rules
-                    reraise_host_error(error)  # it opens them the next time
+                    reraise_host_error(error)  # the next call opens them
                     self._failures.count += 1
                     why = str(error) or type(error).__name__
                     _log.warning("cbtop records nothing in process %d: %s", os.getpid(), why)
@@ -412,7 +414,7 @@ class RingRecorder:
 
     def _open_files(self) -> None:
         directory = self._directory or runtime_dir()
-        # The catalog comes first, so that a reader that sees the ring finds the catalog next to it.
+        # Make the catalog first, so that a reader that sees the ring finds its catalog.
         catalog = _new_catalog(directory)
         try:
             listener = self._listeners[0] if self._listeners else None
@@ -421,7 +423,8 @@ class RingRecorder:
             )
             catalog.write(_hello(implementation, sample_every, locked=catalog.locked))
             if next(_openings) % SWEPT_AT_ONCE == 0:
-                with suppressed(OSError):  # a file that cannot be listed or removed stays: it is not this process's
+                # Ignore a file that cannot be listed or removed: it does not belong to this process.
+                with suppressed(OSError):
                     sweep(directory)
             ring = RingWriter(catalog.path.with_suffix(".ring"), self._ring_bytes)
             self._lost_a_node = False
@@ -433,7 +436,8 @@ class RingRecorder:
             ring.set_left_out(self.left_out)
             ring.answer(self._answer)
             _say_goodbye_from_multiprocessing()
-            self._let_files_go = weakref.finalize(self, _let_go, catalog, ring)  # for a profiler without references
+            # Closes the files if this recorder is garbage-collected.
+            self._let_files_go = weakref.finalize(self, _let_go, catalog, ring)
             setattr(self._let_files_go, "atexit", False)  # noqa: B010 - typeshed does not know it
             self._ring, self._catalog, self._path, self.record = ring, catalog, ring.path, ring.record
             self.asked_word = ring.asked_word
@@ -441,7 +445,7 @@ class RingRecorder:
                 with self._failures.kept_from_the_host("write beside the hot path"):
                     self.record = listener.attach(ring)
         except BaseException:
-            if self._catalog is None:  # otherwise only a listener is missing: its records take the slow way
+            if self._catalog is None:  # set if only a listener failed; its records then take the slow way
                 with self._failures.kept_from_the_host("remove a file it began"):
                     catalog.path.with_suffix(".ring").unlink(missing_ok=True)
                     catalog.path.unlink(missing_ok=True)
@@ -460,21 +464,21 @@ def _let_go(catalog: CatalogWriter, ring: RingWriter) -> None:
 
 
 def _nowhere(tag: int, start_ns: int, end_ns: int, elements: int) -> None:
-    """Take records while there is no ring, and drop them."""
+    """Drop a record, because there is no ring."""
 
 
 def _say_goodbye_from_multiprocessing() -> None:
-    """Register a finalizer of multiprocessing, whose children leave by os._exit without atexit."""
+    """Register a finalizer with multiprocessing, because its children exit by os._exit and skip atexit."""
     util = sys.modules.get("multiprocessing.util")
     if util is not None:
         util.Finalize(None, _at_exit, exitpriority=0)
 
 
 def _new_catalog(directory: Path) -> CatalogWriter:
-    """Make a catalog with a free name: pid, start, and a number.
+    """Make a catalog with a free name, which consists of pid, start time and a number.
 
-    Two processes in two pid namespaces may have the same pid and start, and begin at once; a process that calls exec
-    keeps both. Raises RingError if it cannot be made.
+    The number is needed because two processes in different pid namespaces may have the same pid and start time, and
+    may begin at once. A process that calls exec keeps both. Raises RingError if the catalog cannot be made.
     """
     process = f"{os.getpid()}-{process_start(os.getpid()) or 0}"
     while True:
@@ -511,22 +515,23 @@ def _hello(recorder: str, sample_every: int, *, locked: bool) -> HostHello:
 
 
 def _clock_resolution_ns() -> int | None:
-    """Return the smallest difference between two readings of the host's clock, or None if none differ.
+    """Return the smallest difference between two readings of the host's clock, or None if all are equal.
 
-    It is the clock's tick or, if that is finer, the time of a reading. Takes some tens of µs, once.
+    The difference is the clock's tick, or the time of one reading if the tick is shorter. Takes some tens of µs,
+    once.
     """
     readings = [clock.perf_counter_ns() for _ in range(CLOCK_READINGS)]
     return min((after - before for before, after in itertools.pairwise(readings) if after > before), default=None)
 
 
 def _program() -> str:
-    """Return a name for this process: the script or module it runs."""
+    """Return a name for this process: the script or module that it runs."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     if spec is not None:
         return str(spec.name).removesuffix(".__main__")
     script = Path(sys.argv[0]).name if sys.argv else ""
-    if script in ("", "-c", "-"):  # its code was typed, given or piped
+    if script in ("", "-c", "-"):  # the code was typed, passed by -c or piped
         return f"python {script}".rstrip()
     return script
 

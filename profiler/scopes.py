@@ -1,4 +1,4 @@
-"""The node of each call at its place in the graph: made once, announced, and bounded."""
+"""Makes the node of each call at its place in the graph. Each node is made and announced once. Nodes are bounded."""
 
 from __future__ import annotations
 
@@ -17,41 +17,43 @@ from cbtop.protocol.ring import HELD, NO_NODE
 from cbtop.protocol.signals import reraise_host_error
 from cbtop.protocol.vocabulary import NodeKind
 
-UNNAMED = (NodeKind.STEP,)  # the key of a step without a name yet: records in it are held
-MAX_RECURSION = 4  # a brick inside itself more often than this is not recorded: its time is the fourth's
-MAX_LOST = 1000  # if more often than this, which is as deep as Python recurs, it was never stopped
+UNNAMED = (NodeKind.STEP,)  # the key of a step without a name; its records are held until it has one
+# How often a brick may be inside itself. Deeper calls are not recorded. Their time belongs to the fourth call.
+MAX_RECURSION = 4
+MAX_LOST = 1000  # a brick this often inside itself was never stopped, because Python does not recurse deeper
 
 _log = logging.getLogger("cbtop")
 
 
 class Scopes:
-    """Makes the scopes of one profiler, and announces their nodes through `announce`.
+    """Makes the scopes of one profiler and announces their nodes by `announce`.
 
-    Past the bounds on nodes, depth and recursion a scope has no node: calls there are counted, not recorded, and
-    their time belongs to the brick around them.
+    Beyond the bounds on nodes, depth and recursion, a scope has no node. Calls in such a scope are counted but not
+    recorded. Their time belongs to the brick around them.
     """
 
     def __init__(self, announce: Callable[[Sequence[EncodedNode]], None]) -> None:
         self.dropped = 0
         self._announce = announce
         self._nodes = 0
-        self._unsaid: list[EncodedNode] = []  # not announced yet
+        self._unsaid: list[EncodedNode] = []  # nodes that are not announced yet
         self._held = 0
         self._loses_stops = False
         self.after_fork()
 
     def after_fork(self) -> None:
-        """In a child: make a new lock, which the parent may have held."""
+        """In a child: create a new lock, because the parent may have held the old one."""
         self._defining = threading.RLock()
 
     def define(self, outer: Any, key: object) -> Any:
-        """Return the scope for `key` in `outer`, and make it if it is new. Never raises, except for an interrupt."""
+        """Return the scope for `key` in `outer`, and make it if it is new. Only an interrupt is raised."""
         with self._defining:
             if key in outer.children:
                 return outer.children[key]
             running = _running(outer, key)
             if len(running) >= (MAX_RECURSION if self._loses_stops else MAX_LOST):
-                # Going back to its first scope keeps a host that loses exceptions from going deeper for ever.
+                # The host loses exceptions and does not stop its bricks. Return to the first scope, so that it cannot
+                # go deeper forever.
                 self._loses_stops = True
                 outer.children[key] = running[-1]
                 return running[-1]
@@ -65,7 +67,7 @@ class Scopes:
             scope = type(outer)(key, node, outer, _work_of(key))
             if node == NO_NODE:
                 self.dropped += 1
-                return scope  # not kept: an unbounded number must not be remembered
+                return scope  # do not store it, because the number of such scopes has no bound
             outer.children[key] = scope
             return scope
 
@@ -74,10 +76,10 @@ class Scopes:
         return HELD if self._held <= MAX_NODES else NO_NODE
 
     def _define_node(self, key: object, outer: Scope) -> int:
-        depth = _depth(outer) + 2  # a brick's kernels are one level deeper than the brick
+        depth = _depth(outer) + 2  # the kernels of a brick are one level deeper than the brick
         try:
             nodes = nodes_of(key, self._nodes + 1, outer.node or None, outer.key)
-            # A node that cannot be announced would leave a gap in the numbers of all others.
+            # Encode first. A node that cannot be announced would leave a gap in the ids of all later nodes.
             said = [codec.encode_node(node) for node in nodes]
             count = len(said)
         except Exception as error:  # noqa: BLE001 - a name whose __str__ raises, and the like: the host goes on
@@ -90,20 +92,20 @@ class Scopes:
                 what = "more than %d nodes, or more than %d deep: what comes after is counted, not recorded"
                 _log.warning(f"cbtop: {what}", MAX_NODES, MAX_DEPTH)
             return NO_NODE
-        if nodes[0].id != self._nodes + 1:  # a signal handler has defined others meanwhile
+        if nodes[0].id != self._nodes + 1:  # a signal handler has defined other nodes meanwhile
             return self._define_node(key, outer)
         self._nodes += count
         self._unsaid += said
-        while self._unsaid:  # first those that a signal has cut short, because numbers have no gaps
+        while self._unsaid:  # includes nodes left by an interrupted call, because ids have no gaps
             first = self._unsaid[:]
             self._announce(first)
-            if self._unsaid[: len(first)] == first:  # otherwise a signal handler has announced them
+            if self._unsaid[: len(first)] == first:  # unequal if a signal handler has announced them
                 del self._unsaid[: len(first)]
         return nodes[0].id
 
 
 class NamedScopes:
-    """The places of a step's inside once the step has its name, `key`. `label` gives the keys inside it."""
+    """Maps scopes inside an unnamed step to scopes under its final `key`. `label` returns the key of a scope."""
 
     def __init__(
         self, scopes: Scopes, unnamed: Scope, key: object, label: Callable[[Scope], object] = lambda scope: scope.key
@@ -124,13 +126,13 @@ class NamedScopes:
 
 
 def _work_of(key: object) -> object:
-    """Return the function for the FLOP and bytes of a call, if they are not a straight line in its elements."""
+    """Return the function that computes the FLOP and bytes of a call. Returns None if they are linear."""
     work = key.work if isinstance(key, BrickDefinition) else None
     return work if callable(work) else None
 
 
 def _running(outer: Scope, key: object) -> list[Scope]:
-    """Return the scopes of `key` among `outer` and those around it, the innermost first."""
+    """Return `outer` and the scopes around it, if they have this `key`, innermost first."""
     running = []
     scope: Scope | None = outer
     while scope is not None and scope.parent is not None:
@@ -141,7 +143,7 @@ def _running(outer: Scope, key: object) -> list[Scope]:
 
 
 def _is_unrecorded(scope: Scope) -> bool:
-    """Whether nothing in `scope` is recorded: a node without its parent node would be in the wrong place."""
+    """Return whether nothing in `scope` is recorded. A node without its parent node would be in the wrong place."""
     return scope.node == NO_NODE and scope.parent is not None
 
 

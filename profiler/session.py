@@ -1,4 +1,4 @@
-"""The records of this process, added up on request: statistics without a daemon."""
+"""Adds up the records of this process on request, to give statistics without a daemon."""
 
 from __future__ import annotations
 
@@ -25,75 +25,76 @@ from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN, LANE_SHIFT
 from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
-# Nodes without a time of their own: they are in the graph if the node around them ran.
+# Kinds of nodes that may have no time of their own. They are in the graph if the node around them ran.
 UNTIMED = (NodeKind.KERNEL, NodeKind.TRANSFER)
 
 
 class Readable(Protocol):
-    """A recorder that can be read back."""
+    """The interface of a recorder that can be read back."""
 
     def nodes(self) -> list[Node]:
         """Return every announced node, in order."""
 
     def read(self) -> Batch | None:
-        """Return the records since the last read; None before the first record."""
+        """Return the records since the last read. Returns None before the first record."""
 
     def read_again(self) -> Batch | None:
-        """Return the records that still exist, read before or not; None before the first record."""
+        """Return all records that still exist, including those read before. Returns None before the first record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The statistics of everything recorded, or of the last `window_s` seconds of it.
+    """The statistics of everything recorded, or of the last `window_s` seconds.
 
-    Steps, tokens and times of whole steps cover all steps; bricks, categories and books those with a recorded inside.
-    `overwritten` records were lost before they were read; `rejected` ones named no node, because there was no room.
+    Numbers of steps, tokens and times of whole steps cover all steps. Bricks, categories and books cover only steps
+    with a recorded inside. `overwritten` is the number of records that were lost before they were read. `rejected` is
+    the number of records with impossible values, or without a node because the bounds left no room for one.
     """
 
     bricks: tuple[BrickStats, ...]
     categories: tuple[CategoryStats, ...]
     steps: int
-    recorded_steps: int  # those with a recorded inside
+    recorded_steps: int  # number of steps with a recorded inside
     tokens: int
-    wall_ns: int  # sum over the steps; 0 without steps
+    wall_ns: int  # sum over all steps; 0 without steps
     recorded_ns: int  # sum over the steps with a recorded inside
-    union_ns: int  # time in which at least one step ran
-    elapsed_ns: int  # from the first step's start to the last one's end; of a window, its length
+    union_ns: int  # time when at least one step ran
+    elapsed_ns: int  # from the first step's start to the last step's end; the length of the window, if there is one
     overwritten: int
     rejected: int
-    uncounted_steps: int = 0  # steps without a count of tokens: with any, no rate is known
-    books: tuple[tuple[str, TimeBreakdown], ...] = ()  # of each phase
-    outside: Beside | None = None  # time outside of every step; None if there is none
-    sample_every: int = 1  # one step in this many is recorded
-    window_s: float | None = None  # None: everything since the beginning, or since `reset`
-    ended_why: str = ""  # why recording ended; later work is not here. Empty while it goes on
+    uncounted_steps: int = 0  # number of steps without a count of tokens; if it is not 0, no rate is known
+    books: tuple[tuple[str, TimeBreakdown], ...] = ()  # phase and its time breakdown
+    outside: Beside | None = None  # time outside of every step; None without such time
+    sample_every: int = 1  # one in this many steps is recorded
+    window_s: float | None = None  # None if the report covers everything since the beginning or since `reset`
+    ended_why: str = ""  # why recording ended (later work is missing); "" while recording has not ended
 
     @property
     def total_ns(self) -> int:
-        """The time spent in bricks, none of it counted twice."""
+        """The time spent in bricks. No nanosecond counts twice."""
         return sum(stats.exclusive_ns for stats in self.bricks)
 
     @property
     def coverage(self) -> float | None:
-        """The share of the recorded steps' wall time that was spent in bricks; None without such steps."""
+        """The share of the recorded steps' wall time that was spent in bricks. None without recorded steps."""
         closed_ns = sum(stats.closed.exclusive_ns for stats in self.bricks)
         return closed_ns / self.recorded_ns if self.recorded_ns else None
 
     @property
     def tokens_per_sec(self) -> float | None:
-        """Tokens per second of wall-clock time, including pauses between steps; None without steps."""
+        """Tokens per second of wall-clock time, including pauses between steps. None without steps."""
         return self._a_second_of(self.elapsed_ns)
 
     @property
     def tokens_per_sec_in_steps(self) -> float | None:
-        """Tokens per second of the time in which steps ran, counted once if several did; None without steps."""
+        """Tokens per second of the time when at least one step ran. None without steps."""
         return self._a_second_of(self.union_ns)
 
     def _a_second_of(self, time_ns: int) -> float | None:
         return 1e9 * self.tokens / time_ns if self.union_ns and time_ns and not self.uncounted_steps else None
 
     def __str__(self) -> str:
-        """The report as text, as `print(profiler.report())` shows it."""
+        """Return the report as text, as `print(profiler.report())` shows it."""
         rate = "n/a" if self.tokens_per_sec is None else f"{self.tokens_per_sec:.1f} tokens/s"
         if self.tokens_per_sec_in_steps is not None:
             rate += f" ({self.tokens_per_sec_in_steps:.1f} in steps)"
@@ -125,7 +126,7 @@ class Report:
 
 
 def _said_of(books: TimeBreakdown) -> list[str]:
-    """Return the notes that a reader of shares needs."""
+    """Return the notes that a reader of the shares needs."""
     found = []
     if not books.close:
         over_ns = max(-books.unattributed_ns, books.over_ns, sum(ns for _, ns in books.exceeded))
@@ -162,15 +163,18 @@ class Session:
         self._is_adding = False
         self._stats = NodeStats()
         self._overwritten = self._rejected = 0
-        self._reading = threading.RLock()  # two threads may read at once: a record is counted once
+        self._reading = threading.RLock()  # keeps a record from being counted twice if two threads read at once
 
     def report(self) -> Report:
-        """Return the statistics of everything."""
+        """Return the statistics of all records."""
         with self._reading:
             return self._report(self._totals(), self._overwritten, self._rejected, None)
 
     def window(self, window_s: float, now_ns: int) -> Report:
-        """Return the same for the last `window_s` seconds before `now_ns`, from the first step that began in them."""
+        """Return the statistics of the last `window_s` seconds before `now_ns`.
+
+        The statistics begin with the first step that began in the window.
+        """
         with self._reading:
             return self._window(window_s, now_ns)
 
@@ -182,25 +186,26 @@ class Session:
         stats.grow(len(self._table) + 1)
         rejected = 0
         if batch is not None and len(batch.node):
-            if batch.overwritten:  # the window begins no earlier than the oldest record
+            if batch.overwritten:  # the window cannot begin before the oldest record
                 since_ns = max(since_ns, int(batch.end_ns[0]))
             steps = [node.id for node in self._table.children[None] if node.kind is NodeKind.STEP]
             begun = np.isin(batch.node, steps) & (batch.start_ns >= since_ns) & ~batch.are(FLAG_AMOUNTS)
             if begun.any():
                 since_ns = int(batch.start_ns[begun].min())
             kept, amounts = self._began_in(batch, since_ns), batch.are(FLAG_AMOUNTS)
-            recent = batch.only(np.where(amounts, np.append(False, kept[:-1]), kept))  # a call's amounts follow it
+            # The amounts of a call directly follow the call.
+            recent = batch.only(np.where(amounts, np.append(False, kept[:-1]), kept))
             rejected = self._count(recent, stats)
         totals = PhaseTotals.of(self._table, stats, None)
         return self._report(totals, 0, rejected, (now_ns - since_ns) / 1e9)
 
     def _began_in(self, batch: Batch, since_ns: int) -> NDArray[np.bool_]:
-        """Return a mask of the records that began since then, outside of any step that began earlier."""
+        """Return a mask of the records that began at `since_ns` or later, except inside a step that began earlier."""
         kept: NDArray[np.bool_] = batch.start_ns >= since_ns
         step_of = self._table.column("step_of")[np.minimum(batch.node, len(self._table))]
         lane = batch.flags >> LANE_SHIFT
         earlier = (step_of == batch.node) & ~kept & (batch.end_ns > since_ns)
-        earlier &= ~batch.are(FLAG_AMOUNTS) & ~batch.are(FLAG_PLAIN)  # neither has parts
+        earlier &= ~batch.are(FLAG_AMOUNTS) & ~batch.are(FLAG_PLAIN)  # amounts and plain steps have no parts
         for at in np.flatnonzero(earlier).tolist():
             kept &= (step_of != batch.node[at]) | (lane != lane[at]) | (batch.end_ns > batch.end_ns[at])
         return kept
@@ -210,11 +215,11 @@ class Session:
         return next((stats for stats in self._bricks() if stats.name == name), None)
 
     def category_stats(self) -> dict[BrickCategory, CategoryStats]:
-        """Return the categories that ran."""
+        """Return the statistics of the categories that ran, by category."""
         return {stats.category: stats for stats in category_stats(self._bricks())}
 
     def graph(self, dependencies: Iterable[Dependency]) -> ExecutionGraph:
-        """Return the nodes that ran, the nodes around them, and the kernels of those that ran."""
+        """Return the graph of all nodes that ran, with the nodes around them and their kernels."""
         totals = self._totals()
         kept: set[int] = set()
         for node in totals.nodes:
@@ -265,7 +270,8 @@ class Session:
 
     def _totals(self) -> PhaseTotals:
         with self._reading:
-            batch = self._recorder.read()  # before the nodes, because a record's node was announced before it
+            # Read the records before the nodes, because a node is announced before its first record.
+            batch = self._recorder.read()
             self._add_nodes()
             self._stats.grow(len(self._table) + 1)
             if batch is not None:
@@ -279,7 +285,7 @@ class Session:
 
     def _add_nodes(self) -> None:
         with self._reading:
-            if self._is_adding:  # an exception of the host's signal handler left the table half done
+            if self._is_adding:  # an exception of the host's signal handler left the table incomplete
                 self._table = NodeTable()
             self._is_adding = True
             for node in self._recorder.nodes()[len(self._table) :]:
@@ -287,7 +293,7 @@ class Session:
             self._is_adding = False
 
     def _count(self, batch: Batch, stats: NodeStats) -> int:
-        """Add `batch` to `stats`. Returns how many of its records make no sense."""
+        """Add `batch` to `stats`. Returns the number of invalid records, which are skipped."""
         known = batch.only(sane(batch, len(self._table)))
         stats.add(known, *self._table.columns())
         return len(batch.node) - len(known.node)

@@ -1,4 +1,4 @@
-"""A daemon for viewers elsewhere, started by the profiled process: a process of its own, never a thread."""
+"""Starts a daemon for remote viewers from the profiled process. The daemon is a separate process, not a thread."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import os
 import sys
 
 _log = logging.getLogger("cbtop")
-_started: list[object] = []  # held, so that nothing reports at exit how they ended
+_started: list[object] = []  # kept referenced, so that no warning about a running subprocess appears at exit
 
 
 def start_sidecar(endpoint: str) -> None:
-    """Start `cbtop daemon` at `endpoint`; it ends when this process does. If it cannot start, that is logged.
+    """Start `cbtop daemon` at `endpoint`. It ends when this process does. If it cannot start, log a warning.
 
-    Its messages (an address is in use, or not allowed without keys) appear on this process's stderr.
+    The daemon's messages (an address is in use, or not allowed without keys) appear on this process's stderr.
     """
-    import subprocess  # not needed by a process that starts none
+    import subprocess  # imported here, because most processes start no daemon
 
     command = [sys.executable, "-m", "cbtop", "daemon", "--bind", endpoint, "--parent", str(os.getpid())]
     try:

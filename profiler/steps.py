@@ -1,16 +1,17 @@
-"""Steps: one forward pass each. Its name, tokens and start may be known only after it has run.
+"""A step is one forward pass. Its name, tokens and start may be known only after the pass has run.
 
 Rules
-- A step is always a step of its own phase, whatever it runs in (a function, a step). If it began inside something, a
-  node there records how much of that time the step took.
-- Whether a step is sampled applies only to the thread, task or greenlet that it runs in.
-- A step that is not sampled is plain: it is timed as a whole, and leaves one record at its end. Bricks and steps in
-  it leave none. It needs no lane, because nothing in it must be told apart.
-- Sampled steps that run at the same time have a lane each, which their records carry. So the time in each is known.
-- Records in a step without a name are held until the step has one: their nodes are then under that name.
-- A step belongs to its process: a forked child completes none of its parent's steps, and begins outside of them.
-- There is no __del__, and no generator that is left half-way, because either would lose an exception of the host's
-  signal handler. Weak references tell which step has which lane.
+- A step always counts for its own phase, even if it runs inside a function or a different step. If it began inside
+  such a call, a node there records how much of the call's time the step took.
+- Whether a step is sampled applies only to the step's own thread, task or greenlet.
+- A step that is not sampled is plain. It is timed as a whole and leaves one record at its end. Bricks and steps
+  inside it leave no record. It needs no lane, because there is nothing inside it to distinguish.
+- Sampled steps that run at the same time have different lanes. Their records carry the lane, so the time in each step
+  is known.
+- Records in a step without a name are held until the step has one. Their nodes are then under that name.
+- A step belongs to its process. A forked child completes none of its parent's steps, and begins outside of them.
+- There is no __del__ and no generator that is left half-way, because either would lose an exception of the host's
+  signal handler. Weak references record which step holds which lane.
 """
 
 from __future__ import annotations
@@ -44,16 +45,17 @@ if TYPE_CHECKING:
     from cbtop.profiler.path import Path
     from cbtop.profiler.places import Adopted
 
-NO_NAME = "step"  # of a step that ended without one
-CANCELLED_PLAIN = FLAG_CANCELLED | SHARED_LANE  # a cancelled step takes nothing along in the shared lane
-StepKey: TypeAlias = tuple[NodeKind, str] | tuple[NodeKind, str, str]  # with the name, and the model if it has one
-STEP = NodeKind.STEP  # looking it up in its class takes as long as the rest of a key
+NO_NAME = "step"  # the name of a step that ended without one
+# Flags of a cancelled plain step. In the shared lane, it does not cancel the records of other steps.
+CANCELLED_PLAIN = FLAG_CANCELLED | SHARED_LANE
+StepKey: TypeAlias = tuple[NodeKind, str] | tuple[NodeKind, str, str]  # (STEP, name) or (STEP, name, model)
+STEP = NodeKind.STEP  # looking up NodeKind.STEP takes as long as the rest of a key
 
 _log = logging.getLogger("cbtop")
 
 
 class Steps:
-    """The steps of one profiler: whether each is sampled, and the lane it runs in."""
+    """The steps of one profiler on one path. Decides whether a step is sampled, and holds the lanes."""
 
     __slots__ = (
         "__weakref__",
@@ -87,24 +89,24 @@ class Steps:
         self.is_sampled = is_sampled
         self.give_up = give_up
         self.flush = flush
-        self.show = show  # publishes that this process runs
-        self.forks = 0  # forks that led to this process
-        self.is_on = True  # the profiler records
-        self.governor: Any = None  # notified of each step, if set: see instrument/governor.py
-        self.warm_ups: Any = None  # names the first steps of each kind, see instrument/warm_up.py; None: not done
-        self._others: WeakSet[Steps] = WeakSet()  # on other paths
+        self.show = show  # function that opens the ring, so that viewers see this process
+        self.forks = 0  # number of forks that led to this process
+        self.is_on = True  # True while the profiler records
+        self.governor: Any = None  # if set, it is notified of each step; see instrument/governor.py
+        self.warm_ups: Any = None  # if set, it names the first steps of each kind; see instrument/warm_up.py
+        self._others: WeakSet[Steps] = WeakSet()  # copies of this object for other paths
         self.lanes = Lanes()
-        self.take_lane = self.lanes.take  # unwrapped, because this runs at every recorded step
-        self._warned: set[str] = set()  # shared by the same steps on other paths
+        self.take_lane = self.lanes.take  # not wrapped in a method, because this runs at every recorded step
+        self._warned: set[str] = set()  # shared with the copies for other paths
 
     def warn_once(self, line: str, *arguments: object) -> None:
-        """Log `line` the first time only, because a host may cause it at every step."""
+        """Log `line` only the first time, because a host may cause it at every step."""
         if line not in self._warned:
             self._warned.add(line)
             _log.warning(line, *arguments)
 
     def on(self, path: Path) -> Steps:
-        """Return the same steps, timed on `path`. Lanes are shared."""
+        """Return a copy of this object that times steps on `path`. Both share their lanes."""
         steps = copy.copy(self)
         steps.path, steps.give_up = path, path.give_up
         self._others.add(steps)
@@ -127,9 +129,10 @@ class Steps:
         model: str = "",
         sequences: int | None = None,
     ) -> None:
-        """Record a step that was timed elsewhere, with its `parts`, on the host's clock. None: as a whole.
+        """Record a step that was timed elsewhere on the host's clock, with its `parts`.
 
-        `lost` is the number of steps that were not kept since the last one.
+        If `parts` is None, the step is plain, without a recorded inside. `lost` is the number of steps since the last
+        one that were not kept.
         """
         step = ActiveStep(self, name, tokens, model)
         try:
@@ -150,7 +153,7 @@ class Steps:
         self.lose(lost)
 
     def lose(self, count: int) -> None:
-        """Count `count` steps that were timed elsewhere and not kept, as one record each without a node."""
+        """Count `count` steps that were timed elsewhere and lost. Each leaves one record without a node."""
         try:
             for _ in range(count):
                 self.path.emit(self._root, None, HostTime(0), HostTime(0), 0, 0)
@@ -167,17 +170,17 @@ class Steps:
     def emit(
         self, root: Scope, keys: tuple[Hashable, ...], start_ns: int, end_ns: int, elements: int, lane: int
     ) -> None:
-        """Record a call at `keys` below `root`, and define its place if it is new."""
+        """Record a call at `keys` below `root`. Scopes that do not exist are defined."""
         scope = scope_of(root, keys, self.scopes)
         self.path.emit(scope, None, HostTime(start_ns), HostTime(end_ns), elements, lane)
 
     def after_fork(self) -> None:
-        """In a child: leave running steps to the parent, and make a new lock, which the parent may have held."""
+        """In a child: leave running steps to the parent. Create a new lock, as the parent may hold the old one."""
         self.lanes.after_fork()
         for steps in (self, *self._others):
             steps.forks += 1
         position = self.path.position
-        for step in [*self.lanes.holders, position.step]:  # the last: it may be in the shared lane
+        for step in [*self.lanes.holders, position.step]:  # add the caller's step, which may be in the shared lane
             if isinstance(step, ActiveStep):
                 step.leave_to_parent()
         inner: Any = position.step
@@ -200,12 +203,12 @@ def _let_go(adopted: Iterable[Adopted]) -> None:
 
 
 class ActiveStep:
-    """`with profiler.step("decode", tokens=1) as step:` is one forward pass; tokens are counted here, and only here.
+    """One forward pass: `with profiler.step("decode", tokens=1) as step:`. Tokens are counted only here.
 
-    Values known only inside may be set inside: `name`, `model`, `tokens`, and `start_ns` (on the monotonic clock, of
-    `time.perf_counter_ns`) for a step that began before this block did. So may `sequences`, the number it works on,
-    and `cached`, the positions that each of them held before (None: not known). `cancel()` excludes it from all
-    counts.
+    Values that are known only inside the block may be set there: `name`, `model`, `tokens`, `start_ns`, `sequences`
+    and `cached`. `start_ns` is for a step that began before the block, and is a time of the monotonic clock
+    `time.perf_counter_ns`. `sequences` is the number of sequences in the pass. `cached` is the number of positions
+    that each sequence held before. Both are None if not known. `cancel()` excludes the step from all counts.
     """
 
     __slots__ = (
@@ -240,30 +243,30 @@ class ActiveStep:
 
     def __init__(self, steps: Steps, name: str | None, tokens: int, model: str) -> None:
         self._steps = steps
-        self.lane: int | None = None  # while it has one
-        self.position: Position | None = None  # while it runs
-        self._scope: Any = None  # None if its inside is not recorded
+        self.lane: int | None = None  # set while the step holds a lane
+        self.position: Position | None = None  # set while the step runs
+        self._scope: Any = None  # None if the inside of this step is not recorded
         self._cancelled = False
-        self.adopted: dict[Adopted, None] = {}  # work that other threads do for it now
-        self._waits = 0  # number of calls of `wait` not answered yet
-        self._ended: Ended | HeldStep | None = None  # set once it has ended and waits
-        self._mark: Any = None  # the governor's mark, while it runs
+        self.adopted: dict[Adopted, None] = {}  # work that other threads are doing for this step
+        self._waits = 0  # number of calls of `wait` that have no answer yet
+        self._ended: Ended | HeldStep | None = None  # set if the step has ended and still waits
+        self._mark: Any = None  # the governor's mark, set while the step runs
         self._name = name
         self._model = model
         named = NO_NAME if name is None else name
         self.key: StepKey = (STEP, named, model) if model else (STEP, named)
         self._start_ns: int | None = None
-        self.own_ns = 0  # overhead of beginning it, and of calls in it that are not the model's
-        self.returned_ns: int | None = None  # when the timed call had returned, if that is all of it
+        self.own_ns = 0  # overhead of starting the step, and of calls inside it that are not part of the model
+        self.returned_ns: int | None = None  # when the timed call returned, if the step consists of this call only
         self.tokens = tokens
         self.sequences: int | None = None
         self.cached: int | None = None
 
     @property
     def name(self) -> str | None:
-        """`decode`, `prefill`, or a name of your own; None until one is set.
+        """The name: `decode`, `prefill` or a name of your own. None until a name is set.
 
-        If a step is renamed, the part that ran under the old name keeps its time there and does not count as a step.
+        If a running step is renamed, the time under the old name stays there, but does not count as a step.
         """
         return self._name
 
@@ -275,7 +278,7 @@ class ActiveStep:
 
     @property
     def model(self) -> str:
-        """The model of this process that ran (`draft`, `target`); "" if there is only one."""
+        """The model that ran (`draft`, `target`), if this process runs several; else ""."""
         return self._model
 
     @model.setter
@@ -286,7 +289,7 @@ class ActiveStep:
 
     @property
     def start_ns(self) -> int | None:
-        """When it began, on the clock of `time.perf_counter_ns`, if that was before its block did."""
+        """When the step began, on the clock of `time.perf_counter_ns`. None if it began with its block."""
         return self._start_ns
 
     @start_ns.setter
@@ -311,20 +314,20 @@ class ActiveStep:
         return self._steps.take_lane(self)
 
     def leave_lane(self) -> None:
-        """Release the lane: records of the next step in it come after those of this one."""
+        """Release the lane. Call this after this step's last record, so that the next step in the lane follows it."""
         self.lane = None
 
     def wait(self) -> None:
-        """Delay recording this step, once it has ended, until a device's times arrive (`told`)."""
+        """Delay recording this step after its end until `told` is called with times of a device."""
         self._waits += 1
 
     def told(self, parts: Iterable[Part] | None) -> None:
-        """Record `parts`, which the step waited for, once it has ended, and the step after the last.
+        """Record `parts` that the step waited for after its end. After the last parts, record the step itself.
 
-        None: the parts are lost.
+        None means that the parts are lost.
         """
         ended, self._waits = self._ended, self._waits - 1
-        if ended is None:  # it was not recorded, still runs, or belongs to the parent process
+        if ended is None:  # the step was not recorded, still runs, or belongs to the parent process
             return
         if isinstance(ended, HeldStep):
             ended.told(parts)
@@ -342,16 +345,16 @@ class ActiveStep:
     def record_known_parts(
         self, parts: AlikeParts, starts_ns: Sequence[int], ends_ns: Sequence[int], elements: Sequence[int]
     ) -> None:
-        """Do the same as `told` for parts with known places: the start, end and elements of each."""
+        """Record parts with known scopes, like `told`. Each part has a start, an end and elements."""
         ended = self._ended
-        if not isinstance(ended, Ended):  # the places belong to a step that has its name
+        if not isinstance(ended, Ended):  # the known scopes are for a step that has its name
             self.told(list(zip(parts.keys, starts_ns, ends_ns, elements, strict=True)))
             return
         self._waits -= 1
         self._record(ended, lambda scopes: (parts.scopes_in(ended.scope, scopes), starts_ns, ends_ns, elements))
 
     def _record(self, ended: Ended, read: Callable[[Scopes], Told]) -> None:
-        """Record its parts and, after the last it waited for, the step itself."""
+        """Record the parts. If these were the last parts, record the step itself."""
         steps, path = self._steps, self._steps.path
         try:
             told = _, _, ends_ns, _ = read(steps.scopes)
@@ -369,10 +372,11 @@ class ActiveStep:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has begun, and not ended."""
+        """Whether the step has begun and not ended."""
         return self.position is not None
 
-    # Both are in one piece, because after a model has run the code of each Python function must be fetched anew.
+    # __enter__ and __exit__ call few functions, because after a model has run, the code of each function must be
+    # fetched from memory again.
 
     def __enter__(self) -> ActiveStep:
         try:
@@ -381,7 +385,7 @@ class ActiveStep:
             if governor is not None:
                 self._begun_ns = clock.perf_counter_ns()
             outer: Any = position.step
-            while outer is not None and outer.position is None:  # a signal cut its end short
+            while outer is not None and outer.position is None:  # a signal interrupted the end of that step
                 outer = outer.outer
             self.outer = outer
             self._scope, self._is_plain, self.forks = None, False, steps.forks
@@ -396,22 +400,23 @@ class ActiveStep:
             while root.parent is not None:
                 top, root = root, root.parent
             if outer is None and isinstance(top.key, tuple) and top.key[0] is STEP:
-                self._inside = root  # a signal cut a step's end short: nothing is inside of that one any longer
+                # A signal interrupted the end of an earlier step. That step has ended, so this one is not inside it.
+                self._inside = root
             if self._is_outermost and not steps.is_sampled(None if self._name is None else self.key):
-                # Not a clock that waits for a device; if steps are stamped where they are recorded, the host's.
+                # Do not use a clock that waits for a device. If this path keeps its steps, use the host's clock.
                 start = self._start = path.end_mark() if path.held_steps is None else HostTime(path.now_ns())
                 self._is_plain = True
                 if governor is not None:
                     self._mark = governor.began(self, self._model, recorded=False)
                     self.own_ns = clock.perf_counter_ns() - self._begun_ns
                 self.position, position.step = position, self
-                position.recording = False  # until it ends
+                position.recording = False  # until this step ends
                 if (there := root.children.get(self.key)) is not None:
                     start_ns = start if isinstance(start, int) else path.now_ns()
                     path.publish(position, there, start_ns, self.tokens, self.sequences)
                 return self
             if self._name is None:
-                steps.show()  # because its records wait for its name
+                steps.show()  # the records of this step wait for its name, so nothing else opens the ring
             key = UNNAMED if self._name is None or path.held_steps is not None else self.key
             scope = root.children.get(key) or steps.scopes.define(root, key)
             if governor is not None and self._is_outermost:
@@ -419,19 +424,20 @@ class ActiveStep:
                 self.own_ns = clock.perf_counter_ns() - self._begun_ns
             start = self._start = path.start_mark()
             now_ns = start if isinstance(start, int) else path.now_ns()
-            self._outer_held = position.held  # nothing from here on can fail
+            self._outer_held = position.held  # nothing after this line can fail
             position.held = [] if key is UNNAMED else None
             position.lane = steps.take_lane(self)
-            # A step without a position counts as ended: a handler that runs steps here must not see that.
+            # Set the scope and the position together: a signal handler that runs steps here would treat a step
+            # without a position as ended.
             self._scope, self.position, position.step = scope, position, self
             path.enter(position, scope, now_ns)
             if self._is_outermost:
                 path.publish(position, scope, now_ns, self.tokens, self.sequences)
         except BaseException as error:
-            self.position = self._mark = None  # what has not begun will not be ended
+            self.position = self._mark = None  # a step that has not begun must not be ended
             if not isinstance(error, Exception):
                 raise
-            self._steps.give_up(error)  # an error of ours, or of a clock, is not the host's
+            self._steps.give_up(error)  # an error of our code or of a clock must not reach the host
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object, /) -> None:
@@ -445,12 +451,13 @@ class ActiveStep:
             if self.adopted:
                 _let_go(self.adopted)
             outer: Any = position.step
-            while outer is not None and outer.position is None:  # this one, and any that ended before one inside it
+            # Skip this step, and steps that ended before a step inside them.
+            while outer is not None and outer.position is None:
                 outer = outer.outer
             position.step = outer
             if self._is_outermost:
                 position.recording = True
-            if self._is_plain:  # it is recorded as a whole, under its current name
+            if self._is_plain:  # recorded as a whole, under its current name
                 self._is_plain, steps, root = False, self._steps, self._inside
                 path.publish(position, position.scope, 0, None, None)
                 if not steps.is_on or self.forks != steps.forks:
@@ -470,7 +477,8 @@ class ActiveStep:
                     end = path.end_mark()
                 finally:
                     held, position.held = position.held, self._outer_held
-                    position.leave(scope)  # to where it began, or to the root if the step around it has ended since
+                    # Return to where the step began, or to the root if the step around it has ended meanwhile.
+                    position.leave(scope)
                     if position.scope.parent is None and (self.outer is None or self.outer.position is not None):
                         path.enter(position, self._inside, 0)
                     position.lane = 0 if outer is None else outer.lane or 0
@@ -495,16 +503,16 @@ class ActiveStep:
                 except Exception as trouble:  # noqa: BLE001 - as above
                     self._steps.give_up(trouble)
 
-    _begun_ns: int  # if a governor is notified
-    outer: Any  # the step around this one, if any
-    _is_outermost: bool  # within this process
-    _is_plain: bool  # not sampled: timed as a whole
-    forks: int  # forks of the process it began in: a process with more of them is a child
+    _begun_ns: int  # set if a governor is notified
+    outer: Any  # the step around this one, or None
+    _is_outermost: bool  # True if no step of this process is around it
+    _is_plain: bool  # True if the step is not sampled, so it is timed as a whole
+    forks: int  # number of forks when the step began; a process with more forks is a child
 
     def _record_inside(
         self, position: Position, scope: Scope, held: list[HeldRecord] | None, end: Any, lane: int, failed: bool
     ) -> None:
-        """Record a step whose inside was recorded, or keep it until the device's times are known."""
+        """Record a step with a recorded inside, or keep it until the device's times are known."""
         path = self._steps.path
         if path.recording:
             flags = (FLAG_FAILED if failed else 0) | (FLAG_CANCELLED if self._cancelled else 0)
@@ -514,7 +522,7 @@ class ActiveStep:
             else:
                 if scope.key == UNNAMED:
                     scope = self._give_name(scope, held or [], lane)
-                elif scope.key != self.key:  # it was renamed while a brick ran in it
+                elif scope.key != self.key:  # the step was renamed while a brick ran inside it
                     path.emit(scope, None, self._start, end, 0, lane | FLAG_CANCELLED)
                     scope = self._named(scope.parent)
                 inside = self._inside_at(position)
@@ -523,13 +531,13 @@ class ActiveStep:
                 else:
                     self._emit(scope, start, end, lane | flags, inside)
         if not isinstance(self._ended, Ended):
-            self.lane = None  # only now, so that the next step's records come after this step's end
+            self.lane = None  # not earlier, so that records of the next step in this lane follow this step's end
         if self._is_outermost:
             path.step_ended()
             self._steps.flush()
 
     def _inside_at(self, position: Position) -> Inside | None:
-        """Return the place where it began if that is inside something and `position` is there now, else None."""
+        """Return where the step began, if that is inside a call and `position` is back there. Else return None."""
         if position.scope is self._inside and self._inside.parent is not None:
             return self._named(self._inside), position, position.lane
         return None
@@ -544,7 +552,7 @@ class ActiveStep:
         end: Any,
         flags: int,
     ) -> None:
-        """Queue the step to be recorded once its times are known."""
+        """Keep the step until its times are known."""
         amounts = HostTime(amount_of(self.sequences)), HostTime(amount_of(self.cached))
         kept = HeldStep(
             self, self.key, scope, held, self._start, start, end, self.tokens, flags, amounts, waits=self._waits
@@ -557,7 +565,7 @@ class ActiveStep:
             self._steps.path.emit(outer, position, self._start, end, self.tokens, lane)
 
     def _emit(self, scope: Scope, start: Any, end: Any, flags: int, inside: Inside | None) -> None:
-        """Record this step, its amounts of work, and the time it took of the place where it began."""
+        """Record this step, its amounts of work, and the time that it took inside the call around it."""
         path, is_known = self._steps.path, not self._cancelled
         sequences, cached = (self.sequences, self.cached) if is_known else (None, None)
         path.emit_step(scope, start, end, self.tokens, flags, sequences, cached)
@@ -566,12 +574,12 @@ class ActiveStep:
             path.emit(outer, position, self._start, end, self.tokens, lane)
 
     def leave_to_parent(self) -> None:
-        """In a forked child: leave this step, and the work done for it, to the parent to record."""
+        """In a forked child: leave this step, and the adopted work for it, to the parent."""
         _let_go(self.adopted)
         self._scope = self.lane = self._ended = None
 
     def _rename(self) -> None:
-        """Continue under the newly set name, if this step began under a different one."""
+        """Continue under the new name, if this step began under a different one."""
         position, scope = self.position, self._scope
         if position is None or scope is None or scope.key in (UNNAMED, self.key) or position.scope is not scope:
             return
@@ -589,7 +597,7 @@ class ActiveStep:
         return found
 
     def _give_name(self, unnamed: Scope, held: list[HeldRecord], lane: int) -> Scope:
-        """Record the held calls under this step's name, and return the step's scope there."""
+        """Record the held calls under this step's name. Returns the step's scope under that name."""
         path = self._steps.path
         places = NamedScopes(self._steps.scopes, unnamed, self.key)
         for scope, start, end, elements, flags in held:

@@ -1,1 +1,1 @@
-"""Computes results from records and nodes: statistics, roofline, time breakdown, graph. Viewers use it, too."""
+"""Computes results from records and nodes: statistics, roofline, time breakdown and graph. Viewers use it too."""

@@ -1,4 +1,4 @@
-"""Statistics by brick and by category, as a profiled process, the screen and the reports show them."""
+"""Statistics by brick and by category. A profiled process, the screen and the reports show them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _NO_NODES = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class ClosedTime:
-    """The part of a time inside steps that have ended.
+    """The part of a brick's time that is inside ended steps.
 
-    `once_ns` counts a brick that runs inside one of the same name once: the time of all of them together. `calls_ns`
-    counts each call whole, adopted ones too.
+    `once_ns` counts the time of a brick inside a brick of the same name only once. `calls_ns` adds up whole calls,
+    including adopted ones.
     """
 
     once_ns: int
@@ -37,11 +37,11 @@ class ClosedTime:
 class BrickStats:
     """All calls of the bricks with one name and category.
 
-    Elements, tokens, flops and bytes are four different things: elements are what the caller counted, tokens are
-    counted once a step, flops and bytes are derived from the declared work (None if none was declared).
-    `exclusive_ns` leaves out the bricks that ran inside this one. `calls.total_ns` adds up whole calls, so a call
-    inside one of the same name counts in both. `closed` leaves out adopted work. `exclusive_of_ns` is the whole time
-    of the calls that `exclusive_ns` covers.
+    Elements, tokens, flops and bytes are four different quantities. Elements are what the caller counted. Tokens are
+    counted once per step. Flops and bytes are computed from the declared work, and are None without declared work.
+    `exclusive_ns` excludes the bricks that ran inside this one. `calls.total_ns` adds up whole calls, so it counts a
+    call inside a brick of the same name twice. `closed` excludes adopted work. `exclusive_of_ns` is the whole time of
+    the calls that `exclusive_ns` covers.
     """
 
     name: str
@@ -53,19 +53,20 @@ class BrickStats:
     closed: ClosedTime
     flops: float | None
     bytes: float | None
-    budget_us_per_token: float | None  # for all its places together
-    budget_gb_per_sec: float | None  # the rate that this follows from, if all places have the same
+    budget_us_per_token: float | None  # for all places of the brick together
+    budget_gb_per_sec: float | None  # the budgeted rate, if all places have the same
     size_bytes: float | None = None  # data of a collective; its `bytes` are the traffic on the links
     uncounted: int = 0  # calls that gave no count of elements
-    adopted_ns: int = 0  # exclusive time in ended steps that was spent elsewhere, outside their wall time
-    dtypes: tuple[str, ...] = ()  # the types its calls multiply, as in `Work`
+    # Exclusive time in ended steps that was spent in other threads or tasks, so it is not part of their wall time.
+    adopted_ns: int = 0
+    dtypes: tuple[str, ...] = ()  # the data types that its calls multiply, as in `Work`
 
     @property
     def mean_exclusive_ns(self) -> float | None:
-        """The mean per call, or None if `exclusive_ns` covers none of these calls.
+        """The mean exclusive time per call, or None if `exclusive_ns` covers none of these calls.
 
-        A window counts the calls that ended in it, but only the exclusive time of steps that ended in it. So this
-        mean covers a part of the calls.
+        A window counts the calls that ended in the window, but its exclusive time comes only from steps that ended in
+        the window. So this mean covers a part of the calls.
         """
         if not self.calls.total_ns:
             return 0.0
@@ -86,7 +87,7 @@ class BrickStats:
 
 @dataclass(frozen=True, slots=True)
 class CategoryStats:
-    """The bricks of one category together; `exclusive_ns` counts no nanosecond twice."""
+    """All bricks of one category together. `exclusive_ns` counts no nanosecond twice."""
 
     category: BrickCategory
     count: int
@@ -95,26 +96,26 @@ class CategoryStats:
     mean_exclusive_ns: float | None  # per call
     closed: ClosedTime
     elements: int
-    adopted_ns: int = 0  # as for a brick
+    adopted_ns: int = 0  # see BrickStats
 
 
 @dataclass(frozen=True, slots=True)
 class _Brick:
-    """The places of one brick that ran, and their static attributes."""
+    """The nodes of one brick that ran, and their static attributes."""
 
     name: str
     category: BrickCategory
     backend: str
     nodes: Column
     alike: tuple[Column, ...]  # `nodes` in groups with the same work and budget
-    outermost: Column  # the `nodes` that are not inside another one of them
+    outermost: Column  # the subset of `nodes` that is not inside a node of the same brick
     alike_outermost: tuple[Column, ...]
-    budget_gb_per_sec: float | None  # if all of them have the same
+    budget_gb_per_sec: float | None  # None unless all nodes have the same
     dtypes: tuple[str, ...]
 
 
 class _Bricks:
-    """Adds up columns for all bricks at once. A dozen NumPy calls for each brick would take as long as the rest."""
+    """Adds up columns for all bricks at once. A dozen NumPy calls per brick would take as long as all the rest."""
 
     def __init__(self, bricks: Sequence[_Brick]) -> None:
         self.bricks = bricks
@@ -124,28 +125,28 @@ class _Bricks:
         self._alike_of = [len(brick.alike) for brick in bricks]
 
     def sums(self, by_node: Column) -> list[int]:
-        """Return the sum of each brick's nodes; `by_node` has an entry for each of `nodes`."""
+        """Return the sum over each brick's nodes. `by_node` has one entry for each of `nodes`."""
         found: list[int] = np.add.reduceat(by_node, self._begins).tolist()
         return found
 
     def outermost_sums(self, column: Column) -> list[int]:
-        """Return the sum of each brick's outermost nodes; `column` has an entry for every node."""
+        """Return the sum over each brick's outermost nodes. `column` has one entry for every node of the table."""
         found: list[int] = np.add.reduceat(column[self._outer], self._outer_begins).tolist()
         return found
 
     def alike_sums(self, column: Column) -> list[list[int]]:
-        """Return the sum of each group of each brick's `alike`; `column` has an entry for every node."""
+        """Return the sum over each group in each brick's `alike`. `column` has one entry for every node."""
         summed = iter(np.add.reduceat(column[self._alike], self._alike_begins).tolist())
         return [list(islice(summed, groups)) for groups in self._alike_of]
 
 
 def _behind_each_other(groups: Sequence[Column]) -> tuple[Column, Column]:
-    """Join the groups, and return where each begins; none is empty."""
+    """Return the joined groups and the index at which each group begins. No group may be empty."""
     return np.concatenate([_NO_NODES, *groups]), np.cumsum([0, *(len(group) for group in groups)])[:-1]
 
 
 def brick_stats(totals: PhaseTotals) -> list[BrickStats]:
-    """Return the bricks that ran, the largest exclusive time first."""
+    """Return the bricks that ran, sorted by exclusive time, largest first."""
     ran = _bricks(totals)
     if not ran.bricks:
         return []
@@ -154,7 +155,7 @@ def brick_stats(totals: PhaseTotals) -> list[BrickStats]:
     rows = zip(
         ran.bricks,
         totals.stats.calls_of([brick.nodes for brick in ran.bricks]),
-        # While a call still runs, ended calls inside it are not subtracted from earlier calls.
+        # Calls that ended inside a call that still runs are not subtracted from earlier calls of the same node.
         ran.sums(np.maximum(closed_exclusive_ns, totals.exclusive_ns[nodes])),
         ran.sums(closed_exclusive_ns),
         ran.sums(np.where(is_adopted, closed_exclusive_ns, 0)),
@@ -181,7 +182,7 @@ def brick_stats(totals: PhaseTotals) -> list[BrickStats]:
 
 
 def brick_nodes(totals: PhaseTotals) -> dict[tuple[str, BrickCategory], Column]:
-    """Return the nodes of each brick that ran, in the order of the first of each."""
+    """Return the nodes of each brick that ran, ordered by each brick's first node."""
     return {(brick.name, brick.category): brick.nodes for brick in _bricks(totals).bricks}
 
 
@@ -198,7 +199,7 @@ def _by_brick(table: NodeTable, ran: Column) -> _Bricks:
     is_outermost = outermost(
         np.concatenate([_NO_NODES, *(part for parts in groups.values() for part in parts)]), table
     )
-    # Bricks in several phases have several parts.
+    # A brick in several phases has one part per phase.
     return _Bricks([_brick(table, *brick, np.concatenate(parts), is_outermost) for brick, parts in groups.items()])
 
 
@@ -223,19 +224,19 @@ def _brick(
 
 
 def name_and_category(node: Node) -> tuple[str, BrickCategory]:
-    """Return the key by which bricks are counted together."""
+    """Return the key under which the calls of `node` and of other nodes are added up."""
     return node.name, BrickCategory.OTHER if node.category is None else node.category
 
 
 def _mean_exclusive_ns(bricks: Sequence[BrickStats]) -> float | None:
-    """Return the mean of a call of any of them."""
+    """Return the mean exclusive time per call over all `bricks`."""
     known = [(mean_ns, one.calls.count) for one in bricks if (mean_ns := one.mean_exclusive_ns) is not None]
     calls = sum(count for _, count in known)
     return sum(mean_ns * count for mean_ns, count in known) / calls if calls else None
 
 
 def category_stats(bricks: Sequence[BrickStats]) -> list[CategoryStats]:
-    """Return one entry per category that ran, in the categories' order."""
+    """Return one entry per category that ran, in the order of BrickCategory."""
     found = []
     for category in BrickCategory:
         members = [stats for stats in bricks if stats.category is category]
@@ -260,7 +261,7 @@ def category_stats(bricks: Sequence[BrickStats]) -> list[CategoryStats]:
 
 
 def _alike(nodes: Column, first_of: Column) -> list[Column]:
-    """Group `nodes` by their entry in `first_of`. Groups are in the order of their first nodes."""
+    """Group `nodes` by their entry in `first_of`. The groups are ordered by their first nodes."""
     firsts, begins, which = np.unique(first_of[nodes], return_index=True, return_inverse=True)
     if len(firsts) <= 1:
         return [nodes] if len(nodes) else []
@@ -272,9 +273,9 @@ _UNITS = ("flops", "bytes", "size_bytes")
 
 
 def _work_of(brick: _Brick, totals: PhaseTotals, alike: Sequence[tuple[Column, int, int]]) -> Iterator[float | None]:
-    """Yield the flops, bytes and size_bytes of all its calls together, None if one did not declare it.
+    """Yield the flops, the bytes and the size_bytes of all calls together. None if one call did not declare it.
 
-    `alike`: the nodes with the same work, their calls and their elements.
+    `alike` holds groups of nodes with the same work, with the calls and elements of each group.
     """
     odd_nodes = totals.stats.sparse["amounts"].keys() | totals.stats.sparse["uncounted"].keys()
     odd: list[int] = []
@@ -294,7 +295,7 @@ def _work_of(brick: _Brick, totals: PhaseTotals, alike: Sequence[tuple[Column, i
 
 
 def _work(node: Node, totals: PhaseTotals, unit: str) -> float | None:
-    """Return the work of all calls of `node`: as each call gave it, or a straight line in their elements."""
+    """Return the work of all calls of `node`: a sum of what each call gave, or a linear function of elements."""
     if unit != "size_bytes" and totals.stats.rare("amounts", (node.id,)):
         given = totals.stats.rare(f"{unit}_given", (node.id,))
         return None if given != totals.count[node.id] else totals.stats.rare(unit, (node.id,))
@@ -305,7 +306,7 @@ def _work(node: Node, totals: PhaseTotals, unit: str) -> float | None:
 
 
 def _budget_of(groups: Sequence[Column], totals: PhaseTotals) -> float | None:
-    """Return the time that all of these may take together for a token."""
+    """Return the time in µs that all `groups` together may take per token."""
     budgets: list[float | None] = []
     for alike in groups:
         first = totals.table[int(alike[0])]
@@ -319,12 +320,12 @@ def _budget_of(groups: Sequence[Column], totals: PhaseTotals) -> float | None:
 
 
 def _budget_of_bytes(node: Node, totals: PhaseTotals) -> float | None:
-    """Return the time per token (µs) that `node` may take, from its byte budget and the bytes moved per token."""
+    """Return the time per token in µs that `node` may take, from its byte budget and the bytes moved per token."""
     assert node.budget_gb_per_sec is not None
     moved, closed_us_per_token = _work(node, totals, "bytes"), totals.us_per_token(totals.closed_ns[node.id])
     if not moved or not closed_us_per_token:
         return None
-    # Only bytes moved in ended steps count, because the time per token covers only these.
+    # Use only the bytes moved in ended steps, because the time per token covers only ended steps.
     bytes_per_token = moved / totals.total_ns[node.id] * closed_us_per_token * 1e3
     return ByteBudget(node.budget_gb_per_sec).to_token_budget(bytes_per_token).us_per_token
 
@@ -365,7 +366,10 @@ def _stats(
 
 
 def outermost(bricks: Column, table: NodeTable) -> NDArray[np.bool_]:
-    """Return a mask by id of those `bricks` (all that ran) inside no other of the same name and category."""
+    """Return a mask by node id of the `bricks` that are not inside a brick of the same name and category.
+
+    `bricks` are all bricks that ran.
+    """
     parent_of, first_of = table.column("parent_of"), table.column("first_of")
     ran = np.zeros(len(parent_of), np.bool_)
     ran[bricks] = True

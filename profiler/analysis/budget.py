@@ -1,4 +1,4 @@
-"""Budgets: the allowed cost of a brick, in time per token or bytes per second. Targets, never measurements."""
+"""Budgets are the allowed cost of a brick, in time per token or bytes per second. They are never measurements."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ PAGE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
-    """At most `us_per_token` microseconds per token in each place of the brick: in 28 layers 28 times that.
+    """Allows `us_per_token` microseconds per token in each place of the brick. In 28 layers, it is 28 times as much.
 
-    Raises ValueError unless it is above zero.
+    Raises ValueError unless `us_per_token` is above zero.
     """
 
     us_per_token: float
@@ -24,7 +24,7 @@ class TokenBudget:
 
     @classmethod
     def from_throughput(cls, tokens_per_sec: float) -> TokenBudget:
-        """Return a budget of at least `tokens_per_sec`."""
+        """Return the budget that allows at least `tokens_per_sec`."""
         _positive("tokens_per_sec", tokens_per_sec)
         return cls(1e6 / tokens_per_sec)
 
@@ -33,17 +33,17 @@ class TokenBudget:
         return 1e6 / self.us_per_token
 
     def is_met(self, us_per_token: float) -> bool:
-        """Whether a measured time per token is within it."""
+        """Return whether a measured time per token is within the budget."""
         return us_per_token <= self.us_per_token
 
     def utilization(self, us_per_token: float) -> float:
-        """Return the part of the budget that a measured time uses: 1 is all of it, 1.2 is a fifth too much."""
+        """Return the part of the budget that a measured time uses. 1 is all of it, and 1.2 is a fifth too much."""
         return us_per_token / self.us_per_token
 
 
 @dataclass(frozen=True, slots=True)
 class ByteBudget:
-    """At least `gb_per_sec` (1e9 bytes a second). Raises ValueError unless it is above zero."""
+    """Requires a rate of at least `gb_per_sec` (1e9 bytes a second). Raises ValueError unless it is above zero."""
 
     gb_per_sec: float
 
@@ -52,7 +52,7 @@ class ByteBudget:
 
     @classmethod
     def from_latency(cls, us_per_page: float, page_bytes: int = PAGE_BYTES) -> ByteBudget:
-        """Return a budget of at most `us_per_page` for `page_bytes`."""
+        """Return the budget that allows `us_per_page` microseconds for `page_bytes` bytes."""
         _positive("us_per_page", us_per_page)
         return cls(page_bytes / us_per_page / 1e3)
 
@@ -60,21 +60,21 @@ class ByteBudget:
         return page_bytes / self.gb_per_sec / 1e3
 
     def is_met(self, gb_per_sec: float) -> bool:
-        """Whether a measured rate is within it."""
+        """Return whether a measured rate is within the budget."""
         return gb_per_sec >= self.gb_per_sec
 
     def utilization(self, gb_per_sec: float) -> float:
-        """Return the part of the budget that a measured rate uses: 1 is all of it, 1.2 is 17 % too slow."""
+        """Return the part of the budget that a measured rate uses. 1 is all of it, and 1.2 is 17 % too slow."""
         return self.gb_per_sec / gb_per_sec
 
     def to_token_budget(self, bytes_per_token: float) -> TokenBudget:
-        """Return the time a token may take if it moves `bytes_per_token`."""
+        """Return the time that a token may take if it moves `bytes_per_token`."""
         _positive("bytes_per_token", bytes_per_token)
         return TokenBudget(bytes_per_token / self.gb_per_sec / 1e3)
 
 
 def ceiling(budgets: Iterable[TokenBudget]) -> TokenBudget:
-    """Return the budget of bricks that run one after another: their times add up, so tokens per second are 1 / sum.
+    """Return the joint budget of bricks that run one after another. Times add up: tokens per second are 1 / sum.
 
     Raises ValueError if there are no bricks.
     """
@@ -82,7 +82,7 @@ def ceiling(budgets: Iterable[TokenBudget]) -> TokenBudget:
 
 
 def _positive(name: str, value: float) -> float:
-    number = float(value)  # it may be NumPy's
+    number = float(value)  # converts a number of NumPy
     if not 0 < number < MAX_QUANTITY:
         raise ValueError(f"{name} is {number}; a finite number above zero is wanted")
     return number

@@ -1,4 +1,4 @@
-"""The statistics of a number of calls, and their percentiles from histograms."""
+"""The statistics of a group of calls, with percentiles computed from histograms."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from numpy.typing import NDArray
 
 from cbtop.profiler.analysis.histograms import BUCKETS, Column, bucket_middle_ns
 
-PERCENTILES = (0.50, 0.95, 0.99, 0.999)  # nearest rank: the duration that this share of the calls does not exceed
-SPARSE = 8  # this many empty cells can be skipped in the time it takes to sort one
+# Nearest rank: the shortest duration that at least this share of the calls does not exceed.
+PERCENTILES = (0.50, 0.95, 0.99, 0.999)
+SPARSE = 8  # skipping this many empty cells takes as long as sorting one
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The statistics of a number of calls. Percentiles and `cv` come from the histogram: within one percent.
+    """The statistics of a group of calls. Percentiles and `cv` come from histograms and are exact to one percent.
 
-    They are None if the histograms hold more or fewer calls than these: for a node beyond MAX_HISTOGRAM_NODES, or if
-    there was no room. A result of NodeStats.since has no minimum and maximum for these nodes either.
+    Percentiles and `cv` are None if the histograms hold more or fewer calls than the group. This happens for a node
+    beyond MAX_HISTOGRAM_NODES, or if the histograms had no room. For such nodes, a result of NodeStats.since has no
+    minimum and maximum either.
     """
 
     count: int
@@ -50,17 +52,19 @@ def spread(
     *,
     with_cv: bool = True,
 ) -> list[NDArray[np.float64]]:
-    """Return the cv (if `with_cv`) and the percentiles of each group, whose nodes have these `cells`.
+    """Return the cv (if `with_cv`) and the percentiles of each group. `cells` are the histogram cells of its nodes.
 
-    NaN if the histogram includes other calls.
+    The values are NaN if the histogram of a group includes other calls.
     """
     groups = len(low)
     place, bucket, counts = cells
-    # Each cell by its group, then by its bucket: the running count of a group begins where the previous group's ends.
+    # Key of each cell: its group, then its bucket. The running count of a group begins where the previous group's
+    # ends.
     least = int(bucket.min(initial=BUCKETS))
     buckets = int(bucket.max(initial=least)) - least + 1
     key = group[place] * buckets + (bucket - least)
-    # Nodes of a group have the same buckets: adding these up is worth an empty cell or two, and needs no sorting.
+    # The nodes of a group have mostly the same buckets. If there are few empty cells, adding cells up is faster than
+    # sorting.
     if groups * buckets <= SPARSE * len(key):
         together = np.bincount(key, counts)  # exact: below 2 ** 53
         key = (together != 0).nonzero()[0]
@@ -83,7 +87,7 @@ def spread(
     at = np.searchsorted(running, rank, side="left")
     percentiles[:, known] = np.clip(middle[at], low[known], high[known])
     columns += list(percentiles)
-    others = calls != count  # percentiles of fewer or more calls would look like those of all calls
+    others = calls != count  # percentiles of more or fewer calls would be mistaken for percentiles of all calls
     if others.any():
         for column in columns:
             column[others] = np.nan
@@ -91,7 +95,7 @@ def spread(
 
 
 def _ratio(over: NDArray[Any], under: NDArray[Any]) -> NDArray[np.float64]:
-    """Return over / under, NaN if `under` is zero."""
+    """Return over / under. The result is NaN if `under` is zero."""
     found = np.full(len(over), np.nan)
     np.divide(over, under, out=found, where=under != 0)
     return found

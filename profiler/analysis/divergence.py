@@ -1,7 +1,7 @@
-"""Divergence: fingerprints of a run's results, and the first place where a second run differs."""
+"""Takes fingerprints of a run's results, and finds the first place where a second run differs."""
 
-# Two correct runs differ in their last bits, because threads and backends add in a different order. So fingerprints
-# are compared by a tolerance, never bit by bit.
+# Two correct runs differ in their last bits, because threads and backends add in different orders. Therefore
+# fingerprints are compared with a tolerance, never bit by bit.
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 
 from cbtop.profiler.traces.moments import TensorStats, tensor_stats
 
-SAMPLED_VALUES = 64  # of a tensor, evenly spread
+SAMPLED_VALUES = 64  # number of values taken from a tensor, evenly spread
 MAX_FINGERPRINTS = 100_000
-# Far above the rounding error of float32 in a different order of addition, below the effect of one wrong value.
+# Far above the rounding error of float32 in a different order of addition. Far below the effect of one wrong value.
 DEFAULT_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """A tensor's statistics, and its values at fixed places."""
+    """The statistics of a tensor, and its values at fixed places."""
 
     stats: TensorStats
     places: tuple[int, ...]
@@ -33,10 +33,11 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class DivergenceInfo:
-    """The first place, in the order of execution, at which a run left its reference.
+    """The first place, in the order of execution, at which a run differs from its reference.
 
-    `quantity` is what differs there (`mean`, `value[17]`, …); `expected` is the reference's. `None` is a number that
-    one of the two does not have. A whole missing fingerprint has the quantity `recorded`.
+    `quantity` is what differs (`mean`, `value[17]`, …). `expected` is the value of the reference, and `actual` the
+    value of the run. Either is None if the number does not exist there. If the run has no fingerprint for this place,
+    the quantity is `recorded`.
     """
 
     brick: str
@@ -47,14 +48,14 @@ class DivergenceInfo:
     actual: float | None
 
 
-_Place = tuple[str, int | None, int, int]  # brick, layer, position, and the index among equal ones
+_Place = tuple[str, int | None, int, int]  # brick, layer, position, and how often this brick ran there before
 
 
 class Fingerprints:
-    """The results of a run: one fingerprint for each brick, layer and position, in the order of execution."""
+    """The results of a run: one fingerprint per brick, layer and position, in the order of execution."""
 
     def __init__(self) -> None:
-        self.dropped = 0  # not kept, because MAX_FINGERPRINTS were there
+        self.dropped = 0  # number of fingerprints beyond MAX_FINGERPRINTS, which were not kept
         self._kept: dict[_Place, Fingerprint] = {}
         self._seen: Counter[tuple[str, int | None, int]] = Counter()
 
@@ -62,7 +63,7 @@ class Fingerprints:
         return len(self._kept)
 
     def record(self, brick: str, layer: int | None, position: int, tensor: NDArray[Any]) -> None:
-        """Keep the fingerprint of `tensor`; a brick that runs twice in a layer is told apart by its turn."""
+        """Keep the fingerprint of `tensor`. If a brick runs twice in a layer, both fingerprints are kept."""
         if len(self._kept) >= MAX_FINGERPRINTS:
             self.dropped += 1
             return
@@ -71,9 +72,9 @@ class Fingerprints:
         self._kept[brick, layer, position, turn] = fingerprint(tensor)
 
     def find_divergence(self, reference: Fingerprints, tolerance: float = DEFAULT_TOLERANCE) -> DivergenceInfo | None:
-        """Return the first fingerprint of `reference` that is missing or different here; None: they agree.
+        """Return the first fingerprint of `reference` that is missing or different in this run, or None if all agree.
 
-        `tolerance` bounds how far one value may be off, relative to the size of the tensor's values.
+        `tolerance` limits the error of one value, relative to the size of the tensor's values.
         """
         for place, expected in reference._kept.items():
             brick, layer, position, _ = place
@@ -92,7 +93,7 @@ class Fingerprints:
 
 
 def fingerprint(tensor: NDArray[Any]) -> Fingerprint:
-    """Return the fingerprint of `tensor`, of any shape."""
+    """Return the fingerprint of `tensor`, which may have any shape."""
     flat = tensor.reshape(-1)
     places = np.unique(np.linspace(0, max(flat.size - 1, 0), min(SAMPLED_VALUES, flat.size)).astype(np.int64))
     return Fingerprint(
@@ -105,7 +106,7 @@ def fingerprint(tensor: NDArray[Any]) -> Fingerprint:
 def _differences(
     expected: Fingerprint, actual: Fingerprint, tolerance: float
 ) -> Iterator[tuple[str, float | None, float | None]]:
-    """Yield the quantities of `actual` outside of `tolerance`: (quantity, expected, actual)."""
+    """Yield (quantity, expected, actual) for each quantity of `actual` that is outside of `tolerance`."""
     wanted, found = expected.stats, actual.stats
     for name in ("count", "nan_count", "inf_count"):
         if getattr(wanted, name) != getattr(found, name):
@@ -118,7 +119,8 @@ def _differences(
         elif not (one == other or (math.isnan(one) and math.isnan(other))):
             yield f"value[{place}]", one, other
     finite = wanted.count - wanted.nan_count - wanted.inf_count
-    # Errors of single values are independent, so a mean of n is off by 1/sqrt(n) of one.
+    # Errors of single values are independent. So the error of a mean of n values is 1/sqrt(n) of the error of one
+    # value.
     of_norm = tolerance * _size(wanted)
     of_mean = of_norm / math.sqrt(max(finite, 1))
     bounds = {"mean": of_mean, "std": of_mean, "l2_norm": of_norm, "min": of_value, "max": of_value}
@@ -129,7 +131,7 @@ def _differences(
 
 
 def _size(stats: TensorStats) -> float:
-    """Return the root of the mean square: the size of a typical value."""
+    """Return the root mean square, which is the size of a typical value."""
     if stats.l2_norm is None:
         return 0.0
     return stats.l2_norm / math.sqrt(stats.count - stats.nan_count - stats.inf_count)

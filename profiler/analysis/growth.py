@@ -1,4 +1,4 @@
-"""The calls counted between two moments."""
+"""The counts that were added between two points in time."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ NONE = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """The calls counted between two moments: the increase of sums, histogram cells and rare columns."""
+    """The counts that were added between two points in time, in sums, histogram cells and rare columns."""
 
-    node: NDArray[np.int32]  # each once
-    sums: NDArray[np.int64]  # (SUMS, nodes)
-    cell: NDArray[np.int32]  # each once
+    node: NDArray[np.int32]  # node ids without duplicates
+    sums: NDArray[np.int64]  # shape (SUMS, nodes)
+    cell: NDArray[np.int32]  # histogram cells without duplicates
     count: NDArray[np.uint32] | Column
-    rare: dict[tuple[int, int], int]  # keys are (index into SPARSE_COLUMNS, node); moments are not included
+    # Increases by (index into SPARSE_COLUMNS, node), without the columns for points in time and extremes.
+    rare: dict[tuple[int, int], int]
 
     @property
     def is_empty(self) -> bool:
@@ -38,7 +39,7 @@ class Growth:
         return arrays + SPARSE_BYTES * len(self.rare)
 
     def column(self, name: str) -> Column:
-        """Return one of SUMS, one entry per node."""
+        """Return one of SUMS, with one entry per node."""
         found: Column = self.sums[SUMS.index(name)]
         return found
 
@@ -46,7 +47,7 @@ class Growth:
     def made(
         cls, node: Column, sums: Column, cell: Column, count: Column, rare: dict[tuple[int, int], int]
     ) -> Growth:
-        """Return these increases without zeros (`sums`: a row for each of SUMS), in as few bytes as they need."""
+        """Return these increases without zeros, in the smallest data types. `sums` has one row for each of SUMS."""
         grew = (sums > 0).any(axis=0)
         counted = count > 0
         count = count[counted]
@@ -72,9 +73,9 @@ class Growth:
 
 
 def _each_once(parts: Sequence[NDArray[Any]]) -> tuple[Column, Callable[[Sequence[NDArray[Any]]], Column]]:
-    """Return the distinct values, ascending, and a function that adds up the amounts (on the last axis) of each."""
+    """Return the distinct values, ascending, and a function that sums the amounts of each (on the last axis)."""
     values = np.concatenate([NONE, *parts])
-    order = np.argsort(values, kind="stable")  # each part is in order: they are merged
+    order = np.argsort(values, kind="stable")  # each part is sorted, so a stable sort merges the parts
     values = values[order]
     begins = np.flatnonzero(np.diff(values, prepend=-1))
 

@@ -1,10 +1,10 @@
-"""Histograms of durations, one per node: how often each bucket counted.
+"""Histograms of durations, one per node. A histogram is the number of calls in each bucket.
 
-A duration falls into a log-linear bucket (the layout of HdrHistogram, with 64 buckets an octave): exact below 64 ns,
-and above it a bucket is at most 1/64 of its value wide, so its midpoint is within 0.8 % of any duration in it.
-Buckets are counted for the life of the source, so percentiles of any sum of nodes are those of all its calls.
+Buckets are log-linear (the layout of HdrHistogram, with 64 buckets per octave). They are exact below 64 ns. Above
+that, a bucket is at most 1/64 of its value wide, so its midpoint is within 0.8 % of any duration in the bucket. The
+counts cover the whole life of the source, so percentiles of a sum of nodes are those of all their calls.
 
-The calls of a node are in few octaves: only an octave that counted anything has a page of counts.
+The calls of a node are in few octaves. Only an octave with counts has a page of memory.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ Column = NDArray[np.int64]
 
 SUB_BUCKET_BITS = 6
 SUB_BUCKETS = 1 << SUB_BUCKET_BITS
-MAX_DURATION_NS = (1 << 62) - 1  # no counted record is longer
+MAX_DURATION_NS = (1 << 62) - 1  # no record that is counted is longer
 OCTAVES = 62 - SUB_BUCKET_BITS + 1
 BUCKETS = OCTAVES * SUB_BUCKETS
-# A page takes 128 bytes, and 256 or 512 once a count needs it: 64 MiB is the most that a hostile source costs. 8,192
-# nodes of 16 octaves have room.
+# A page takes 128 bytes, or 256 or 512 if a count needs that much. So a hostile source can use at most 64 MiB. There
+# is room for 8,192 nodes of 16 octaves.
 MAX_PAGES = 1 << 17
-MAX_CELLS = 1 << 20  # sent in one message
-_MIN_ROOM = 64  # nodes, or pages
+MAX_CELLS = 1 << 20  # maximum number of cells in one message
+_MIN_ROOM = 64  # minimum number of rows (nodes or pages) to allocate
 _WIDER: dict[np.dtype[Any], type] = {np.dtype(np.uint16): np.uint32, np.dtype(np.uint32): np.int64}
 
 
 def bucket_of(duration_ns: Column) -> Column:
-    """Return the bucket of each duration (ns, >= 0)."""
+    """Return the bucket of each duration, which is in ns and not negative."""
     value = np.clip(duration_ns, 0, MAX_DURATION_NS)
     octave = np.maximum(np.frexp(value.astype(np.float64))[1].astype(np.int64) - 1 - SUB_BUCKET_BITS, 0)
     found: Column = octave * SUB_BUCKETS + (value >> octave)
@@ -71,14 +71,14 @@ def distinct(values: Column) -> Column:
 
 
 class Histograms:
-    """Counts by cell, which is node * BUCKETS + bucket. A cell without room in MAX_PAGES is not counted.
+    """Counts by cell. A cell is node * BUCKETS + bucket. Cells beyond MAX_PAGES are not counted.
 
-    Counts take two bytes until one of them outgrows these, then four, then eight. Room grows by quarters, so that
-    little more is allocated than used.
+    A count takes two bytes. If one count needs more, all counts take four bytes, then eight. The tables grow by a
+    quarter, so that little more memory is allocated than used.
     """
 
     def __init__(self) -> None:
-        self._pages = np.zeros((1, OCTAVES), np.int32)  # page of each node and octave; 0 if it counted nothing
+        self._pages = np.zeros((1, OCTAVES), np.int32)  # page of each node and octave; 0 without counts
         self._counts: NDArray[Any] = np.zeros((1, SUB_BUCKETS), np.uint16)  # page 0 stays empty
         self._used = 1
 
@@ -102,13 +102,13 @@ class Histograms:
         self._put(at, self._counts.ravel()[at] + count)
 
     def set(self, cell: Column, count: Column) -> Column:
-        """Replace the counts of distinct cells by these (>= 0). Returns the increase.
+        """Replace the counts of distinct cells by `count` (>= 0). Returns the increase of each cell.
 
-        If there is no room for a cell, its increase is the whole count.
+        For a cell without room, the increase is the whole count.
         """
         page = self._make_pages(cell)
         at = page.astype(np.int64) * SUB_BUCKETS + cell % SUB_BUCKETS
-        more: Column = count - self._counts.ravel()[at]  # page 0 is empty
+        more: Column = count - self._counts.ravel()[at]  # page 0 holds only zeros
         if not page.all():
             at, count = at[page > 0], count[page > 0]
         self._put(at, count)
@@ -120,31 +120,31 @@ class Histograms:
         self._counts.ravel()[at] = count
 
     def cells(self) -> Column:
-        """Return every cell that counted anything, ascending."""
+        """Return every cell with a count, ascending."""
         slot = np.flatnonzero(self._pages)
         owner, inside, _ = self._cells_in(self._pages.ravel()[slot])
         return slot[owner] * SUB_BUCKETS + inside
 
     def cells_of(self, nodes: Column) -> tuple[Column, Column, Column]:
-        """Return the cells of each of `nodes` that counted anything, ordered by the first two columns.
+        """Return the cells with a count of each of `nodes`, ordered by the first two columns.
 
-        The columns are the index in `nodes`, the bucket and the count.
+        The columns are: index in `nodes`, bucket, count.
         """
         known = np.flatnonzero(nodes < len(self._pages))
         pages = self._pages[nodes[known]]
-        place, octave = (pages != 0).nonzero()  # a third of the time if the values are booleans
+        place, octave = (pages != 0).nonzero()  # nonzero takes a third of the time if the values are booleans
         owner, inside, count = self._cells_in(pages[place, octave])
         return known[place][owner], (octave * SUB_BUCKETS)[owner] + inside, count
 
     def sum(self, nodes: Iterable[int]) -> Column:
-        """Return the counts by bucket of `nodes` together."""
+        """Return the counts of `nodes` added up, by bucket."""
         _, bucket, count = self.cells_of(np.fromiter(nodes, np.int64))
         summed = np.zeros(BUCKETS, np.int64)
         np.add.at(summed, bucket, count)
         return summed
 
     def _cells_in(self, page: NDArray[np.int32]) -> tuple[Column, Column, Column]:
-        """Return the cells of these pages that counted: the index in `page`, the place in the octave, the count."""
+        """Return the cells with a count in these pages, as columns: index in `page`, bucket in the octave, count."""
         counts = self._counts[page].ravel()
         at = (counts != 0).nonzero()[0]
         return at >> SUB_BUCKET_BITS, at & (SUB_BUCKETS - 1), counts[at].astype(np.int64)
@@ -156,7 +156,7 @@ class Histograms:
         return page
 
     def _make_pages(self, cell: Column) -> NDArray[np.int32]:
-        """Return the page of each cell, and make it if it is new; 0 if there is no room."""
+        """Return the page of each cell. Pages that do not exist are made. The page is 0 if there is no room."""
         page = self._page_of(cell)
         if page.all():
             return page
@@ -174,7 +174,7 @@ class Histograms:
 
 
 def _grown(table: NDArray[Any], rows: int) -> NDArray[Any]:
-    """Return `table` with room for `rows`: at least a quarter more than before."""
+    """Return a copy of `table` with room for `rows` rows, and for at least a quarter more than before."""
     grown = np.zeros((max(rows, len(table) + len(table) // 4, _MIN_ROOM), table.shape[1]), table.dtype)
     grown[: len(table)] = table
     return grown

@@ -1,4 +1,4 @@
-"""The layer of each node, and how many layers a comparison of layers needs."""
+"""Finds the layer of each node. Defines how many layers a comparison of layers needs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from numpy.typing import NDArray
 from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.protocol.vocabulary import NodeKind
 
-BETWEEN = "between bricks"  # the name of the time of a layer or step outside its bricks
-MIN_PEERS = 3  # layers with the same stack and bricks, itself included: a median of two is useless
+BETWEEN = "between bricks"  # name for the time of a layer or step outside its bricks
+MIN_PEERS = 3  # minimum number of layers with the same stack and bricks, because a median of two is useless
 
 
 def layer_of_nodes(totals: PhaseTotals) -> NDArray[np.int64]:
-    """Return by node id the outermost layer around it: itself for such a layer, 0 without one."""
+    """Return the id of the outermost layer around each node, by node id. It is 0 for a node outside of all layers.
+
+    The outermost layer of a layer may be the layer itself.
+    """
     table = totals.table
     parent_of, kind_of = table.column("parent_of"), table.column("kind_of")
     found = np.zeros(len(table) + 1, np.int64)

@@ -5,19 +5,26 @@ import numpy as np
 COLUMNS = ("count", "failed", "total_ns", "min_ns", "max_ns", "elements", "closed_ns")
 SUMS = tuple(name for name in COLUMNS if name not in ("min_ns", "max_ns"))
 NO_MINIMUM = np.iinfo(np.int64).max
-# Columns that few nodes have. `uncounted`: calls with an unknown number of elements. `amounts`: records of `flops`
-# and `bytes`; `_given` counts those that had the figure. `cancelled`: cancelled steps; `cancelled_ns`: time in such
-# steps. `loose`: calls stopped twice, out of order or late; `loose_ns`: their time, which is in no sum. `overlap_ns`:
-# of a node with parts, in steps that ended, the time in which two of the parts ran at once, counted for each beyond
-# the first. The rest is about steps:
-# - `union_ns`: the time in which at least one ran; `first_ns`, `last_ns`: when the first began and the last ended.
-# - `over`: steps with parts that took longer than the step; `over_ns`: by how much.
-# - `crowded`: steps in the shared lane.
-# - `sequences`: the sequences each worked on; `kept`: the positions each sequence had before. Both are sums over the
-#   steps that give them; `_given` is the number of those steps, `_least` and `_most` the extremes.
-# - `plain`: steps without a recorded inside; `plain_ns`: their time; `plain_tokens`: their tokens; `plain_uncounted`:
-#   those with an unknown number of tokens.
-# - `squared_tokens`: sum of each step's squared tokens, which tells with count and tokens if all had the same number.
+# Columns that few nodes have:
+# - `uncounted`: number of calls with an unknown number of elements.
+# - `amounts`: number of records of `flops` and `bytes`. `flops_given` and `bytes_given` count the records with this
+#   value.
+# - `cancelled`: number of cancelled steps. `cancelled_ns`: time in cancelled steps.
+# - `loose`: number of calls stopped twice, out of order or late. `loose_ns`: their time, which is not in any other
+#   sum.
+# - `overlap_ns`: time when two parts of the node ran at once, in ended steps, counted for each part beyond the
+#   first.
+# The other columns are about steps:
+# - `union_ns`: time when at least one step ran. `first_ns`, `last_ns`: begin of the first and end of the last
+#   step.
+# - `over`: number of steps with parts that took longer than the step. `over_ns`: how much longer they took.
+# - `crowded`: number of steps in the shared lane.
+# - `sequences`: number of sequences, a sum over steps. `kept`: number of positions that each sequence had before,
+#   also a sum over steps. `_given` is the number of steps with this value, `_least` and `_most` are the extremes.
+# - `plain`: number of steps without a recorded inside. `plain_ns`, `plain_tokens`: their time and tokens.
+#   `plain_uncounted`: number of plain steps with an unknown number of tokens.
+# - `squared_tokens`: sum of the squared tokens of each step. Compared with count and tokens, it shows whether all
+#   steps had the same number of tokens.
 SPARSE_COLUMNS = (
     "uncounted",
     "amounts",
@@ -50,8 +57,8 @@ SPARSE_COLUMNS = (
     "overlap_ns",
     "squared_tokens",
 )
-# Stands for all step nodes together in `union_ns`, because two phases may run at the same time, and for all nodes in
-# `first_ns`. On the wire these two have fields of their own.
+# Key for all step nodes together in `union_ns`, because two phases may run at the same time. Key for all nodes in
+# `first_ns`. On the wire, these two values have fields of their own.
 ANY_STEP = 0
 MOMENTS = ("first_ns", "last_ns")
 EXTREMES = tuple(f"{of}_{end}" for of in ("sequences", "kept") for end in ("least", "most"))

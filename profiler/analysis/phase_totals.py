@@ -1,4 +1,4 @@
-"""The nodes and totals of one phase: the plain numbers that statistics, books and graphs are made of."""
+"""The nodes and totals of one phase. Statistics, books and graphs are computed from these numbers."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from cbtop.protocol.vocabulary import NodeKind
 
 @dataclass(frozen=True)
 class PhaseTotals:
-    """The nodes below one step node (or all nodes, for a process without steps), and their totals.
+    """The nodes below one step node and their totals. In a process without steps, these are all nodes.
 
-    Its steps are the recorded ones. Plain steps are not included, because nothing inside them is known.
+    Counts and times are from recorded steps. Plain steps are excluded, because nothing inside them is known.
 
-    `closed_ns` is the part of `total_ns` in steps that have ended. Exclusive time is a node's time minus the
-    time of nodes inside it that are shown separately. Inside a brick these are other bricks and steps (its kernels,
-    and layers in it, are its own work). Inside other nodes they are all nodes. Adopted work ran in parallel and is
-    not subtracted.
+    `closed_ns` is the part of `total_ns` in steps that have ended. Exclusive time is a node's time minus the time of
+    nodes inside it that are shown separately. Inside a brick, only other bricks and steps are shown separately,
+    because its kernels and layers are the brick's own work. Inside other nodes, all nodes are shown separately.
+    Adopted work ran in parallel and is not subtracted.
     """
 
     step: Node | None
-    inside: Inside  # without the step itself
+    inside: Inside  # the nodes inside, without the step itself
     table: NodeTable
     stats: NodeStats
-    # By node id, for the nodes of the phase:
+    # Arrays by node id. They are valid for the nodes of the phase.
     columns: dict[str, Column]  # count, elements, total_ns, closed_ns, loose_ns, overlap_ns
-    held: NDArray[np.bool_]  # bricks with time of their own, and the nodes inside one, which belong to the brick
-    adopted: NDArray[np.bool_]  # work done elsewhere, outside the time of the node it is in
+    held: NDArray[np.bool_]  # mask of the bricks with time, and of the nodes inside such bricks
+    adopted: NDArray[np.bool_]  # mask of adopted work, which is not part of the time of the node around it
 
     @classmethod
     def of(cls, table: NodeTable, stats: NodeStats, phase: str | None) -> PhaseTotals:
-        """Return the phase called `phase`, or all nodes if it is None."""
+        """Return the totals of the phase called `phase`, or of all nodes if `phase` is None."""
         roots = table.children[None]
         step = next((n for n in roots if n.kind is NodeKind.STEP and display_name(n) == phase), None)
         return cls.below(step, table, stats)
 
     @classmethod
     def below(cls, step: Node | None, table: NodeTable, stats: NodeStats) -> PhaseTotals:
-        """Return the totals below a step node, or of all nodes if it is None."""
+        """Return the totals below the node `step`, or of all nodes if `step` is None."""
         inside = table.inside(step.id if step else None)
         size = len(table) + 1
         stats.grow(size)
@@ -55,7 +55,7 @@ class PhaseTotals:
         columns["loose_ns"] = stats.sparse.dense("loose_ns", len(stats))[:size]
         columns["overlap_ns"] = stats.sparse.dense("overlap_ns", len(stats))[:size]
         total_ns, closed_ns = columns["total_ns"], columns["closed_ns"]
-        # A brick without time of its own was never stopped: its inside belongs to the node around it.
+        # A brick without time was never stopped. The nodes inside it belong to the node around it.
         held, adopted = _held_and_adopted(table, inside, (total_ns > 0) | (closed_ns > 0))
         return cls(
             step=step,
@@ -82,7 +82,7 @@ class PhaseTotals:
 
     @cached_property
     def count(self) -> dict[int, int]:
-        """One of the columns by node, including the step; the next three are the same."""
+        """The number of calls by node id, including the step."""
         return self._by_node("count")
 
     @cached_property
@@ -103,18 +103,18 @@ class PhaseTotals:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """A parent before its children, without the step itself."""
+        """The nodes of the phase without the step itself. A parent comes before its children."""
         return self.inside.nodes
 
     @property
     def known_elements(self) -> dict[int, int]:
-        """The elements of the nodes whose calls all gave a count."""
+        """The number of elements by node id. Excludes nodes with a call that gave no count."""
         unknown = self.stats.sparse["uncounted"].keys()
         return {node: n for node, n in self.elements.items() if node not in unknown} if unknown else self.elements
 
     @property
     def tokens(self) -> int | None:
-        """Tokens of the phase: the elements of its steps. None without steps, or if a step gave no count."""
+        """Tokens of the phase, which are the elements of its steps. None without steps or if a step has no count."""
         if self.step is None:
             return None
         all_of_them, plain = (self.stats.rare(name, (self.step.id,)) for name in ("uncounted", "plain_uncounted"))
@@ -128,23 +128,23 @@ class PhaseTotals:
         return int(self.columns["total_ns"][self.step.id]) if self.step else None
 
     def percent(self, closed_ns: int, adopted_ns: int = 0) -> float | None:
-        """Return `closed_ns` as a share of the phase's wall time, in percent.
+        """Return `closed_ns` as a percentage of the phase's wall time.
 
-        Both are time in ended steps. None if all of it was `adopted_ns`.
+        `closed_ns` and `adopted_ns` are times in ended steps. Returns None if there is only adopted time.
         """
         if adopted_ns and not closed_ns:
             return None
         return 100 * closed_ns / self.wall_ns if self.wall_ns else None
 
     def us_per_token(self, closed_ns: int) -> float | None:
-        """Return the time per token in µs, for time in ended steps."""
+        """Return the time per token in µs. `closed_ns` is a time in ended steps."""
         return closed_ns / self.tokens / 1e3 if self.tokens else None
 
 
 def _held_and_adopted(
     table: NodeTable, inside: Inside, is_timed: NDArray[np.bool_]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return masks of the nodes at or below timed bricks (`is_timed`), and at or below adopted work."""
+    """Return two masks: the nodes at or below timed bricks (`is_timed`), and the nodes at or below adopted work."""
     parent_of, kind_of = table.column("parent_of"), table.column("kind_of")
     held, adopted = np.zeros_like(is_timed), np.zeros_like(is_timed)
     for ids in inside.by_depth:
@@ -156,12 +156,13 @@ def _held_and_adopted(
 
 
 def exclusive_of(table: NodeTable, inside: Inside, time_ns: Column, nested_ns: Column, overlap_ns: Column) -> Column:
-    """Return, by id, `time_ns` minus the time of nodes inside that are shown separately.
+    """Return, by node id, `time_ns` minus the time of the nodes inside that are shown separately.
 
-    They take their `nested_ns`; the `overlap_ns` that they share counts once.
+    Each node inside is subtracted with its `nested_ns`. Its parent's `overlap_ns`, which several nodes share, counts
+    once.
     """
     parent_of, kind_of = table.column("parent_of"), table.column("kind_of")
-    in_brick, in_other = -overlap_ns, -overlap_ns  # shown separately: in a brick, in other nodes
+    in_brick, in_other = -overlap_ns, -overlap_ns  # time shown separately, inside a brick and inside any other node
     for ids in reversed(inside.by_depth):
         parent, kind = parent_of[ids], kind_of[ids]
         is_brick = kind == NodeKind.BRICK

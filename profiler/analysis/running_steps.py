@@ -1,4 +1,4 @@
-"""The time of the parts of running steps, which is closed when their step ends."""
+"""Collects the time of the parts of each running step. When the step ends, adds this time to `closed_ns`."""
 
 from __future__ import annotations
 
@@ -13,67 +13,68 @@ from cbtop.profiler.analysis.sparse_columns import SparseColumns
 from cbtop.protocol.ring import FLAG_CANCELLED, FLAG_LOOSE, FLAG_PLAIN, LANE_SHIFT, LANES
 from cbtop.protocol.ring_reader import Batch
 
-MAX_OPEN_GROUPS = 4096  # steps that run at the same time, by node and lane: a host has sixteen lanes
-MAX_OPEN_PARTS = 64  # per group, before they are added up
+MAX_OPEN_GROUPS = 4096  # bound on steps that run at the same time, by node and lane; a host has sixteen lanes
+MAX_OPEN_PARTS = 64  # bound on the batches of parts per group, before they are added up
 
 
 @dataclass(frozen=True, slots=True)
 class _Inside:
-    """The records of a batch that belong to steps, by step and lane, each in the order of arrival."""
+    """The records of a batch that belong to steps, grouped by step and lane. Each group is in order of arrival."""
 
     node: Column
-    step: Column  # the step around it; itself for a step
-    group: Column  # step and lane
-    outer: Column  # the node that it takes time of
+    step: Column  # the step node around the node; itself for a step
+    group: Column  # group number: step and lane
+    outer: Column  # the node with a time that includes this record
     start_ns: Column
     end_ns: Column
     duration_ns: Column
     is_cancelled: NDArray[np.bool_]
-    is_end: NDArray[np.bool_]  # of a step
+    is_end: NDArray[np.bool_]  # True for the record of a step, which ends the step
 
 
 @dataclass(frozen=True, slots=True)
 class _Fate:
-    """What becomes of each record: its time is closed or dropped, or its step still runs."""
+    """The fate of each record: its time is added to `closed_ns`, dropped, or kept until its step ends."""
 
-    ended_in: Column  # the end, as an index of all ends in the batch, that closes or has closed it
-    follows: NDArray[np.bool_]  # a step of its lane ended earlier in the batch
-    late: NDArray[np.bool_]  # deferred until after the end of its step
-    dropped: NDArray[np.bool_]  # its step was cancelled
+    ended_in: Column  # index of the step that ended, among all ends in the batch
+    follows: NDArray[np.bool_]  # True if a step in the same lane ended earlier in the batch
+    late: NDArray[np.bool_]  # True if the record was deferred until after the end of its step
+    dropped: NDArray[np.bool_]  # True if the step was cancelled
     closing: NDArray[np.bool_]
     still_open: NDArray[np.bool_]
 
 
 class RunningSteps:
-    """The parts of running steps by step and lane.
+    """The parts of running steps, by step and lane.
 
-    Steps that run at the same time have a lane each, and a lane's records are in order. Records since the last end of
-    a step in that lane belong to the next one, even if that one ran earlier and waited for a device. A record
-    deferred until after its step's end is recognised by its time. In the last lane, which many steps may share, a
-    step that ends closes everything so far, and a cancelled step closes nothing.
+    Steps that run at the same time have different lanes, and the records of a lane are in order. Records after the
+    last end of a step in a lane belong to the next step in the lane, even if that step ran earlier and waited for a
+    device. A record that was deferred until after the end of its step is recognised by its time. Many steps may share
+    the last lane. There, the end of a step closes all earlier parts, and a cancelled step closes none.
     """
 
     def __init__(self) -> None:
-        # When the last step ended, whether it was cancelled, and how much of its time was outside its parts.
+        # By group: when the last step ended, whether it was cancelled, and how much of its time was outside its
+        # parts.
         self._ended: dict[int, tuple[int, bool, int]] = {}
-        # Nodes, and their times in two rows: all of it, and the overlap with others.
+        # By group: node ids, and two rows of times. Row 0 is the whole time, row 1 the overlap with earlier parts.
         self._open: dict[int, list[tuple[Column, NDArray[np.int64]]]] = {}
-        # The same for each node there: start and end of the part that ended last.
+        # By group and outer node: start and end of the part that ended last.
         self._last: dict[int, dict[int, tuple[int, int]]] = {}
 
     def is_open(self, step: int, lane: int) -> bool:
-        """Whether any part has ended in a running step of that node and lane."""
+        """Return whether a step of this node and lane is running and has parts that ended."""
         return step * LANES + lane in self._open
 
     def close(
         self, batch: Batch, step_of: Column, part_of: Column, closed_ns: Column, sparse: SparseColumns
     ) -> Column:
-        """Add the time of the parts of steps that ended to `closed_ns`.
+        """Add the time of the parts of ended steps to `closed_ns`.
 
-        Also notes if the parts of a step took more time than the step, which is impossible if they are nested. Notes
+        Also counts how much longer the parts of a step took than the step, which nested calls cannot do. Also counts
         how long parts of the same node ran at the same time, for example on two streams of a device.
 
-        Returns the nodes concerned, even some not in the batch.
+        Returns the changed nodes. Some of them may not be in the batch.
         """
         inside = _inside(batch, step_of, part_of)
         ends = np.flatnonzero(inside.is_end)
@@ -97,14 +98,15 @@ class RunningSteps:
         return np.concatenate(concerned)
 
     def _fate(self, inside: _Inside, ends: Column) -> _Fate:
-        """Find the end of the step of each record, in this batch or before."""
+        """Find the end of the step around each record. The end may be in this batch or in an earlier one."""
         group, end_ns = inside.group, inside.end_ns
         if len(ends):
             found = np.searchsorted(ends, np.arange(len(group)))
             end_of, before = ends[np.minimum(found, len(ends) - 1)], ends[np.maximum(found - 1, 0)]
             within = (found < len(ends)) & (group[end_of] == group)
             lies_in = within & (inside.start_ns >= inside.start_ns[end_of]) & (end_ns <= end_ns[end_of])
-            follows = (found > 0) & (group[before] == group)  # a step of its lane that ended in this batch
+            # True if a step of the same lane ended earlier in this batch.
+            follows = (found > 0) & (group[before] == group)
             dropped = within & inside.is_cancelled[end_of]
             ended_ns, was_cancelled = np.where(follows, end_ns[before], -1), follows & inside.is_cancelled[before]
         else:
@@ -130,9 +132,9 @@ class RunningSteps:
     def _left_ns(
         self, inside: _Inside, fate: _Fate, ends: Column, shared_ns: Column, sparse: SparseColumns
     ) -> Column:
-        """Return the time of each step that ended outside of its parts in this batch.
+        """Return the time of each ended step outside of its parts in this batch.
 
-        Late parts of steps that ended earlier are subtracted from the time noted for these.
+        For late parts of steps that ended in earlier batches, subtract their time from the noted time of these steps.
         """
         found = inside.duration_ns[ends]
         counted = fate.closing & ~inside.is_end & (inside.outer == inside.step)
@@ -146,7 +148,7 @@ class RunningSteps:
     def _end(
         self, inside: _Inside, at: int, left_ns: int, part_of: Column, closed_ns: Column, sparse: SparseColumns
     ) -> list[Column]:
-        """End the step at index `at`, with the parts of earlier batches. Returns the nodes concerned."""
+        """End the step at index `at`, with its parts from earlier batches. Returns the changed nodes."""
         group, step = int(inside.group[at]), int(inside.step[at])
         is_cancelled = bool(inside.is_cancelled[at])
         concerned = []
@@ -169,9 +171,10 @@ class RunningSteps:
         return concerned
 
     def _shared_ns(self, group: Column, outer: Column, start_ns: Column, end_ns: Column) -> Column:
-        """Return for each record how long others ran in its `outer` node that had begun before it.
+        """Return how long each record overlaps parts of the same `outer` node that began before it.
 
-        Records in the shared lane are left out, because it is not known which are of the same step.
+        For records in the shared lane, the result is 0, because it is not known which of them belong to the same
+        step.
         """
         found = np.zeros(len(group), np.int64)
         parts = np.flatnonzero((outer > 0) & (group % LANES != LANES - 1))
@@ -199,7 +202,7 @@ class RunningSteps:
         return found
 
     def _keep_last(self, group: int, outer: Column, start_ns: Column, end_ns: Column) -> None:
-        """Note the last part of each node in a running step: parts in a later batch may overlap it."""
+        """Note the last part of each outer node in a running step, because parts in a later batch may overlap it."""
         known = self._last.setdefault(group, {})
         order = np.lexsort((end_ns, outer))
         for at in order[np.flatnonzero(np.append(outer[order][1:] != outer[order][:-1], True))].tolist():
@@ -209,7 +212,7 @@ class RunningSteps:
             del self._last[next(iter(self._last))]
 
     def _note_late(self, groups: Column, duration: Column, sparse: SparseColumns) -> None:
-        """Subtract time that was deferred until after a step from that step's remaining time."""
+        """Subtract time that was recorded after the end of a step from the noted remaining time of this step."""
         for group in distinct(groups).tolist():
             end_ns, is_cancelled, left_ns = self._ended[group]
             now_ns = left_ns - int(duration[groups == group].sum())
@@ -228,7 +231,8 @@ class RunningSteps:
                 np.add.at(row, where, each)
             parts[:] = [(which, total)]
         if len(self._open) > MAX_OPEN_GROUPS:
-            del self._open[next(iter(self._open))]  # stays open for ever: no host has this many
+            # No real host has this many open groups. The time of the oldest group is lost.
+            del self._open[next(iter(self._open))]
 
 
 def _inside(batch: Batch, step_of: Column, part_of: Column) -> _Inside:
@@ -256,7 +260,7 @@ def _inside(batch: Batch, step_of: Column, part_of: Column) -> _Inside:
 
 
 def _note_over(sparse: SparseColumns, step: int, before_ns: int, left_ns: int) -> None:
-    """Note that the parts of a step took more than the step, if they had not already by `before_ns`."""
+    """Count how much longer the parts of a step took than the step, beyond what `before_ns` has already counted."""
     more_ns = max(0, -left_ns) - max(0, -before_ns)
     if more_ns:
         over, over_ns = sparse["over"], sparse["over_ns"]
@@ -265,7 +269,10 @@ def _note_over(sparse: SparseColumns, step: int, before_ns: int, left_ns: int) -
 
 
 def _covered_ns(times_ns: Iterable[tuple[int, int]], begun_ns: int, ended_ns: int) -> Iterator[int]:
-    """Yield how much of each interval, by start, is in the ones before it, or in `begun_ns` to `ended_ns`."""
+    """Yield how much of each interval is covered by earlier intervals or by the one from `begun_ns` to `ended_ns`.
+
+    The intervals are ordered by their start.
+    """
     reached_ns = 0
     for start_ns, end_ns in times_ns:
         in_these_ns = max(0, min(end_ns, reached_ns) - start_ns)

@@ -1,4 +1,4 @@
-"""Columns with a value for few nodes."""
+"""Columns that have a value for few nodes only."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from cbtop.profiler.analysis.histograms import Column
 from cbtop.profiler.analysis.node_columns import EXTREMES, MOMENTS, SPARSE_COLUMNS
 
-SPARSE_BYTES = 200  # about: an entry of a dict, its key and its number
+SPARSE_BYTES = 200  # approximate size of a dict entry with its key and its number
 
 
 class SparseColumns:
-    """For each of SPARSE_COLUMNS, the values by node."""
+    """The values of each of SPARSE_COLUMNS, by node."""
 
     def __init__(self) -> None:
         self._values: dict[str, dict[int, int]] = {name: {} for name in SPARSE_COLUMNS}
@@ -29,7 +29,7 @@ class SparseColumns:
         return sum(values.get(node, 0) for node in nodes) if values else 0
 
     def dense(self, name: str, size: int) -> Column:
-        """Return a column as an array: one entry per node id below `size`."""
+        """Return a column as an array with one entry for each node id below `size`."""
         found = np.zeros(size, np.int64)
         for node, value in self._values[name].items():
             if node < size:
@@ -41,10 +41,10 @@ class SparseColumns:
         return {node for values in self._values.values() for node in values}
 
     def values_of(self, nodes: Iterable[int]) -> tuple[Column, Column, NDArray[np.float64]]:
-        """Return the values of `nodes`: node, number of the column in SPARSE_COLUMNS, value.
+        """Return the values of `nodes` as columns: node, index into SPARSE_COLUMNS, value.
 
-        Values are float64, because FLOP outgrow 64 bits. Times are exact for a hundred days and then to two
-        nanoseconds.
+        Values are float64, because FLOP may exceed 64 bits. Times are exact up to a hundred days, and then exact to
+        two nanoseconds.
         """
         wanted = set(nodes)
         found = [
@@ -57,18 +57,18 @@ class SparseColumns:
         return keys[:, 0], keys[:, 1], np.array([float(value) for _, _, value in found], np.float64)
 
     def add(self, name: str, node: Column, value: Column) -> None:
-        """Add each `value` to the value of its `node`."""
+        """Add each of `value` to the value of the node at the same index."""
         values = self._values[name]
         for one, number in zip(node.tolist(), value.tolist(), strict=True):
             values[one] = values.get(one, 0) + number
 
     def reach(self, name: str, node: int, value: int) -> None:
-        """Update an extreme of `node` by `value`."""
+        """Update the minimum or maximum of `node` with `value`."""
         known = self._values[name].get(node, value)
         self._values[name][node] = min(known, value) if name.endswith("_least") else max(known, value)
 
     def add_all(self, other: SparseColumns, place: Column) -> None:
-        """Add the values of `other`, whose node n is `place[n]` here. Skips moments because clocks differ."""
+        """Add the values of `other`. Its node n is `place[n]` here. Skips points in time, because clocks differ."""
         for name, ours in self._values.items():
             theirs = [(node, value) for node, value in other[name].items() if node < len(place)]
             for node, value in theirs if name not in MOMENTS else ():
@@ -79,7 +79,7 @@ class SparseColumns:
                     ours[here] = ours.get(here, 0) + value
 
     def count(self, increases: dict[tuple[int, int], int], times: int) -> None:
-        """Add `increases`, by the number of the column and the node, `times` times. A value of 0 is removed."""
+        """Add `increases` `times` times. Its keys are (index into SPARSE_COLUMNS, node). Values of 0 are removed."""
         for (at, node), value in increases.items():
             values = self._values[SPARSE_COLUMNS[at]]
             values[node] = values.get(node, 0) + times * value
@@ -87,11 +87,11 @@ class SparseColumns:
                 del values[node]
 
     def take_recent(self, whole: SparseColumns, counted: SparseColumns) -> None:
-        """Take the values of `counted`, a part of `whole`, which has the moments."""
+        """Copy the values of `counted`, which is a part of `whole`. Points in time are copied from `whole`."""
         for name in SPARSE_COLUMNS:
             self._values[name] = dict((whole if name in MOMENTS else counted)[name])
 
     @property
     def size_bytes(self) -> int:
-        """The approximate size."""
+        """The approximate size in bytes."""
         return SPARSE_BYTES * sum(map(len, self._values.values()))

@@ -1,4 +1,4 @@
-"""Counts records that are not ordinary calls: amounts of work, loose calls, plain steps and cancelled steps."""
+"""Counts special records: amounts of work, calls not stopped in order, plain steps and cancelled steps."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from cbtop.protocol.ring_reader import Batch
 
 
 def take_amounts(sparse: SparseColumns, batch: Batch, step_of: Column) -> Batch:
-    """Add up the FLOP and bytes of single calls, the sequences of steps, and the calls without a count.
+    """Add up the FLOP and bytes of calls and the sequences of steps, and count the calls without a count of elements.
 
-    Returns the remaining records.
+    Returns the other records.
     """
     amounts = batch.are(FLAG_AMOUNTS)
     if amounts.any():
@@ -35,14 +35,14 @@ def take_amounts(sparse: SparseColumns, batch: Batch, step_of: Column) -> Batch:
 
 
 def take_loose(sparse: SparseColumns, batch: Batch) -> None:
-    """Add up calls that were stopped twice, out of order or late."""
+    """Add up the calls that were stopped twice, out of order or late."""
     loose = batch.only(batch.are(FLAG_LOOSE))
     sparse.add("loose", loose.node, np.ones(len(loose.node), np.int64))
     sparse.add("loose_ns", loose.node, loose.end_ns - loose.start_ns)
 
 
 def take_plain(sparse: SparseColumns, batch: Batch) -> None:
-    """Add up steps without a recorded inside."""
+    """Add up the steps without a recorded inside."""
     plain = batch.only(batch.are(FLAG_PLAIN))
     uncounted = plain.node[(plain.flags & FLAG_UNCOUNTED) != 0]
     sparse.add("plain", plain.node, np.ones(len(plain.node), np.int64))

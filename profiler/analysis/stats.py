@@ -1,4 +1,4 @@
-"""Cumulative statistics per node, in columns: the daemon adds them up and the viewer keeps them."""
+"""Cumulative statistics per node, in columns. The daemon adds up records, and the viewer keeps a copy."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from cbtop.profiler.analysis.step_intervals import StepIntervals
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_FAILED, FLAG_LOOSE, FLAG_UNCOUNTED, UNKNOWN_AMOUNT
 from cbtop.protocol.ring_reader import Batch
 
-# The number of nodes with a histogram of their own. Further nodes share one with all of the same name in the same
-# phase: percentiles are then known for the brick, and not for each place.
+# The number of nodes with a histogram of their own. All other nodes of the same name and phase share one histogram.
+# For such nodes, percentiles are known per brick but not per place.
 MAX_HISTOGRAM_NODES = 8_192
 
 _ROW_OF = {name: at for at, name in enumerate(COLUMNS)}
 _SUM_ROWS = np.array([[_ROW_OF[name]] for name in SUMS])
 _OF_PLAIN = {"count": "plain", "total_ns": "plain_ns", "elements": "plain_tokens"}
-SANE = 1 << 62  # a time or a count beyond it would overflow when two are added
+SANE = 1 << 62  # the sum of two times or counts below this does not overflow
 _ENDS = ("min_ns", "max_ns")
-_UNKNOWN_MINIMUM, _UNKNOWN_MAXIMUM = -1, np.iinfo(np.int64).max  # beyond any value they are compared with
+_UNKNOWN_MINIMUM, _UNKNOWN_MAXIMUM = -1, np.iinfo(np.int64).max  # outside the range of the real values
 _NONE, _FIRST = np.zeros(0, np.int64), np.zeros(1, np.int64)
 
 
 def sane(batch: Batch, nodes: int) -> NDArray[np.bool_]:
-    """Return a mask of the records that make sense.
+    """Return a mask of the valid records.
 
-    They name one of `nodes` nodes, and run forward from a time that is not negative or give amounts of work.
+    A valid record has a node id from 1 to `nodes`. Its start is not negative and not after its end, or it holds
+    amounts of work.
     """
     duration = batch.end_ns - batch.start_ns
-    amounts = batch.are(FLAG_AMOUNTS)  # their start and end are FLOP and bytes
+    amounts = batch.are(FLAG_AMOUNTS)  # the start and end of such a record are FLOP and bytes
     is_given = (batch.start_ns >= UNKNOWN_AMOUNT) & (batch.end_ns >= UNKNOWN_AMOUNT)
     good: NDArray[np.bool_] = (batch.node >= 1) & (batch.node <= nodes)
     good &= np.where(amounts, is_given, (batch.start_ns >= 0) & (batch.start_ns <= batch.end_ns) & (duration < SANE))
@@ -46,24 +47,25 @@ def sane(batch: Batch, nodes: int) -> NDArray[np.bool_]:
 
 
 class NodeStats:
-    """One row per node id; rows appear as ids do. Columns are named as in `StatsUpdate`."""
+    """One row per node id. Rows are added as ids appear. The columns are named as in `StatsUpdate`."""
 
     def __init__(self) -> None:
         self._size = 0
         self._table = np.zeros((len(COLUMNS), 0), np.int64)
         self._histograms = Histograms()
-        self._shared: dict[int, int] = {}  # the owner of the histogram for all nodes beyond the bound, by first_of
+        self._shared: dict[int, int] = {}  # by first_of: the owner of the histogram for all nodes beyond the bound
         self.sparse = SparseColumns()
-        self._whole: NodeStats | None = None  # of a `recent_part`: all counts, until min_ns and max_ns are known
+        # In a result of `recent_part`: the table with all counts, until min_ns and max_ns are computed.
+        self._whole: NodeStats | None = None
         self.intervals = StepIntervals()
         self.running = RunningSteps()
 
     def __len__(self) -> int:
-        """One more than the highest node id that has a row."""
+        """Return the highest node id with a row, plus one."""
         return self._size
 
     def column(self, name: str) -> Column:
-        """Return a view of one column, one entry per node id. Ids without records hold 0 (min_ns: NO_MINIMUM)."""
+        """Return a view of one column: one entry per node id. Without records it is 0 (min_ns: NO_MINIMUM)."""
         if self._whole is not None and name in _ENDS:
             node = np.arange(self._size)
             found = self._ends(node, self._histograms.cells_of(node))
@@ -77,11 +79,11 @@ class NodeStats:
         return found
 
     def rare(self, name: str, nodes: Iterable[int]) -> int:
-        """Return the sum of a rare column over `nodes`."""
+        """Return the sum of a sparse column over `nodes`."""
         return self.sparse.sum(name, nodes)
 
     def of_recorded(self, name: str) -> Column:
-        """Return a copy of `count`, `total_ns` or `elements` without plain steps, which have no recorded inside."""
+        """Return a copy of `count`, `total_ns` or `elements` without plain steps. Their inside is not recorded."""
         found = self.column(name).copy()
         for node, value in self.sparse[_OF_PLAIN[name]].items():
             if node < self._size:
@@ -89,14 +91,14 @@ class NodeStats:
         return found
 
     def nodes_with_records(self) -> Column:
-        """Return the nodes that have any count, ascending."""
+        """Return the nodes with a value in `count` or any sparse column, ascending."""
         rare = self.sparse.nodes() - {ANY_STEP}
         known = np.flatnonzero(self.column("count"))
         return distinct(np.concatenate((known, np.array(sorted(rare), np.int64)))) if rare else known
 
     @property
     def received(self) -> int:
-        """Number of records counted here, of any kind."""
+        """The number of records of any kind that were counted here."""
         others = sum(self.sparse["amounts"].values()) + sum(self.sparse["cancelled"].values())
         return int(self.column("count").sum()) + others
 
@@ -106,15 +108,15 @@ class NodeStats:
 
     @property
     def size_bytes(self) -> int:
-        """The approximate size of the table."""
+        """The approximate size of the table in bytes."""
         return self._table.nbytes + self._histograms.size_bytes + self.sparse.size_bytes
 
     def calls(self, nodes: Sequence[int]) -> Calls | None:
-        """Return the calls of `nodes` taken together, or None if there were none."""
+        """Return the statistics of all calls of `nodes`, or None without calls."""
         return self.calls_of([nodes])[0]
 
     def calls_of(self, groups: Sequence[Sequence[int] | Column]) -> list[Calls | None]:
-        """Return the calls of each group of nodes taken together, all groups in one go."""
+        """Return the statistics of each group of nodes. All groups are computed at once."""
         node = np.concatenate([_NONE, *(np.asarray(group, np.int64) for group in groups)])
         group = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
         there = node < self._size
@@ -124,7 +126,7 @@ class NodeStats:
             return [None] * len(groups)
         starts = np.concatenate((_FIRST, (group[1:] != group[:-1]).nonzero()[0] + 1))
         present = group[starts].tolist()
-        which = np.zeros(len(group), np.int64)  # the index into `present` of each node's group
+        which = np.zeros(len(group), np.int64)  # for each node, the index of its group in `present`
         which[starts[1:]] = 1
         which = which.cumsum()
 
@@ -147,9 +149,9 @@ class NodeStats:
         return found
 
     def medians_ns(self, nodes: Column, fraction: float = PERCENTILES[0]) -> NDArray[np.float64]:
-        """Return the p50 of each node's calls, or the percentile at `fraction`.
+        """Return the percentile at `fraction` of each node's calls. By default, this is the p50.
 
-        NaN if it has none, or if its histogram includes calls of other nodes.
+        It is NaN for a node without calls, or if the node's histogram includes calls of other nodes.
         """
         found = np.full(len(nodes), np.nan)
         there = np.flatnonzero(self.column("count")[nodes])
@@ -161,7 +163,7 @@ class NodeStats:
         return found
 
     def _ends(self, node: Column, cells: tuple[Column, Column, Column]) -> tuple[Column, Column]:
-        """Return min_ns and max_ns of each of `node`, whose histograms have these `cells`."""
+        """Return min_ns and max_ns of each of `node`. `cells` are their histogram cells."""
         if self._whole is None:
             return self._row("min_ns")[node], self._row("max_ns")[node]
         place, bucket, counts = cells
@@ -172,7 +174,7 @@ class NodeStats:
         at = np.flatnonzero(np.diff(begins))
         if len(at):
             first, last = begins[at], begins[at + 1] - 1
-            # A histogram that includes other nodes' calls tells nothing about its own.
+            # A histogram that includes other nodes' calls shows nothing about the node itself.
             own = np.add.reduceat(counts, first) == count[at]
             at, first, last = at[own], first[own], last[own]
             least, most = (self._whole.column(name)[node[at]] for name in _ENDS)
@@ -198,9 +200,10 @@ class NodeStats:
     ) -> tuple[Column, Column]:
         """Count the records of `batch`. Returns the nodes and the histogram cells that changed.
 
-        `step_of[node]` is the step node above `node` (itself for a step, -1 if there is none): when a step ends, the
-        time of its bricks so far is closed. `part_of[node]` is the node that it is in and takes time of (-1: none).
-        `first_of[node]` is the first node of its name and category in its phase (None: no node shares its histogram).
+        `step_of[node]` is the step node above `node`. It is `node` itself for a step, and -1 outside of steps. When a
+        step ends, the time of its bricks is added to `closed_ns`. `part_of[node]` is the parent of `node` if its time
+        includes the time of `node`, else -1. `first_of[node]` is the first node with the same name and category in
+        the phase. If `first_of` is None, no node shares a histogram.
         """
         self.grow(int(batch.node.max(initial=-1)) + 1)
         odd = (batch.flags & (FLAG_LOOSE | FLAG_UNCOUNTED)) != 0
@@ -228,7 +231,7 @@ class NodeStats:
         return distinct(np.concatenate(changed)), cells[0]
 
     def _histogram_of(self, node: Column, first_of: Column | None) -> Column:
-        """Return the node whose histogram counts the calls of each node: itself, or the first beyond the bound."""
+        """Return the owner of the histogram of each node: the node itself, or a shared one beyond the bound."""
         beyond = np.flatnonzero(node > MAX_HISTOGRAM_NODES)
         if first_of is None or not len(beyond):
             return node
@@ -240,15 +243,15 @@ class NodeStats:
         return found
 
     def totals(self, node: Column) -> NDArray[np.int64]:
-        """Return all columns of `node`: (COLUMNS, nodes). A result of `recent_part` lacks the extremes."""
+        """Return all columns of `node`, of shape (COLUMNS, nodes). A result of `recent_part` has no extremes."""
         return self._table[:, node]
 
     def buckets(self, cell: Column) -> Column:
-        """Return the histogram counts of cells."""
+        """Return the histogram count of each cell."""
         return self._histograms.counts(cell)
 
     def all_buckets(self) -> Column:
-        """Return every cell that counted anything, as node * BUCKETS + bucket, ascending."""
+        """Return every histogram cell with a count, as node * BUCKETS + bucket, ascending."""
         return self._histograms.cells()
 
     def take_over(
@@ -259,7 +262,10 @@ class NodeStats:
         count: Column,
         rare: dict[tuple[int, int], int],
     ) -> Growth:
-        """Replace the totals here by these (COLUMNS, nodes), each node and cell once. Returns the increase."""
+        """Replace the totals by `totals`, of shape (COLUMNS, nodes), and the counts of cells. Returns the increase.
+
+        No node and no cell may occur twice.
+        """
         self.grow(int(node.max(initial=-1)) + 1)
         sums = totals[_SUM_ROWS[:, 0]] - self._table[_SUM_ROWS, node]
         self._table[:, node] = totals
@@ -272,33 +278,33 @@ class NodeStats:
         return Growth.made(node, sums, cell, self._histograms.set(cell, count), more)
 
     def everything(self) -> Growth:
-        """Return all counts as an increase over nothing."""
+        """Return all counts as an increase from zero."""
         node, cell = self.nodes_with_records(), self.all_buckets()
         owner, at, value = self.sparse.values_of(sorted(self.sparse.nodes()))
         rare = dict(zip(zip(at.tolist(), owner.tolist(), strict=True), map(int, value.tolist()), strict=True))
         return NodeStats().take_over(node, self.totals(node), cell, self.buckets(cell), rare)
 
     def since(self, growth: Growth) -> NodeStats:
-        """Return a table of the counts in `growth`, the latest part of this table's counts.
+        """Return a table of only the counts in `growth`, which is the latest part of this table's counts.
 
-        min_ns and max_ns are derived: each is the middle of the outermost bucket that counted, within one percent,
-        and limited to the min_ns and max_ns of all calls.
+        min_ns and max_ns are estimates, within one percent. They are the middle of the first and last bucket with a
+        count, limited to the min_ns and max_ns of all calls.
         """
         counted = NodeStats()
         counted.count(growth)
         return self.recent_part(counted)
 
     def count(self, growth: Growth, times: int = 1) -> None:
-        """Add `growth`, or subtract it with `times` of -1."""
+        """Add `growth`. With `times` = -1, subtract it."""
         self.grow(int(growth.node.max(initial=-1)) + 1)
         self._table[_SUM_ROWS, growth.node] += times * growth.sums
         self.sparse.count(growth.rare, times)
         self._histograms.add(growth.cell.astype(np.int64), times * growth.count.astype(np.int64))
 
     def recent_part(self, counted: NodeStats) -> NodeStats:
-        """Return a table of `counted`, the latest part of this one's counts; see `since`.
+        """Return a table of `counted`, which is the latest part of this table's counts; see `since`.
 
-        It shares the histograms of `counted`.
+        The result shares the histograms of `counted`.
         """
         found = NodeStats()
         found.grow(self._size)

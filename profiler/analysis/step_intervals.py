@@ -1,4 +1,4 @@
-"""The time that steps ran."""
+"""The intervals when steps ran."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from cbtop.profiler.analysis.node_columns import ANY_STEP
 from cbtop.profiler.analysis.sparse_columns import SparseColumns
 from cbtop.protocol.ring_reader import Batch
 
-MOST_SQUARED = 1 << 32  # tokens of a step; larger numbers are cut to it, so that sums of squares do not overflow
-MAX_KEPT_INTERVALS = 1 << 12  # per step node: a step that covers time before these counts it twice
-MAX_SAID_INTERVALS = 1 << 10  # in one message
-MAX_PARTS = 64  # per step node, before they are joined
+MOST_SQUARED = 1 << 32  # maximum tokens of a step in sums of squares, so that the sums do not overflow
+MAX_KEPT_INTERVALS = 1 << 12  # per step node; a later record of a step counts time before the kept intervals again
+MAX_SAID_INTERVALS = 1 << 10  # maximum number of intervals in one message
+MAX_PARTS = 64  # per step node, before parts are joined
 NONE = np.zeros(0, np.int64)
 
 
 class StepIntervals:
-    """The disjoint intervals in which steps ran, by step node, and by ANY_STEP for all together."""
+    """The disjoint intervals when steps ran, by step node. ANY_STEP has the intervals of all steps together."""
 
     def __init__(self) -> None:
         self._intervals: dict[int, list[tuple[Column, Column]]] = {}  # starts and ends
 
     def since(self, from_ns: int, most: int) -> tuple[Column, Column, Column]:
-        """Return when steps ran, as node, begin and length.
+        """Return the intervals when steps ran, as columns: node, begin in ns, length in ns.
 
-        These are the disjoint intervals of `union_ns` that end at `from_ns` or later, ascending for each node and up
-        to its last one; at most `most` over all nodes.
+        These are the disjoint intervals of `union_ns` that end at `from_ns` or later. They are ascending for each
+        node. If there are more than `most` over all nodes, the earliest intervals of a node are left out.
         """
         found = [(NONE, NONE, NONE)]
         for step, parts in sorted(self._intervals.items()):
@@ -40,7 +40,7 @@ class StepIntervals:
         return node, begin, length
 
     def cover(self, batch: Batch, step_of: Column, sparse: SparseColumns) -> None:
-        """Update when steps ran, counting time once if several ran, and the sums of their squared tokens."""
+        """Update the intervals when steps ran, counting overlapping time once, and the sums of squared tokens."""
         if len(batch.node):
             first_ns = int(batch.start_ns.min())
             sparse["first_ns"][ANY_STEP] = min(sparse["first_ns"].get(ANY_STEP, first_ns), first_ns)
@@ -74,7 +74,7 @@ class StepIntervals:
         known = sum(int((part[1] - part[0]).sum()) for part in overlapping)
         more = int((ends - starts).sum()) - known
         sparse["union_ns"][step] = sparse["union_ns"].get(step, 0) + more
-        if len(parts) >= MAX_PARTS:  # each is earlier than the next
+        if len(parts) >= MAX_PARTS:  # the parts are in ascending order and do not overlap
             older = tuple(np.concatenate(column)[-MAX_KEPT_INTERVALS:] for column in zip(*parts, strict=True))
             parts[:] = [(older[0], older[1])]
         parts.append((starts[-MAX_KEPT_INTERVALS:], ends[-MAX_KEPT_INTERVALS:]))

@@ -1,4 +1,4 @@
-"""The books of a phase: how its steps' wall time was spent, time outside it, and whether the sums can be true."""
+"""The books of a phase: how its wall time was spent, what ran outside it, and whether the sums are possible."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ INSIDE_LAYERS, BETWEEN_LAYERS, INNER_STEPS = "inside layers", "between layers", 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Time that is not part of any step's wall time: number of calls, sum of times, and by name the longest first.
+    """Time outside the wall time of any step: number of calls, sum of times, and time by name, longest first.
 
-    Calls that ran at the same time each count in full.
+    If calls ran at the same time, the time of each counts in full.
     """
 
     calls: int
@@ -33,24 +33,25 @@ class Beside:
 class TimeBreakdown:
     """wall = bricks + gaps - overlap + unattributed, over the ended steps of a phase. Other times are separate.
 
-    They close unless the parts of a step took longer than it (`over_ns`, in `over` steps), or the parts of a layer or
-    brick took longer than that (`exceeded`: its name, and by how much). Then no share of the wall time can be
-    trusted.
+    The books do not close if the parts of a step took longer than the step (`over` steps, by `over_ns`). They also do
+    not close if the parts of a layer or brick took longer than that layer or brick (`exceeded`: its name, and by how
+    much). Then no share of the wall time can be trusted.
     """
 
     wall_ns: int
     bricks_ns: int
     gaps_ns: dict[str, int]
-    overlap_ns: int  # time in which two of these ran at once, counted for each beyond the first
-    open_ns: int  # in a step that has not ended
+    overlap_ns: int  # time when two bricks or gaps ran at once, counted for each beyond the first
+    open_ns: int  # brick time in a step that has not ended
     over: int
     over_ns: int
     exceeded: tuple[tuple[str, int], ...]
     unmatched_calls: int  # calls stopped twice, out of order or after their step
     unmatched_ns: int
-    cancelled: int  # steps cancelled, or renamed inside: their bricks are not counted
-    in_shared_lane: int  # steps that ran with fifteen others: it is not known to which of them a brick belongs
-    adopted: Beside | None  # in other threads or tasks, for these steps
+    cancelled: int  # number of steps cancelled or renamed inside; their bricks are not counted
+    # Number of steps that ran with fifteen others, so it is not known which bricks belong to them.
+    in_shared_lane: int
+    adopted: Beside | None  # time in other threads or tasks, for these steps
 
     @property
     def unattributed_ns(self) -> int:
@@ -58,19 +59,18 @@ class TimeBreakdown:
 
     @property
     def close(self) -> bool:
-        """Whether no part is larger than its whole."""
+        """Whether the books close: no part is larger than its whole."""
         return not (self.over or self.exceeded or self.unattributed_ns < 0)
 
 
 def books_of(totals: PhaseTotals, whole: PhaseTotals) -> TimeBreakdown | None:
     """Return the books of the phase of `totals`, or None for a process without steps.
 
-    Everything is derived from measured records. A brick's time is its own record. The gap `inside layers` is the
-    time of layers minus the bricks in them. `between layers` is the time of layers that contain layers, minus the
-    inner ones.
-    `steps inside` are steps of a phase of their own that ran in a step of this one. The rest of a step is
-    unattributed. Only gaps that this process can have are included. The time in a running step comes from `whole`,
-    the totals of the whole life.
+    All times come from measured records. The time of a brick is its own record. The gap `inside layers` is the time
+    of layers minus the bricks in them. `between layers` is the time of layers that contain layers, minus the inner
+    layers. `steps inside` are steps of a different phase that ran in a step of this phase. The rest of a step is
+    unattributed. Only gaps that can occur in this process are included. The time in a running step comes from
+    `whole`, the totals of the process's whole life.
     """
     step = totals.step
     if step is None:
@@ -97,7 +97,8 @@ def books_of(totals: PhaseTotals, whole: PhaseTotals) -> TimeBreakdown | None:
         for node in below_zero
         if table[node].kind in _HOLDERS
     ]
-    around = ids[~totals.adopted[ids] & ~totals.held[ids]]  # the inside of a brick is its own
+    # Nodes inside a brick are excluded, because their time belongs to the brick.
+    around = ids[~totals.adopted[ids] & ~totals.held[ids]]
     every, adopted = ids.tolist(), ids[kind_of[parent_of[ids]] == NodeKind.ADOPTED].tolist()
     return TimeBreakdown(
         wall_ns=int(closed[step.id]),
@@ -121,9 +122,9 @@ def books_of(totals: PhaseTotals, whole: PhaseTotals) -> TimeBreakdown | None:
 
 
 def outside_steps(table: NodeTable, stats: NodeStats) -> Beside | None:
-    """Return the time outside of all steps, by the outermost brick, layer or function; None if there is none.
+    """Return the time outside of all steps, by the outermost brick, layer or function. None without such time.
 
-    Steps that ran inside of these are left out, because their time is in their own books.
+    Steps that ran inside such a node are subtracted, because their own books contain their time.
     """
     stats.grow(len(table) + 1)
     total_ns, count = stats.column("total_ns"), stats.column("count")
@@ -143,7 +144,7 @@ _HOLDERS = (NodeKind.LAYER, NodeKind.BRICK, NodeKind.FUNCTION)
 
 
 def _is_adopted(table: NodeTable, node: Node) -> bool:
-    """Whether `node` is the outermost of work done elsewhere."""
+    """Return whether `node` is the outermost node of adopted work."""
     return node.parent is not None and table[node.parent].kind is NodeKind.ADOPTED
 
 
@@ -162,7 +163,7 @@ def _beside(nodes: list[Node], count: dict[int, int], time_ns: dict[int, int]) -
 
 
 def _parts(totals: PhaseTotals) -> tuple[Column, Column, Column]:
-    """Return the bricks and the layers inside no other brick (a brick's inside is its own), and the steps inside."""
+    """Return the bricks and the layers that are not inside a brick, and all steps inside."""
     ids = totals.inside.ids[~totals.adopted[totals.inside.ids]]
     kind, parent = totals.table.column("kind_of")[ids], totals.table.column("parent_of")[ids]
     is_step = kind == NodeKind.STEP
@@ -171,7 +172,7 @@ def _parts(totals: PhaseTotals) -> tuple[Column, Column, Column]:
 
 
 def _open_ns(totals: PhaseTotals, bricks: Column) -> int:
-    """Return the time of `bricks` in a step that has not ended."""
+    """Return the time of `bricks` in steps that have not ended."""
     open_ns = int((totals.columns["total_ns"][bricks] - totals.columns["closed_ns"][bricks]).sum())
     ids = bricks.tolist()
     return open_ns - totals.stats.rare("cancelled_ns", ids) - totals.stats.rare("loose_ns", ids)

@@ -1,4 +1,4 @@
-"""The time of a CUDA device: stamps in the device's own work, and its clock compared with the host's.
+"""Measures time on a CUDA device: stamps in the device's own work, and its clock compared with the host's.
 
-Nothing here loads torch or does anything at import: the driver's library is opened when it is first needed.
+This package never loads torch and does nothing at import. The driver's library is opened when it is first needed.
 """

@@ -1,4 +1,4 @@
-"""Chooses the implementation that launches stamps: profiler/_stamps.c, or Python."""
+"""Chooses the implementation that launches stamps: profiler/_stamps.c or Python."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ Kind = TypeVar("Kind", bound=type)
 
 
 def chosen(python: Kind) -> Kind:
-    """Return the C class with the name of `python` if it was built, unless CBTOP_PURE_PYTHON is set to something."""
+    """Return the C class with the name of `python` if it was built. With CBTOP_PURE_PYTHON set, return `python`."""
     if os.environ.get("CBTOP_PURE_PYTHON"):
         return python
     try:
         from cbtop.profiler import _stamps
-    except ImportError:  # no compiler or no headers at installation
+    except ImportError:  # the compiler or the headers were missing at installation
         return python
     compiled: Kind = getattr(_stamps, python.__name__)
     return compiled

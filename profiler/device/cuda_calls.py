@@ -1,4 +1,4 @@
-"""The functions of `libcuda.so.1` that the profiler calls, and the form of their arguments."""
+"""The functions of `libcuda.so.1` that the profiler calls, and the types of their arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SUCCESS = 0
 
 
 class DriverError(Exception):
-    """A call that the driver refused, or a device that does not answer."""
+    """Raised if the driver refuses a call, or if a device does not answer."""
 
 
 class KernelNode(ctypes.Structure):  # CUDA_KERNEL_NODE_PARAMS_v2
@@ -27,7 +27,8 @@ class KernelNode(ctypes.Structure):  # CUDA_KERNEL_NODE_PARAMS_v2
 
 
 _Handle, _Count = POINTER(c_void_p), POINTER(c_size_t)
-# Arguments by name; all return a CUresult. Drivers of CUDA 12.3 and later have these forms.
+# Argument types by function name. All functions return a CUresult. Drivers of CUDA 12.3 and later have these
+# versions.
 _CALLS: dict[str, tuple[Any, ...]] = {
     "cuCtxGetCurrent": (POINTER(c_void_p),),
     "cuCtxPopCurrent_v2": (POINTER(c_void_p),),
@@ -64,7 +65,7 @@ _CALLS: dict[str, tuple[Any, ...]] = {
 
 
 class CudaCalls:  # pragma: no cover - gpu
-    """Calls functions of the driver by name. Raises DriverError if there is none, or if it is too old."""
+    """Calls functions of the driver by name. Raises DriverError if the driver is missing or too old."""
 
     def __init__(self) -> None:
         try:

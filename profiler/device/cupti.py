@@ -1,14 +1,14 @@
-"""Records of kernels by CUPTI, which torch brings along: by ctypes, no headers, never a library of our own.
+"""Records kernels with CUPTI, using the library that torch ships. Uses ctypes, no headers and no library of our own.
 
 Rules
-- CUPTI is open only during a window (kernel_burst.py): open, launch, flush, finalize. While merely registered it
+- CUPTI is open only during a window (kernel_burst.py): open, launch, flush, finalize. If it stayed registered, it
   would multiply the cost of the host's graph launches.
-- A process has one owner of CUPTI. If there is one already, `begin` raises CuptiError with TAKEN, and touches nothing
-  of that owner. An injected tool (Nsight) is looked for first.
-- Records are read as bytes at known offsets. The beginning of a kernel's record has been the same since CUPTI of CUDA
-  12.0 (version 18; looked up in the headers of 12.1, 12.8 and 13.0, where later records are only longer). A version
-  other than 12 or 13 is refused.
-- Buffers are bounded: beyond MAX_BUFFERS CUPTI drops records, and reports how many.
+- A process has one owner of CUPTI. If there is an owner already, `begin` raises CuptiError with TAKEN and does not
+  touch the owner. An injected tool (Nsight) is detected first.
+- Records are read as bytes at known offsets. The beginning of a kernel's record has been the same since the CUPTI of
+  CUDA 12.0 (version 18). This was checked in the headers of 12.1, 12.8 and 13.0, where later records are only longer.
+  Versions other than 12 and 13 are refused.
+- Buffers are bounded. Beyond MAX_BUFFERS, CUPTI drops records and reports their number.
 - Other modules use only `Cupti`, so that a test can replace it.
 """
 
@@ -25,19 +25,19 @@ from typing import Any, NamedTuple, Protocol
 
 from cbtop.protocol.requests import State
 
-BUFFER_BYTES = 4 << 20  # for some 19,000 kernels
+BUFFER_BYTES = 4 << 20  # holds about 19,000 kernels
 MAX_BUFFERS = 16
 MAX_NAME_BYTES = 4096
 MAPS = "/proc/self/maps"
 INJECTED = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")  # environment variables that load other tools
 
-# Kinds of records.
+# Kinds of CUPTI records.
 DRIVER_CALL, RUNTIME_CALL, KERNEL, EXTERNAL = 4, 5, 10, 39
 OF_KERNELS = (KERNEL,)
-OF_CALLS = (KERNEL, DRIVER_CALL, RUNTIME_CALL, EXTERNAL)  # an external id is next to a call's record, or nowhere
-_CUSTOM = 3  # of external ids
+OF_CALLS = (KERNEL, DRIVER_CALL, RUNTIME_CALL, EXTERNAL)  # CUPTI gives external ids only next to records of calls
+_CUSTOM = 3  # the kind of our external ids
 
-_KERNEL_BYTES = 160  # read of the longer record
+_KERNEL_BYTES = 160  # number of bytes read of a kernel's record, which is longer
 _EXTERNAL_RECORD = struct.Struct("<IIQI")  # kind, owner, external id, correlation id
 _TIMES, _SIZES, _CALL = struct.Struct("<QQ"), struct.Struct("<8i"), struct.Struct("<I")
 _REGISTERS, _NAME, _GRAPH_NODE, _GRAPH = (
@@ -58,7 +58,7 @@ _STATES = {
 
 
 class CuptiError(Exception):
-    """CUPTI is not available; `state` gives the reason to the one that asked."""
+    """Raised if CUPTI is not available. `state` is the reason."""
 
     def __init__(self, what: str, state: State = State.FAILED) -> None:
         super().__init__(what)
@@ -66,7 +66,7 @@ class CuptiError(Exception):
 
 
 class KernelRecord(NamedTuple):
-    """One launch of a kernel as CUPTI recorded it; `graph` is 0 if it was launched by itself."""
+    """One launch of a kernel as CUPTI recorded it. `graph` is 0 if the kernel was not launched by a graph."""
 
     name_at: int
     start_ns: int
@@ -82,14 +82,14 @@ class KernelRecord(NamedTuple):
 
 
 class ExternalCorrelation(NamedTuple):
-    """The external id that was set during the call of that number."""
+    """The external id that was set during the call with the number `call`."""
 
     external: int
     call: int
 
 
 class Records(NamedTuple):
-    """The records of a window: kernels, external ids by call, and the number of records that were lost."""
+    """The records of a window: kernels, external ids by number of the call, and the number of lost records."""
 
     kernels: list[KernelRecord]
     externals: dict[int, int]
@@ -97,19 +97,19 @@ class Records(NamedTuple):
 
 
 class Cupti(Protocol):
-    """The interface to CUPTI; each method raises CuptiError if it is refused."""
+    """The interface to CUPTI. Each method raises CuptiError if CUPTI refuses the call."""
 
     def begin(self, kinds: Sequence[int]) -> None:
-        """Own CUPTI, and record these kinds."""
+        """Become the owner of CUPTI and record these kinds."""
 
     def end(self) -> None:
-        """Stop recording, and fetch the records."""
+        """Stop recording and fetch the records."""
 
     def finalize(self) -> None:
         """Remove CUPTI from the process."""
 
     def let_go(self) -> None:
-        """Stop owning it, but leave it in the process."""
+        """Stop being the owner of CUPTI, but leave CUPTI in the process."""
 
     def push(self, external: int) -> None:
         """Label the next calls of the caller's thread with `external`."""
@@ -118,24 +118,24 @@ class Cupti(Protocol):
         """Undo `push`."""
 
     def node_number(self, node: int) -> int:
-        """Return the number of a node within its graph, as in `graph_node` of records."""
+        """Return the number of a node within its graph, as records have it in `graph_node`."""
 
     def graph_number(self, executable: int) -> int:
-        """Return the number of an executable graph, as in `graph` of records."""
+        """Return the number of an executable graph, as records have it in `graph`."""
 
     def read(self, most: int) -> Records:
-        """Return the fetched records. Those beyond `most`, and those that make no sense, are lost."""
+        """Return the fetched records. Records beyond `most` and invalid records count as lost."""
 
     def text(self, address: int) -> bytes:
-        """Return the text at an address in a record; valid until CUPTI is finalized."""
+        """Return the text at an address from a record. The address is valid until CUPTI is finalized."""
 
     @property
     def dropped(self) -> int:
-        """Number of records that had no room."""
+        """Number of records that did not fit into CUPTI's buffers."""
 
 
 def decoded(raw: bytes) -> KernelRecord | ExternalCorrelation | None:
-    """Return the content of a record; None for other kinds. Raises ValueError if it makes no sense."""
+    """Return the content of a record, or None for a record of other kinds. Raises ValueError if it is invalid."""
     if len(raw) < _CALL.size:
         raise ValueError(f"a record of {len(raw)} bytes")
     kind = _CALL.unpack_from(raw)[0]
@@ -163,12 +163,13 @@ def decoded(raw: bytes) -> KernelRecord | ExternalCorrelation | None:
         dynamic_bytes=sizes[7],
         call=_CALL.unpack_from(raw, _CALL_AT)[0],
         graph=_GRAPH.unpack_from(raw, _GRAPH_AT)[0],
-        graph_node=_GRAPH_NODE.unpack_from(raw, _GRAPH_NODE_AT)[0] & 0xFFFFFFFF,  # the upper half is the executable
+        # The upper half is the number of the executable.
+        graph_node=_GRAPH_NODE.unpack_from(raw, _GRAPH_NODE_AT)[0] & 0xFFFFFFFF,
     )
 
 
 def read_in_python(records: Iterable[bytes], most: int) -> Records:
-    """Return what `Cupti.read` returns, from records one by one, each up to the needed length."""
+    """Read `records` like `Cupti.read`. Each item is one record, cut to the length that is needed."""
     kernels: list[KernelRecord] = []
     externals: dict[int, int] = {}
     lost = 0
@@ -187,12 +188,12 @@ def read_in_python(records: Iterable[bytes], most: int) -> Records:
 
 
 def _read_in_c() -> Callable[[int, list[tuple[int, int]], int], Any] | None:
-    """Return the compiled reader if it was built, unless CBTOP_PURE_PYTHON is set to something."""
+    """Return the compiled reader, or None if it was not built or if CBTOP_PURE_PYTHON is set."""
     if os.environ.get("CBTOP_PURE_PYTHON"):
         return None
     try:
         from cbtop.profiler import _kernel_records
-    except ImportError:  # no compiler or no headers at installation
+    except ImportError:  # the compiler or the headers were missing at installation
         return None
     return _kernel_records.read_records
 
@@ -203,7 +204,7 @@ _Requested = CFUNCTYPE(None, POINTER(c_void_p), POINTER(c_size_t), POINTER(c_siz
 _Completed = CFUNCTYPE(None, c_void_p, c_uint32, c_void_p, c_size_t, c_size_t)
 _Called = CFUNCTYPE(None, c_void_p, c_int, c_uint32, c_void_p)
 
-# Arguments by name; all return a CUptiResult.
+# Argument types by function name. All functions return a CUptiResult.
 _CALLS: dict[str, tuple[Any, ...]] = {
     "cuptiActivityDisable": (c_int,),
     "cuptiActivityEnable": (c_int,),
@@ -227,9 +228,9 @@ _found_path: list[str] = []
 
 
 def library_path() -> str:
-    """Return the libcupti that this process has loaded, as torch does; "" if there is none.
+    """Return the path of the libcupti that this process has loaded, usually by torch. Returns "" if there is none.
 
-    A process has thousands of mappings, which take 2 ms to read: a path that was found is kept.
+    Reading the thousands of mappings of a process takes 2 ms, so a path that was found is kept.
     """
     if _found_path:
         return _found_path[0]
@@ -243,13 +244,13 @@ def library_path() -> str:
 
 
 def is_known(version: int) -> bool:
-    """Whether records of this CUPTI version have the layout that is read here."""
+    """Return whether records of this CUPTI version have the layout that this module reads."""
     return 18 <= version < 100 or 130000 <= version < 140000
 
 
 @functools.cache
 def _functions_of(path: str) -> dict[str, Any]:
-    """Return CUPTI's functions by name. Raises CuptiError if the library has not all of them."""
+    """Return CUPTI's functions by name. Raises CuptiError if the library lacks one of them."""
     try:
         library = ctypes.CDLL(path)
         functions: dict[str, Any] = {name: getattr(library, name) for name in _CALLS}
@@ -261,7 +262,7 @@ def _functions_of(path: str) -> dict[str, Any]:
 
 
 class TorchsCupti:  # pragma: no cover - gpu
-    """CUPTI as torch has loaded it. Raises CuptiError if no known version is loaded, or another tool uses it."""
+    """The CUPTI that torch has loaded. Raises CuptiError if no known version is loaded or another tool uses it."""
 
     def __init__(self) -> None:
         taken = [name for name in INJECTED if os.environ.get(name)]
@@ -280,8 +281,8 @@ class TorchsCupti:  # pragma: no cover - gpu
         self._callbacks = _Requested(self._requested), _Completed(self._completed), _Called(_pass_over)
         self._subscriber = c_void_p()
         self._kinds: list[int] = []
-        self._buffers: dict[int, Any] = {}  # those that CUPTI may write, by address
-        self._full: list[tuple[int, int]] = []  # address, and number of bytes written
+        self._buffers: dict[int, Any] = {}  # buffers that CUPTI may write, by address
+        self._full: list[tuple[int, int]] = []  # address of each full buffer, and number of bytes written
         self._is_begun = False
         self.dropped = 0
 
@@ -319,7 +320,7 @@ class TorchsCupti:  # pragma: no cover - gpu
     def let_go(self) -> None:
         if self._is_begun:
             self._is_begun = False
-            _left_on.append(self)  # it may yet be called back
+            _left_on.append(self)  # keep the object, because CUPTI may still call it
             self._call("cuptiUnsubscribe", self._subscriber)
 
     def push(self, external: int) -> None:
@@ -359,7 +360,7 @@ class TorchsCupti:  # pragma: no cover - gpu
         return ctypes.string_at(address, self._text_of(address, MAX_NAME_BYTES)) if address else b""
 
     def _requested(self, buffer: Any, size_bytes: Any, most: Any) -> None:
-        """Give CUPTI a buffer; without one it drops its records."""
+        """Give CUPTI a buffer. Beyond MAX_BUFFERS, give none, so that CUPTI drops its records."""
         buffer[0], size_bytes[0], most[0] = None, 0, 0
         if len(self._buffers) < MAX_BUFFERS:
             room = (c_uint64 * (BUFFER_BYTES // 8))()
@@ -384,12 +385,12 @@ _left_on: list[TorchsCupti] = []
 
 
 def _pass_over(_data: Any, _domain: int, _which: int, _called: Any) -> None:
-    """Do nothing: no call is subscribed to, so this is never called."""
+    """Do nothing. It is never called, because no call is subscribed to."""
 
 
 @functools.cache
 def _demangler() -> tuple[Any, Any] | None:
-    """Return the C++ library's function for it, and the one that releases its result."""
+    """Return the C++ library's function that demangles a name, and the function that frees its result."""
     try:
         demangle = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
     except (OSError, AttributeError):
@@ -401,7 +402,7 @@ def _demangler() -> tuple[Any, Any] | None:
 
 
 def demangled(name: bytes) -> str:
-    """Return the name of a C++ function as it is written; others unchanged."""
+    """Return the name of a C++ function as in its source. Other names are returned unchanged."""
     functions = _demangler() if name.startswith(b"_Z") else None
     if functions is not None:
         demangle, free = functions

@@ -1,4 +1,4 @@
-"""One device in one context: our kernels in it, words for stamps, and its clock compared with the host's."""
+"""One device in one context: our kernels on it, words for stamps, and its clock compared with the host's."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from cbtop.protocol import clock
 
 PAIR_EVERY_NS = 1_000_000_000
 FIRST_TRIES = 3
-LEAST_WORDS = 512  # a page
+LEAST_WORDS = 512  # fills a page
 
 _devices: weakref.WeakSet[CudaDevice] = weakref.WeakSet()
 
 
 class CudaDevice:
-    """The device of the current context. Raises DriverError if there is none, and for anything that is refused."""
+    """The device of the current context. Raises DriverError if there is no context or a call is refused."""
 
     def __init__(self, driver: Driver, now_ns: Callable[[], int] = clock.perf_counter_ns) -> None:
         self.driver = driver
         self.now_ns = now_ns
-        self.is_of_parent = False  # this process was forked: the device works for the parent
+        self.is_of_parent = False  # True in a forked child: the device works for the parent
         self.context = driver.context()
         if not self.context:
             raise DriverError("no CUDA context is current")
@@ -40,12 +40,13 @@ class CudaDevice:
         for _ in range(FIRST_TRIES):
             self._next_pair_ns = 0
             self.look_at_clocks()
-            if self.time.last is not None:  # a second pair right after it would show nothing of the clocks' drift
+            # One pair is enough: a second one right after it would show nothing of the clocks' drift.
+            if self.time.last is not None:
                 break
         _devices.add(self)
 
     def look_at_clocks(self) -> None:
-        """Read both clocks, if the last time is a while ago. Takes some 40 us then."""
+        """Read both clocks, unless they were read less than PAIR_EVERY_NS ago. Reading takes about 40 us."""
         now_ns = self.now_ns()
         if now_ns < self._next_pair_ns or self.is_of_parent:
             return
@@ -61,7 +62,7 @@ class CudaDevice:
             self._looking.release()
 
     def map_words(self, count: int) -> Words:
-        """Return words for stamps."""
+        """Return at least `count` words for stamps. Spare words are reused."""
         fitting = [words for words in self._spare if len(words) >= count]
         if fitting:
             words = min(fitting, key=len)
@@ -71,11 +72,11 @@ class CudaDevice:
             return self.driver.map_words(max(count, LEAST_WORDS))
 
     def spare_words(self, words: Words) -> None:
-        """Keep `words`, which no stamp writes any longer, for reuse. Freeing them would make the host wait."""
+        """Keep `words` for reuse, because freeing them would make the host wait. No stamp may still write them."""
         self._spare.append(words)
 
     def close(self) -> None:
-        """Release everything of ours on the device. Nothing of it may still run."""
+        """Release all our resources on the device. None of our kernels may still run."""
         if not self.is_of_parent and self._ping_pong.is_over:
             with self.driver.within(self.context), self.driver.relaxed():
                 self._ping_pong.close()

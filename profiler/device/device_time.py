@@ -1,12 +1,14 @@
-"""A device's clock compared with the host's: pairs of readings, and the line between them. Integer nanoseconds.
+"""Converts times of a device's clock to the host's. It uses pairs of readings and the line between them.
+
+All times are integer nanoseconds.
 
 Rules
-- A pair means that the device showed `device_ns` when the host's monotonic clock showed `host_ns`, give or take
-  `error_ns`. A float cannot hold either time: nanoseconds since the epoch take 61 bits.
-- Between pairs, and after the last, the difference of the clocks follows a line. The error of the line adds to the
-  errors of the pairs: the drift may depart from its mean between the pairs (WANDER_PPM), and with a single pair it is
-  up to MAX_DRIFT_PPM.
-- A pair that this drift cannot explain (the host slept, a clock was set) begins anew.
+- A pair means that the device's clock showed `device_ns` when the host's monotonic clock showed `host_ns`, give or
+  take `error_ns`. A float cannot hold such a time exactly, because nanoseconds since the epoch take 61 bits.
+- Between pairs, and after the last pair, the difference of the clocks is taken from a line. The error of the line
+  adds to the errors of the pairs. Between pairs, the drift may differ from its mean by WANDER_PPM. With a single
+  pair, the drift may be up to MAX_DRIFT_PPM.
+- If this drift cannot explain a pair (the host slept, a clock was set), all earlier pairs are discarded.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-MAX_DRIFT_PPM = 100  # 6 to 24 measured
+MAX_DRIFT_PPM = 100  # measured values are 6 to 24
 WANDER_PPM = 1
 MAX_PAIRS = 64
-BASELINE = 8  # pairs: the slope after the last is the one since this many before it
+BASELINE = 8  # number of newest pairs that give the slope after the last pair
 _MILLION = 1_000_000
 
 
@@ -34,7 +36,7 @@ class ClockPair(NamedTuple):
 
 
 class DeviceTime:
-    """The times of one device on the host's monotonic clock."""
+    """Converts times of one device to the host's monotonic clock."""
 
     def __init__(self) -> None:
         self._pairs: deque[ClockPair] = deque(maxlen=MAX_PAIRS)
@@ -45,7 +47,7 @@ class DeviceTime:
         return self._pairs[-1] if self._pairs else None
 
     def add(self, pair: ClockPair) -> None:
-        """Add a reading of both clocks that is later than all others."""
+        """Add a reading of both clocks. It must be later than all earlier readings."""
         last = self.last
         if last is not None:
             elapsed_ns = pair.device_ns - last.device_ns
@@ -56,7 +58,7 @@ class DeviceTime:
         self._pairs.append(pair)
 
     def host_ns(self, device_ns: int) -> int:
-        """Return the host's time when the device showed `device_ns`. Raises LookupError if no pair is known."""
+        """Convert `device_ns` from the device's clock to the host's clock. Raises LookupError without a pair."""
         first, second = self._line(device_ns)
         elapsed_ns = second.device_ns - first.device_ns
         if not elapsed_ns:
@@ -67,7 +69,7 @@ class DeviceTime:
         return device_ns + second.offset_ns + max(-most_ns, min(gained_ns, most_ns))
 
     def error_ns(self, device_ns: int) -> int:
-        """Return the possible error of `host_ns`, either way."""
+        """Return the possible error of `host_ns(device_ns)`, in either direction."""
         first, second = self._line(device_ns)
         elapsed_ns = second.device_ns - first.device_ns
         if not elapsed_ns:
@@ -82,7 +84,11 @@ class DeviceTime:
         return wrong_ns + _part(nearer_ns, WANDER_PPM) + 2
 
     def _line(self, device_ns: int) -> tuple[ClockPair, ClockPair]:
-        """Return the pairs whose line applies to `device_ns`: those around it, or the newest's first and last."""
+        """Return the two pairs that define the line for `device_ns`.
+
+        These are the pairs around `device_ns`. After the last pair, they are the first and the last of the newest
+        pairs.
+        """
         pairs = self._pairs
         if not pairs:
             raise LookupError("no reading of both clocks")
@@ -94,7 +100,7 @@ class DeviceTime:
                 break
             later = pair
         else:
-            if len(pairs) > 1:  # before the first
+            if len(pairs) > 1:  # `device_ns` is before the first pair
                 return pairs[0], pairs[1]
         return pairs[max(0, len(pairs) - BASELINE)], pairs[-1]
 

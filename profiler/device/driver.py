@@ -1,9 +1,10 @@
-"""The few necessary calls of the CUDA driver, on `libcuda.so.1` by ctypes: no headers, no toolkit.
+"""The calls of the CUDA driver that the profiler needs, by ctypes on `libcuda.so.1`, without headers or toolkit.
 
 Rules
-- The current context is the host's. None is made here, and no stream of the host's is waited for.
-- Calls during a possible capture of a graph by the host are made `relaxed`: in any other mode the driver would refuse
-  them and break the capture.
+- The current context belongs to the host. This module makes no context, and never waits for one of the host's
+  streams.
+- The host may be capturing a graph. Calls that are possible during a capture are made `relaxed`. In any other mode,
+  the driver would refuse the calls and break the capture.
 - Other modules use only `Driver`, so that a test can replace the device.
 """
 
@@ -19,16 +20,16 @@ from cbtop.profiler.device.cuda_calls import SUCCESS, DriverError
 from cbtop.profiler.device.graph_driver import CudaGraphs, GraphDriver
 
 NOT_READY = 600  # a result of cuStreamQuery
-_PORTABLE, _DEVICE_MAP = 1, 2  # of cuMemHostAlloc
-_NON_BLOCKING = 1  # flag of cuStreamCreate: the stream does not wait for a legacy stream
-_RELAXED = 2  # of a stream's capture
+_PORTABLE, _DEVICE_MAP = 1, 2  # flags of cuMemHostAlloc
+_NON_BLOCKING = 1  # flag of cuStreamCreate: the stream does not wait for the legacy stream
+_RELAXED = 2  # a capture mode of a thread
 
 
 class Words(Protocol):
-    """Words of 64 bits in the host's memory that a device sees, too."""
+    """Words of 64 bits in the host's memory that the device can read and write too."""
 
-    host: int  # their address
-    address: int  # as the device sees them
+    host: int  # address of the words on the host
+    address: int  # address of the words on the device
 
     def __getitem__(self, index: int, /) -> int: ...
 
@@ -37,17 +38,17 @@ class Words(Protocol):
     def __len__(self) -> int: ...
 
     def first(self, count: int, /) -> list[int]:
-        """Return the first `count`."""
+        """Return the first `count` words."""
 
     def clear(self, count: int, /) -> None:
-        """Set the first `count` to 0."""
+        """Set the first `count` words to 0."""
 
 
-Launch = Callable[[int], None]  # the address of the kernel's arguments, as `Arguments` lays them out
+Launch = Callable[[int], None]  # the argument is the address of the kernel's arguments, see `Arguments`
 
 
 class DriverFunctions(NamedTuple):
-    """Addresses of a driver's functions, for launches from C; `error` makes the exception of a name and a result."""
+    """Addresses of driver functions, for launches from C. `error` makes an exception from a name and a result."""
 
     launch: int  # cuLaunchKernelEx
     is_capturing: int  # cuStreamIsCapturing
@@ -56,52 +57,53 @@ class DriverFunctions(NamedTuple):
 
 
 class Driver(GraphDriver, Protocol):
-    """The interface to a driver; each method raises DriverError if it is refused."""
+    """The interface to a driver. Each method raises DriverError if the driver refuses the call."""
 
     def context(self) -> int:
         """Return the current context, or 0 if there is none."""
 
     def within(self, context: int) -> contextlib.AbstractContextManager[None]:
-        """`with driver.within(context):` makes it current on the calling thread, whatever was current."""
+        """Make `context` current on the calling thread inside a block: `with driver.within(context):`."""
 
     def load(self, ptx: bytes, kernels: Sequence[str]) -> tuple[int, list[int]]:
-        """Load the module `ptx` into the current context, and return it with its kernels."""
+        """Load the module `ptx` into the current context. Returns the module and its kernels."""
 
     def unload(self, module: int) -> None:
         """Undo `load`."""
 
     def map_words(self, count: int) -> Words:
-        """Return `count` words, all 0."""
+        """Return `count` words in mapped memory. All are 0."""
 
     def free_words(self, words: Words) -> None:
-        """Undo `map_words`. Nothing may write them any longer."""
+        """Undo `map_words`. No kernel may still write the words."""
 
     def launcher(self, kernel: int, stream: int) -> Launch:
-        """Return a function that launches `kernel` as a single thread on `stream`."""
+        """Return a function that launches `kernel` with a single thread on `stream`."""
 
     def functions(self) -> DriverFunctions:
-        """Return the functions that a launch from C needs."""
+        """Return the addresses of the functions that launches from C need."""
 
     def is_capturing(self, stream: int) -> bool:
-        """Whether work enqueued on `stream` is captured."""
+        """Return whether work enqueued on `stream` is captured."""
 
     def new_stream(self) -> int:
-        """Return a stream that does not wait for others."""
+        """Return a new stream that does not wait for other streams."""
 
     def end_stream(self, stream: int) -> None:
         """Undo `new_stream`."""
 
     def is_done(self, stream: int) -> bool:
-        """Whether `stream` has done all that was enqueued."""
+        """Return whether `stream` has finished all enqueued work."""
 
     def relaxed(self) -> contextlib.AbstractContextManager[None]:
-        """`with driver.relaxed():` calls do not end a capture of the host's."""
+        """Keep calls inside a block from breaking a capture by the host: `with driver.relaxed():`."""
 
 
 class Arguments:
-    """The arguments of launches: `launch(arguments.at(3))` passes the fourth row.
+    """The arguments of several launches. `launch(arguments.at(3))` passes the fourth row.
 
-    A kernel reads them when it is launched. Each row has its own memory, so that threads may launch at the same time.
+    A kernel reads its arguments when it is launched. Each row has its own memory, so threads may launch at the same
+    time.
     """
 
     def __init__(self, rows: Sequence[Sequence[int]]) -> None:
@@ -113,7 +115,7 @@ class Arguments:
         self._step = 8 * width
 
     def at(self, row: int) -> int:
-        """Return the address of a row's pointers."""
+        """Return the address of the pointers to a row's values."""
         return self._first + self._step * row
 
 
@@ -129,7 +131,7 @@ class LaunchConfig(ctypes.Structure):  # CUlaunchConfig
 
 
 class MappedWords:
-    """Pinned words of the host's, mapped into every context."""
+    """Pinned words in the host's memory, mapped into every context."""
 
     def __init__(self, host: int, address: int, count: int) -> None:
         self.host = host
@@ -155,7 +157,7 @@ class MappedWords:
 
 
 class CudaDriver(CudaGraphs):  # pragma: no cover - gpu
-    """The driver of this machine. Raises DriverError if there is none, or if it is too old."""
+    """The driver of this machine. Raises DriverError if the driver is missing or too old."""
 
     def context(self) -> int:
         found = c_void_p()
@@ -201,7 +203,8 @@ class CudaDriver(CudaGraphs):  # pragma: no cover - gpu
         config = LaunchConfig(one, one, 0, stream, None, 0)
         at, launch = ctypes.addressof(config), self._functions["cuLaunchKernelEx"]
 
-        def launch_it(arguments: int, config: LaunchConfig = config) -> None:  # kept alive by this
+        # The default argument keeps `config` alive.
+        def launch_it(arguments: int, config: LaunchConfig = config) -> None:
             result = launch(at, kernel, arguments, None)
             if result:
                 raise self._error("cuLaunchKernelEx", result)

@@ -1,4 +1,4 @@
-"""The calls of the CUDA driver about graphs: those that a host captures, their clones, and their launches."""
+"""The calls of the CUDA driver for graphs: graphs that the host captures, their clones and their launches."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any, NamedTuple, Protocol
 
 from cbtop.profiler.device.cuda_calls import SUCCESS, CudaCalls, KernelNode
 
-# Values of CUgraphNodeType (CUDA driver API, "Data types used by CUDA driver"): EMPTY, WAIT_EVENT, EVENT_RECORD.
+# The values EMPTY, WAIT_EVENT and EVENT_RECORD of CUgraphNodeType (CUDA driver API, "Data types used by CUDA
+# driver").
 _NOTHING_RUNS = frozenset({5, 6, 7})
 
 
 class DependencyEdge(NamedTuple):
-    """The node `then` waits for `first`; a plain one waits until it has ended."""
+    """The node `then` waits for the node `first`. With a plain edge, it waits until `first` has ended."""
 
     first: int
     then: int
@@ -21,19 +22,19 @@ class DependencyEdge(NamedTuple):
 
 
 class GraphDriver(Protocol):
-    """The interface to a driver's graphs; each method raises DriverError if it is refused."""
+    """The interface to a driver's graphs. Each method raises DriverError if the driver refuses the call."""
 
     def captured_last(self, stream: int) -> list[int] | None:
-        """Return the nodes that the next captured work on `stream` will follow; None if nothing is captured there."""
+        """Return the nodes that the next work captured on `stream` will follow, or None if nothing is captured."""
 
     def captured_graph(self, stream: int) -> int | None:
-        """Return the host's unfinished graph that is captured on `stream`, or None if there is none."""
+        """Return the unfinished graph into which `stream` is captured, or None if `stream` is not captured."""
 
     def new_graph(self) -> int:
-        """An empty graph."""
+        """Return a new, empty graph."""
 
     def clone(self, graph: int) -> int:
-        """A copy of `graph`."""
+        """Return a copy of `graph`."""
 
     def in_clone(self, node: int, clone: int) -> int:
         """Return the node of `clone` that corresponds to `node` of the original."""
@@ -42,34 +43,34 @@ class GraphDriver(Protocol):
         """Undo `new_graph` or `clone`."""
 
     def nodes(self, graph: int) -> list[int]:
-        """The nodes of `graph`."""
+        """Return the nodes of `graph`."""
 
     def edges(self, graph: int) -> list[DependencyEdge]:
-        """The edges of `graph`."""
+        """Return the edges of `graph`."""
 
     def takes_time(self, node: int) -> bool:
-        """Whether work runs there: not for an event, and not if nodes only wait for each other."""
+        """Return whether `node` runs work. Events and nodes that only wait for other nodes run none."""
 
     def add_kernel(self, graph: int, after: Sequence[int], kernel: int, arguments: int, blocks: int = 1) -> int:
         """Add a node that runs `kernel` in `blocks` blocks of one thread. It depends on the nodes `after`."""
 
     def add_edges(self, graph: int, edges: Sequence[tuple[int, int]]) -> None:
-        """Make the second node of each pair wait for the first."""
+        """For each pair of nodes, make the second node wait for the first."""
 
     def remove_edges(self, graph: int, edges: Sequence[tuple[int, int]]) -> None:
-        """Undo `add_edges`; of plain edges only."""
+        """Undo `add_edges`. Works only for plain edges."""
 
     def instantiate(self, graph: int) -> int:
-        """Return an executable of `graph`, which may change or be destroyed afterwards."""
+        """Return an executable of `graph`. Afterwards, `graph` may change or be destroyed."""
 
     def destroy_executable(self, executable: int) -> None:
-        """Undo `instantiate`. It must not be running."""
+        """Undo `instantiate`. The executable must not be running."""
 
     def upload(self, executable: int, stream: int) -> None:
-        """Do, on `stream`, the work that its first launch would otherwise do."""
+        """Do the preparation of the executable's first launch now, on `stream`."""
 
     def launch_graph(self, executable: int, stream: int) -> None:
-        """Enqueue it on `stream`."""
+        """Launch the executable on `stream`."""
 
 
 class CudaGraphs(CudaCalls):  # pragma: no cover - gpu

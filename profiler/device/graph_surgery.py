@@ -1,13 +1,14 @@
-"""Stamps in a captured graph: their possible places, and a clone of the graph that contains them.
+"""Puts stamps into a captured graph: finds the possible places and makes a clone that contains the stamps.
 
 Rules
 - The host's graph is never changed. An executable of a clone runs instead.
-- A stamp is put between two nodes only if the whole graph passes there: every other node comes before it or after it.
-  In parallel to a chain it would wait for a free place on the device, and measure that. There is no stamp inside
-  parallel branches, and none after a kernel that may overlap the next (programmatic dependencies).
-- Events take no time, so they may be parallel to a place: NCCL lets each collective record one that nothing in the
-  graph waits for.
-- A place is named by the node before it. START is before all nodes, END after all if no single node is the last.
+- A stamp is put after a node only if every other node comes before or after that place. In parallel to a chain of
+  nodes, a stamp would wait for a free place on the device and measure that. So there is no stamp inside parallel
+  branches, and no stamp after a kernel that may overlap the next kernel (programmatic dependencies).
+- Events take no time, so they may be parallel to a place. For example, NCCL lets each collective record an event for
+  which no node in the graph waits.
+- A place is named by the node before it. START is the place before all nodes. END is the place after all nodes, if no
+  single node is the last.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ from cbtop.profiler.device.device import CudaDevice
 from cbtop.profiler.device.driver import Arguments, Driver
 from cbtop.profiler.device.graph_driver import DependencyEdge
 
-START, END = 0, -1  # no node has these handles
+START, END = 0, -1  # no node has one of these handles
 MAX_NODES = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class StampSites:
-    """The places of one graph where a stamp is possible, in the order they are passed, each with its number."""
+    """The places of one graph at which a stamp is possible, in order of execution, each with its number."""
 
-    places: dict[int, int]  # the number counts the nodes of `positions` before it
-    positions: dict[int, int]  # positions of all nodes that take time; each is after all that it waits for
+    places: dict[int, int]  # by place: number of timed nodes before the place
+    # Index of each node that takes time. A node has a higher index than all nodes that it waits for.
+    positions: dict[int, int]
 
     @property
     def nodes(self) -> int:
@@ -38,7 +40,7 @@ class StampSites:
 
     @classmethod
     def of(cls, driver: Driver, graph: int) -> StampSites:
-        """Return the shape of `graph`. Raises ValueError for a graph without nodes, or with too many."""
+        """Return the possible places in `graph`. Raises ValueError if it has no nodes or too many."""
         nodes, edges = driver.nodes(graph), driver.edges(graph)
         order, ahead, behind = _in_order(nodes, edges)
         overlaps = {edge.first for edge in edges if not edge.is_plain}
@@ -65,17 +67,17 @@ class StampSites:
         return next(reversed(self.places))
 
     def place_of(self, last: Sequence[int] | None) -> int | None:
-        """Return the place after these nodes, which the next one would follow; None if no stamp is possible there."""
+        """Return the place after the nodes `last`, which the next node follows. None if no stamp is possible."""
         if last is None or not self.positions.keys() >= set(last):
-            return None  # also after an event alone: the nodes before it are not known here
-        # If work comes back from a different stream, the nodes it waited for there are among them. All of them come
-        # before a place, if one of them is one.
+            return None  # also if `last` is an event, because the nodes before it are not known here
+        # If work returns from a different stream, the nodes that it waited for are in `last`. If one node of `last`
+        # is a place, all other nodes of `last` come before it.
         place = max(last, key=self.positions.__getitem__, default=START)
         return place if place in self.places else None
 
 
 class Order:
-    """The order of the nodes of one graph. Raises ValueError for a graph without nodes, or with too many."""
+    """The order of the nodes of one graph. Raises ValueError if the graph has no nodes or too many."""
 
     def __init__(self, driver: Driver, graph: int) -> None:
         self.nodes = driver.nodes(graph)
@@ -101,7 +103,7 @@ def _in_order(
 ) -> tuple[list[int], dict[int, list[int]], dict[int, list[int]]]:
     """Return `nodes` in topological order, the predecessors of each node, and the successors of each node.
 
-    Raises ValueError if there are none, or too many.
+    Raises ValueError without nodes or with too many.
     """
     if not 0 < len(nodes) <= MAX_NODES:
         raise ValueError(f"it has {len(nodes) or 'no'} nodes")
@@ -124,8 +126,10 @@ def _in_order(
 
 
 def _reachable(order: Sequence[int], ahead: dict[int, list[int]], counted: Sequence[int]) -> dict[int, int]:
-    """Return, for each node, a bit mask of the `counted` nodes before it. `order` has each node after its
-    predecessors, `ahead`."""
+    """Return, for each node, a bit mask of the `counted` nodes before it.
+
+    `ahead` holds the predecessors of each node. In `order`, each node comes after its predecessors.
+    """
     bit = {node: 1 << index for index, node in enumerate(counted)}
     found: dict[int, int] = {}
     for node in order:
@@ -137,9 +141,9 @@ def _reachable(order: Sequence[int], ahead: dict[int, list[int]], counted: Seque
 
 
 class StampedGraph:
-    """An executable of a clone of `graph` with a stamp at each of `places`, which are in their order.
+    """An executable of a clone of `graph`, with a stamp at each of `places`. `places` must be in order of execution.
 
-    Making one takes 10 to 60 ms and, on the device, some megabytes. Raises DriverError if anything is refused.
+    Making one takes 10 to 60 ms, and some megabytes on the device. Raises DriverError if the driver refuses a call.
     """
 
     def __init__(self, device: CudaDevice, graph: int, places: Sequence[int], stream: int) -> None:
@@ -147,8 +151,8 @@ class StampedGraph:
         self._count = len(places)
         self._words = device.map_words(self._count)
         self._words.clear(self._count)
-        self._times: list[int] | None = None  # of the last launch, once read
-        self._running = threading.Lock()  # held from its launch until its times were read
+        self._times: list[int] | None = None  # the times of the last launch, once they were read
+        self._running = threading.Lock()  # held from a launch until its times have been read
         arguments = Arguments([(self._words.address + 8 * at,) for at in range(self._count)])
         driver = device.driver
         try:
@@ -170,11 +174,11 @@ class StampedGraph:
 
     @property
     def is_running(self) -> bool:
-        """Whether its last launch has not been read."""
+        """Whether the times of the last launch have not been read yet."""
         return self._running.locked()
 
     def launch(self, stream: int) -> bool:
-        """Enqueue it, unless it is running. Returns whether it was enqueued."""
+        """Launch the executable on `stream`, unless it is running. Returns whether it was launched."""
         if not self._running.acquire(blocking=False):
             return False
         try:
@@ -186,21 +190,21 @@ class StampedGraph:
         return True
 
     def read(self) -> list[int] | None:
-        """Return the device's time at each place in the last launch; None until it has finished."""
-        if self._times is None:  # otherwise a signal interrupted the use of the last reading
+        """Return the device's time at each place in the last launch, or None until the launch has finished."""
+        if self._times is None:  # False if a signal interrupted an earlier read
             if not self._words[self._count - 1]:
                 return None
             times = self._words.first(self._count)
             if not all(times):
                 return None
             self._times = times
-        self._words.clear(self._count)  # here, while the device works, and not before the next launch
+        self._words.clear(self._count)  # cleared now, while the device works, instead of before the next launch
         if self._running.locked():
             self._running.release()
         return self._times
 
     def close(self) -> None:
-        """Release its resources; only if it is not running."""
+        """Release the resources. The executable must not be running."""
         if not self._device.is_of_parent:
             self._device.driver.destroy_executable(self._executable)
             self._device.spare_words(self._words)

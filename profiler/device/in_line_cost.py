@@ -1,8 +1,9 @@
-"""The cost of a stamp in work that is launched kernel by kernel, and how soon an idle device reaches one.
+"""Measures the cost of a stamp in work launched kernel by kernel, and how soon an idle device reaches a stamp.
 
-All runs on a stream of our own. FIRST stamps come first, each of which finds it idle. Then a kernel holds the stream
-back until all are enqueued, so that they run one after the other. Each round has two sections of KERNELS empty
-kernels: one between two stamps, and one with a stamp after each kernel. The difference is the cost of the stamps.
+Everything runs on a stream of our own. First come FIRST stamps on the idle stream. Then a kernel holds the stream
+back until everything is enqueued, so that the rest runs without gaps. Each round has two sections of KERNELS empty
+kernels. One section has a stamp at each end, and the other has a stamp after each kernel. The difference is the cost
+of the stamps.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from cbtop.profiler.device.kernels import ENDED, FIRST_PONG, PING
 FIRST = 4
 KERNELS = 16
 ROUNDS = 3
-HELD_BACK_NS = 5_000_000  # at most
-MOST_NS = 10_000  # a higher cost is a disturbed measurement
-_ROUND = 2 + 1 + KERNELS  # stamps
+HELD_BACK_NS = 5_000_000  # limit for holding the stream back
+MOST_NS = 10_000  # a cost above this comes from a disturbed measurement
+_ROUND = 2 + 1 + KERNELS  # number of stamps in a round
 
 
 class InLineCost:
-    """Launched when it is made; nothing waits for it."""
+    """The measurement. It is launched when this object is made, and no method waits for it."""
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
@@ -68,12 +69,12 @@ class InLineCost:
 
     @property
     def idle_lag_ns(self) -> int | None:
-        """The shortest time from enqueueing a stamp until it was reached; None while that is not known."""
+        """The shortest time from enqueueing a stamp until the device reached it. None until it is known."""
         return self._idle_lag_ns if self._words[self._last] and self._device.time.last is not None else None
 
     @property
     def stamp_ns(self) -> int | None:
-        """The cost of one stamp; None while that is not known."""
+        """The cost of one stamp in ns. None until it is known."""
         return self._stamp_ns if self._words[self._last] else None
 
     @functools.cached_property
@@ -87,7 +88,7 @@ class InLineCost:
         return cost_ns if 0 < cost_ns < MOST_NS else 0
 
     def close(self) -> bool:
-        """Release its resources, if it has finished. Returns whether it has."""
+        """Release the resources, if the measurement has finished. Returns whether it has finished."""
         if not (self._words[ENDED] and self._words[self._last]):
             return False
         driver = self._device.driver

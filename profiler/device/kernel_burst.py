@@ -1,13 +1,13 @@
-"""Kernels in a few steps that CUPTI records on demand: their bricks, launches and durations.
+"""Records the kernels of a few steps with CUPTI, on demand: their bricks, launches and durations.
 
 Rules
-- A window is one step: CUPTI is opened for it, and finalized at its end. It is not open between two steps.
-- A graph that is replayed in a window runs as an executable of our own, made for it and destroyed at its end. One
-  that was launched while kernels are recorded may die when CUPTI is finalized. If a graph that is not ours ran
-  nevertheless, CUPTI is let go but not finalized, and there is no further burst in the process.
-- The place of a kernel is known from its node in a graph, and otherwise from the number that was set during the call
-  that launched it.
-- The data of a burst is bounded, as is the wait for a step's end. The rest is counted.
+- A window is one step. CUPTI is opened for the window and finalized at its end, so it is not open between two steps.
+- A graph that is replayed in a window runs as an executable of our own, which is made for the window and destroyed at
+  its end. An executable that is launched while kernels are recorded may die when CUPTI is finalized. If a graph that
+  is not ours ran nevertheless, CUPTI is released but not finalized, and the process has no further burst.
+- The place of a kernel is known from its node in a graph. Without a graph, it is known from the number that was set
+  during the call that launched the kernel.
+- The data of a burst and the wait for the end of a step are bounded. Everything beyond the bounds is counted.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from cbtop.protocol import clock
 from cbtop.protocol.attributes import Grid
 from cbtop.protocol.requests import State
 
-MAX_KERNELS = 5_000  # per burst, told apart by place and launch
-MAX_RECORDS = 200_000  # per window, of any kind
-WAIT_S = 10.0  # for a step to end on the device
+MAX_KERNELS = 5_000  # bound on the kernels of a burst; a kernel counts once for each place and launch configuration
+MAX_RECORDS = 200_000  # bound on the records of a window, of any kind
+WAIT_S = 10.0  # maximum wait for the device to end a step
 NAP_S = 200e-6
 OURS = "cbtop_"  # prefix of the names of our own kernels
 MAX_NAME_CHARS = 160
 
-Keys = tuple[Hashable, ...]  # a place: keys from the step down
+Keys = tuple[Hashable, ...]  # a place, given by its keys from the step down
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +93,11 @@ class Durations:
 
 
 class KernelBurstResults:
-    """The results of a burst's windows."""
+    """The results of all windows of a burst."""
 
     def __init__(self) -> None:
         self.kernels: dict[tuple[Keys, LaunchedKernel], Durations] = {}
-        self.steps: Counter[Hashable] = Counter()  # by their key
+        self.steps: Counter[Hashable] = Counter()  # number of steps by key
         self.unplaced = self.lost = self.left_out = 0
 
     def add(self, keys: Keys, kernel: LaunchedKernel, duration_ns: int) -> None:
@@ -112,28 +112,28 @@ class KernelBurstResults:
 
 
 class KernelWindow:
-    """One step in which kernels are recorded, from `begin` to `end`, both by the thread that runs it."""
+    """One step with recorded kernels. The thread that runs the step calls `begin` and `end`."""
 
     def __init__(self, cupti: Cupti, driver: Driver, *, has_calls: bool) -> None:
         self._cupti, self._driver = cupti, driver
         self._kinds = OF_CALLS if has_calls else OF_KERNELS
         self._places: list[Keys] = []
-        self._open: list[int] = []  # numbers of places, the innermost last
+        self._open: list[int] = []  # numbers of the entered places, innermost last
         self._executables: list[int] = []
-        self._of_node: dict[tuple[int, int], Keys] = {}  # by executable and node
+        self._of_node: dict[tuple[int, int], Keys] = {}  # place of each node, by numbers of executable and node
         self._streams: dict[int, None] = {}
         self.is_on = False
-        self.is_left_on = False  # CUPTI is let go, and stays in the process
+        self.is_left_on = False  # True if CUPTI was released but stays in the process
 
     def begin(self) -> None:
-        """Record from here on, also again if it was ended meanwhile. Raises CuptiError."""
+        """Start recording, or start again if the recording was ended meanwhile. Raises CuptiError."""
         self._cupti.begin(self._kinds)
         self.is_on = True
         for number in self._open:
             self._cupti.push(number)
 
     def enter(self, keys: Keys) -> None:
-        """Assign the launches from now on to `keys`."""
+        """Assign all following launches to `keys`."""
         self._places.append(keys)
         number = len(self._places)
         self._open.append(number)
@@ -148,7 +148,7 @@ class KernelWindow:
                 self._cupti.pop()
 
     def launch(self, graph: int, keys_of: Callable[[int], Keys | None], stream: int) -> None:
-        """Launch `graph` as an executable of its own; `keys_of` gives the place of each of its nodes."""
+        """Launch `graph` as an executable of our own. `keys_of` returns the place of each of its nodes."""
         driver, cupti = self._driver, self._cupti
         with driver.relaxed():
             executable = driver.instantiate(graph)
@@ -162,7 +162,7 @@ class KernelWindow:
         driver.launch_graph(executable, stream)
 
     def end(self, stream: int, burst: KernelBurstResults) -> None:
-        """Stop recording, add the records, and leave nothing behind. Raises CuptiError."""
+        """Stop recording, add the records to `burst`, and release CUPTI. Raises CuptiError."""
         if not self.is_on:
             return
         self.is_on = False
@@ -174,7 +174,7 @@ class KernelWindow:
             kernels = self._read(burst)
             ours = {number for number, _ in self._of_node}
             self.is_left_on = not is_through or any([one.graph and one.graph not in ours for one in kernels])
-        except BaseException:  # including a signal handler's exception during the wait
+        except BaseException:  # also for an exception of a signal handler during the wait
             self.is_left_on = True
             is_through = is_through or self._wait()
             self.is_left_on = not is_through
@@ -186,9 +186,9 @@ class KernelWindow:
             raise CuptiError(f"a step did not end within {WAIT_S:g} s")
 
     def _wait(self) -> bool:
-        """Wait until all launches have ended. Returns whether they have."""
+        """Wait until all launches have ended. Returns whether they have ended."""
         deadline_s = clock.monotonic() + WAIT_S
-        with self._driver.relaxed():  # another thread may capture
+        with self._driver.relaxed():  # another thread may be capturing a graph
             for stream in self._streams:
                 while not self._driver.is_done(stream):
                     if clock.monotonic() > deadline_s:
@@ -220,7 +220,7 @@ class KernelWindow:
 
     def _close(self, *, is_through: bool) -> None:
         try:
-            if is_through:  # otherwise one may still run
+            if is_through:  # otherwise an executable may still run
                 while self._executables:
                     self._driver.destroy_executable(self._executables.pop())
         finally:
@@ -231,7 +231,7 @@ class KernelWindow:
 
 
 def left_on() -> CuptiError:
-    """Return the reason for no further burst in a process where CUPTI could not be finalized."""
+    """Return the error for a further burst in a process where CUPTI could not be finalized."""
     return CuptiError("CUPTI was left in this process", State.LEFT_ON)
 
 
@@ -249,7 +249,7 @@ def _name_of(text: bytes) -> str:
 
 
 def short(name: str) -> str:
-    """Shorten a kernel's name: no result, arguments or namespaces, and template arguments if there is room."""
+    """Shorten a kernel's name. Keep no result type, arguments or namespaces. Keep template arguments that fit."""
     name = _SPACES.sub(" ", name.replace("(anonymous namespace)::", ""))
     for pattern in (_ARGUMENTS, _LAMBDAS, _NAMESPACES):
         before = ""
@@ -257,7 +257,7 @@ def short(name: str) -> str:
             before, name = name, pattern.sub("", name)
     name = _without_result(name.replace("> >", ">>").replace("> >", ">>").strip()) or "kernel"
     depth = _depth(name)
-    while len(name) > MAX_NAME_CHARS and depth > 0:  # the innermost go first
+    while len(name) > MAX_NAME_CHARS and depth > 0:  # cut the innermost arguments first
         depth -= 1
         name = _cut(name, depth)
     return name if len(name) <= MAX_NAME_CHARS else name[: MAX_NAME_CHARS - 1] + "…"
@@ -281,7 +281,7 @@ def _depth(name: str) -> int:
 
 
 def _cut(name: str, depth: int) -> str:
-    """Replace template arguments more than `depth` deep by "…"."""
+    """Replace template arguments that are nested more than `depth` deep by "…"."""
     found: list[str] = []
     level = 0
     for character in name:

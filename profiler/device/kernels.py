@@ -1,13 +1,14 @@
-"""The code on the device: a stamp, and the answers of a game of ping-pong. PTX, for every GPU since Maxwell.
+"""The code that runs on the device: a stamp, and the answers of the ping-pong. PTX for every GPU since Maxwell.
 
-`%globaltimer` counts nanoseconds, the same on all of a device's multiprocessors.
+`%globaltimer` counts nanoseconds. It is the same on all multiprocessors of a device.
 """
 
 from __future__ import annotations
 
 STAMP, PONG, NOTHING = "cbtop_stamp", "cbtop_pong", "cbtop_nothing"
 
-# Words of ping-pong: the host's request, the timer's resolution (0: the kernel has not begun), 1 once it is over.
+# Indices of the words of a ping-pong: the host's request, the timer's resolution (0 until the kernel has begun), and
+# a flag that is 1 after the kernel has ended. The answers follow from FIRST_PONG on.
 PING, RESOLUTION, ENDED, FIRST_PONG = 0, 1, 2, 3
 
 PTX = b"""

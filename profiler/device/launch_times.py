@@ -1,4 +1,4 @@
-"""The times of launches that stamp themselves, on the host's clock."""
+"""Converts the times of launches that stamp themselves to the host's clock."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from cbtop.profiler.device.driver import CudaDriver
 
 
 class LaunchTimes:
-    """For the device of the current context. Raises DriverError if there is none."""
+    """The clock offset of the current context's device. Raises DriverError without a device."""
 
     def __init__(self) -> None:
         self._device = CudaDevice(CudaDriver())
 
     def offset_ns(self, device_ns: int) -> int | None:
-        """Return how far the host's clock is ahead of the device's at `device_ns`; None if they were never read.
+        """Return the host's clock minus the device's clock at `device_ns`, in ns. None if they were never read.
 
-        In a step the offset is constant: at the measured drift of 24 in a million, a millisecond is 24 ns longer.
+        Within a step, the offset may be treated as constant. At the measured drift of 24 ppm, a millisecond is off by
+        24 ns.
         """
         self._device.look_at_clocks()
         time = self._device.time

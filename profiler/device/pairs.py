@@ -1,6 +1,6 @@
-"""Two stamps around work on a stream: the device's time for it, however far behind the device is.
+"""Two stamps around work on a stream give the device's time for it, even if the device is far behind.
 
-The code at each stamp is in C if that was built (profiler/_stamps.c); PairStamps is the same in Python.
+The code at each stamp is in C if it was built (profiler/_stamps.c). PairStamps does the same in Python.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ NOT_HERE = -1
 
 
 class Pairs:
-    """`pair = pairs.begin(stream)`, the work, `pairs.end(pair, stream)`; then `read` returns both times.
+    """Stamps work: `pair = pairs.begin(stream)`, the work, `pairs.end(pair, stream)`. Then `read` returns both times.
 
-    `is_through()`: whether the device has reached the last stamp of an `end`. Then only work enqueued since is left.
+    `is_through()` returns whether the device has reached the last stamp of an `end`. If so, only work that was
+    enqueued since then can remain.
     """
 
     def __init__(self, device: CudaDevice) -> None:
@@ -33,16 +34,16 @@ class Pairs:
 
     @property
     def waiting(self) -> int:
-        """Number of pairs that were not read."""
+        """Number of pairs that have not been read."""
         return self._stamps.waiting
 
     def close(self) -> None:
-        """Release its resources; only once all were read."""
+        """Release the resources. All pairs must have been read."""
         self._device.spare_words(self._words)
 
 
 class PairStamps:
-    """`pairs` of stamps into `words`, which are 0."""
+    """Puts `pairs` pairs of stamps into `words`, which must be 0."""
 
     def __init__(self, device: CudaDevice, words: Words, pairs: int) -> None:
         self._driver, self._stamp, self._context = device.driver, device.stamp, device.context
@@ -51,10 +52,14 @@ class PairStamps:
         self._arguments = Arguments([(words.address + 8 * at,) for at in range(2 * pairs)])
         self._free = deque(range(0, 2 * pairs, 2))
         self._launches: dict[int, Launch] = {}
-        self._last: int | None = None  # the word of the last end stamp, if it was not read
+        self._last: int | None = None  # index of the word of the last end stamp; None once it was read
 
     def begin(self, stream: int, /) -> int | None:
-        """Stamp `stream`. None: all pairs wait to be read; NOT_HERE: it is captured, or in a different context."""
+        """Stamp `stream` and return the pair.
+
+        Returns None if all pairs wait to be read. Returns NOT_HERE if the stream is captured or a different context
+        is current.
+        """
         try:
             pair = self._free.popleft()
         except IndexError:
@@ -70,12 +75,12 @@ class PairStamps:
         return pair
 
     def end(self, pair: int, stream: int, /) -> None:
-        """Stamp `stream` again, the one on which `pair` began."""
+        """Stamp `stream` again. It must be the stream on which `pair` began."""
         self._launcher(stream)(self._arguments.at(pair + 1))
         self._last = pair + 1
 
     def read(self, pair: int, /) -> tuple[int, int] | None:
-        """Return both device times, once, which frees the pair; None while the device has not got there."""
+        """Return both device times and free the pair. Returns None until the device has reached both stamps."""
         begun_ns, ended_ns = self._words[pair], self._words[pair + 1]
         if not (begun_ns and ended_ns):
             return None
@@ -86,19 +91,19 @@ class PairStamps:
         return begun_ns, ended_ns
 
     def is_through(self) -> bool:
-        """Whether the device has reached the last stamp of an `end`."""
+        """Return whether the device has reached the last stamp of an `end`."""
         last = self._last
         return last is None or bool(self._words[last])
 
     @property
     def waiting(self) -> int:
-        """Number of pairs that were not read."""
+        """Number of pairs that have not been read."""
         return self._pairs - len(self._free)
 
     def _launcher(self, stream: int) -> Launch:
         found = self._launches.get(stream)
         if found is None:
-            if len(self._launches) >= MAX_STREAMS:  # streams come and go
+            if len(self._launches) >= MAX_STREAMS:  # bounded, because a host may make new streams again and again
                 self._launches.clear()
             found = self._launches[stream] = self._driver.launcher(self._stamp, stream)
         return found

@@ -1,10 +1,10 @@
-"""Reads the device's clock and the host's together: the host raises a word, the device answers with its time.
+"""Reads the device's clock and the host's together: the host raises a word, and the device answers with its time.
 
 Rules
-- The kernel that answers runs on a stream of its own, so it does not wait for the host's work. A device with all
-  multiprocessors in use does not begin it. So the host waits START_LIMIT_NS at most, and tries again later.
-- The answer is between asking and seeing the answer. The quickest of ROUNDS is the pair. Its error is half of its
-  round trip, plus the resolution of the device's timer.
+- The kernel that answers runs on a stream of its own, so it does not wait for the host's work. If all multiprocessors
+  are in use, the device does not start the kernel. So the host waits at most START_LIMIT_NS and tries again later.
+- The device's time is between the host's request and the moment when the host sees the answer. The quickest of ROUNDS
+  answers becomes the pair. Its error is half of its round trip plus the resolution of the device's timer.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from cbtop.profiler.device.kernels import ENDED, FIRST_PONG, PING, RESOLUTION
 ROUNDS = 12
 START_LIMIT_NS = 300_000
 ROUND_LIMIT_NS = 100_000
-KERNEL_LIMIT_NS = 2_000_000  # then the kernel ends, even if the host is gone
+KERNEL_LIMIT_NS = 2_000_000  # then the kernel ends, even if the host does not ask any longer
 
 
 class PingPong:
-    """For the device of the current context."""
+    """Reads both clocks for the device of the current context."""
 
     def __init__(self, driver: Driver, kernel: int, now_ns: Callable[[], int]) -> None:
         self._driver = driver
@@ -34,9 +34,9 @@ class PingPong:
         self._words[ENDED] = 1
 
     def pair(self) -> ClockPair | None:
-        """Return both clocks now; None if the device did not answer in time."""
+        """Return a reading of both clocks, or None if the device did not answer in time."""
         words, now_ns = self._words, self._now_ns
-        if not words[ENDED]:  # the last kernel was late, and has not ended yet
+        if not words[ENDED]:  # the last kernel started late and has not ended yet
             return None
         words.clear(len(words))
         self._launch(self._arguments.at(0))
@@ -55,10 +55,10 @@ class PingPong:
                     best = ClockPair(words[FIRST_PONG + at], (asked_ns + heard_ns) // 2, wrong_ns)
             return best
         finally:
-            words[PING] = ROUNDS  # it need not wait for us any longer
+            words[PING] = ROUNDS  # lets the kernel end now
 
     def _heard(self, index: int, deadline_ns: int) -> int | None:
-        """Return when the word at `index` was seen written, or None if it was not by the deadline."""
+        """Return when the host saw the word at `index` change from 0, or None if that was not before the deadline."""
         words, now_ns = self._words, self._now_ns
         while not words[index]:
             if now_ns() > deadline_ns:
@@ -67,10 +67,10 @@ class PingPong:
 
     @property
     def is_over(self) -> bool:
-        """Whether no kernel may still write the words."""
+        """Whether the last kernel has ended, so no kernel writes the words."""
         return bool(self._words[ENDED])
 
     def close(self) -> None:
-        """Release its resources; only once `is_over`."""
+        """Release the resources. `is_over` must be True."""
         self._driver.end_stream(self._stream)
         self._driver.free_words(self._words)

@@ -1,12 +1,12 @@
-"""A device clock of stamps: each mark is a kernel of one thread that stores the device's time when it gets there.
+"""A device clock of stamps. Each mark is a kernel of one thread that stores the device's time.
 
 Rules
-- A mark does not wait: it takes the next of SLOTS words and enqueues a stamp after the caller's work. This is done in
-  C if it was built (profiler/_stamps.c); MarkStamps is the same in Python.
-- A word is used again for the mark SLOTS later; its value is then kept with the earlier mark.
+- A mark does not wait. It takes the next of SLOTS words and enqueues a stamp after the caller's work. The code is in
+  C if it was built (profiler/_stamps.c). MarkStamps does the same in Python.
+- The mark that is SLOTS later reuses the word. Before that, the value of the word is copied into the earlier mark.
 - A mark has no time if its work is captured instead of run, if a forked child makes it, or if the device is SLOTS
   marks behind.
-- One clock tells the time of one device: that of the context current at its creation.
+- A clock reads one device: the device of the context that is current when the clock is made.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from cbtop.profiler.device.driver import Arguments, CudaDriver, Driver, Launch, 
 from cbtop.profiler.device.in_line_cost import InLineCost
 from cbtop.protocol import clock
 
-SLOTS = 1 << 15  # a step of MAX_PENDING timings, twice
+SLOTS = 1 << 15  # room for two steps of MAX_PENDING timings, with two marks each
 MAX_STREAMS = 64
-SPIN_NS = 200_000  # a wait is short if the device keeps up
+SPIN_NS = 200_000  # waits up to this long do not sleep, because a device that keeps up answers sooner
 NAP_S = 50e-6
-LOOK_NAPS = 200  # how often a wait checks that the device lives
+LOOK_NAPS = 200  # a wait checks after this many naps whether the device is lost
 
 
 class StampMark:
-    """A point in a device's work; `device_ns` is 0 until it is known."""
+    """A point in a device's work. `device_ns` is 0 until it is known."""
 
     __slots__ = ("device_ns", "host_ns", "number", "slot", "stream")
 
     def __init__(self, slot: int | None, number: int = 0, stream: int = 0, host_ns: int = 0) -> None:
-        self.slot = slot  # None: it never had a word, or has none any longer
+        self.slot = slot  # index of the word, or None if the mark has no word
         self.device_ns = 0
         self.number = number
         self.stream = stream
-        self.host_ns = host_ns  # when it was enqueued; 0: never
+        self.host_ns = host_ns  # when the host made the mark; 0 if no stamp can be enqueued for it
 
 
 class MarkStamps:
-    """Stamps into `words`: `marks` holds the mark of each word, `last` the last mark on each stream."""
+    """Puts stamps into `words`. `marks` holds the mark of each word, and `last` the last mark on each stream."""
 
     def __init__(
         self,
@@ -85,24 +85,25 @@ class MarkStamps:
         try:
             launch(self._arguments.at(slot))
         except BaseException:
-            self._marks[slot] = None  # nothing will be written there
+            self._marks[slot] = None  # no stamp will write this word
             mark.slot, mark.host_ns = None, 0
             raise
         self._last[stream] = mark
         return mark
 
     def _launcher(self, stream: int) -> Launch:
-        if len(self._launches) >= MAX_STREAMS:  # streams come and go
+        if len(self._launches) >= MAX_STREAMS:  # bounded, because a host may make new streams again and again
             self._launches.clear()
         launch = self._launches[stream] = self._device.driver.launcher(self._device.stamp, stream)
         return launch
 
 
 class StampClock:
-    """`BrickProfiler(device_clock=StampClock(stream))`.
+    """The clock for `BrickProfiler(device_clock=StampClock(stream))`.
 
-    `stream` returns the caller's stream, as the driver knows it; None while work enqueued there is captured. `index`
-    is the device's, as the host counts them. Raises DriverError if there is no driver, or no current context yet.
+    `stream` returns the caller's stream as a driver handle, or None while that stream is captured. `index` is the
+    number of the device, as the host counts its devices. Raises DriverError if there is no driver or no current
+    context yet.
     """
 
     def __init__(
@@ -120,9 +121,9 @@ class StampClock:
         self._device = CudaDevice(self._driver, now_ns)
         self._words = self._device.map_words(SLOTS)
         self._marks: list[StampMark | None] = [None] * SLOTS
-        self._last: dict[int, StampMark] = {}  # last mark of each stream since the device was last waited for
+        self._last: dict[int, StampMark] = {}  # the last mark on each stream since the last wait for the device
         stamps = chosen(MarkStamps)(self._device, self._words, stream, now_ns, self._marks, self._last)
-        #: A mark after all enqueued work on the caller's stream.
+        #: Returns a mark after all enqueued work on the caller's stream.
         self.mark: Callable[[], Mark] = stamps.mark
         self._cost = InLineCost(self._device) if measures_cost else None
 
@@ -133,12 +134,13 @@ class StampClock:
         while self._last:
             try:
                 stream, mark = self._last.popitem()
-            except KeyError:  # another thread waits for it
+            except KeyError:  # another thread waits for this mark
                 break
             try:
                 self._wait_for(stream, mark)
             except BaseException as error:
-                if not isinstance(error, DriverError):  # from a signal handler: the next call waits for the mark
+                # An exception of a signal handler: the next call waits for this mark again.
+                if not isinstance(error, DriverError):
                     self._last.setdefault(stream, mark)
                 raise
         self._device.look_at_clocks()
@@ -153,47 +155,50 @@ class StampClock:
 
     @property
     def error_ns(self) -> int | None:
-        """The possible error of `time_ns` of a mark made now, either way; durations have none. None: not known."""
+        """The possible error of `time_ns` for a mark made now, in either direction. None if not known.
+
+        Durations do not have this error.
+        """
         last = self._device.time.last
         return None if last is None else self._device.time.error_ns(self._now_ns() - last.offset_ns)
 
     @property
     def stamp_cost_ns(self) -> int | None:
-        """The cost of a mark in the device's own work; None if it could not be measured."""
+        """The cost of a mark in the device's own work, in ns. None if it is not known."""
         return None if self._cost is None else self._cost.stamp_ns
 
     @property
     def idle_lag_ns(self) -> int | None:
-        """How long an idle device takes to reach an enqueued mark; None if that is not known."""
+        """The time in ns from enqueueing a mark until an idle device reaches it. None if it is not known."""
         return None if self._cost is None else self._cost.idle_lag_ns
 
     def is_reached(self, mark: Mark, /) -> bool:
-        """Whether the device has reached `mark`, or never will."""
+        """Return whether the device has reached `mark` or will never reach it."""
         assert isinstance(mark, StampMark)
         return mark.slot is None or self._device.is_of_parent or bool(self._words[mark.slot])
 
     def wait(self, mark: Mark, limit_ns: int, /) -> None:
-        """Wait for the device to reach `mark`, at most `limit_ns`. Raises DriverError if the device is lost."""
+        """Wait at most `limit_ns` for the device to reach `mark`. Raises DriverError if the device is lost."""
         assert isinstance(mark, StampMark)
         if not self._device.is_of_parent:
             self._wait_for(mark.stream, mark, limit_ns)
 
     def stamp(self, mark: Mark, /) -> Stamp | None:
-        """Return the stamp of `mark`, or None if it was never enqueued."""
+        """Return the stamp of `mark`. None if a capture, a forked child or a failed launch made it impossible."""
         assert isinstance(mark, StampMark)
         return Stamp(mark.host_ns, self._read(mark), mark.stream, mark.number) if mark.host_ns else None
 
     def host_ns(self, device_ns: int, /) -> tuple[int, int]:
-        """Return the host's time when the device showed `device_ns`, and its possible error."""
+        """Return the time on the host's clock at which the device showed `device_ns`, and its possible error."""
         known = self._device.time
         return known.host_ns(device_ns), known.error_ns(device_ns)
 
     def look(self) -> None:
-        """Read both clocks, if the last time is a while ago."""
+        """Read both clocks, unless they were read a short while ago."""
         self._device.look_at_clocks()
 
     def close(self) -> None:
-        """Release its resources. If a stamp is still to be written, its words are left as they are."""
+        """Release the resources. If a stamp has not been written yet, keep everything."""
         marks = [mark for mark in self._marks if mark is not None]
         if self._device.is_of_parent or not all([self.is_reached(mark) for mark in marks]):
             return
@@ -202,11 +207,11 @@ class StampClock:
             self._device.close()
 
     def _read(self, mark: StampMark) -> int:
-        if self._device.is_of_parent:  # a child does not see such memory
+        if self._device.is_of_parent:  # a forked child does not see this memory
             return mark.device_ns
         slot = mark.slot
         found = 0 if slot is None else self._words[slot]
-        # A second thread may have given the word to a newer mark meanwhile: then its value is kept in the mark.
+        # A second thread may have given the word to a newer mark meanwhile. Then the value is in `mark.device_ns`.
         return found if mark.slot is not None else mark.device_ns
 
     def _wait_for(self, stream: int, mark: StampMark, limit_ns: int | None = None) -> None:

@@ -1,9 +1,9 @@
-"""The cost of a stamp inside a graph: the extra time of replays with stamps over the following ones without.
+"""Measures the cost of a stamp inside a graph: how much longer replays with stamps take than replays without.
 
-A replay with stamps inside is compared with the next one without. The cost is the median of these differences, per
-stamp. Its error is the wider side of the median's 95 % interval by order statistics, or the largest deviation if
-there are few. A graph of empty kernels would not do: a stamp costs less there (0.95 us on an H100; 1.10 in a decoding
-model, because it keeps the next kernel from beginning early).
+Each replay with stamps is compared with the next replay without. The cost per stamp is the median of these
+differences. Its error is the wider side of the median's 95 % interval by order statistics, or the largest deviation
+if there are few values. A graph of empty kernels cannot be used instead, because a stamp costs less there: 0.95 us on
+an H100. In a decoding model it costs 1.10 us, because it keeps the next kernel from beginning early.
 """
 
 from __future__ import annotations
@@ -19,29 +19,32 @@ Z_95 = 1.96
 
 @dataclass(frozen=True, slots=True)
 class StampCost:
-    """The cost of one stamp, in ns; not less than 0."""
+    """The cost of one stamp in ns, and its error. The cost is not below 0."""
 
     cost_ns: float
     error_ns: float
 
 
 class StampCosts:
-    """The measured costs for one graph."""
+    """The cost of a stamp as measured in the replays of one graph."""
 
     def __init__(self) -> None:
         self._found: deque[float] = deque(maxlen=SAMPLES)
         self._around: deque[int] = deque(maxlen=SAMPLES)
-        self._last: tuple[int, int] | None = None  # a replay with stamps, and their number
+        self._last: tuple[int, int] | None = None  # duration of the last replay with stamps, and its number of stamps
         self.seen = 0
         self.known: StampCost | None = None
 
     def stamped(self, took_ns: int, stamps: int, beside_ns: int) -> None:
-        """Add a replay of `took_ns` with `stamps` inside; those around are `beside_ns` farther apart (pairs.py)."""
+        """Add a replay with `stamps` stamps inside that took `took_ns`.
+
+        The stamps around the replay are `beside_ns` farther apart than its first and last stamp (pairs.py).
+        """
         self._last = took_ns, stamps
         self._around.append(beside_ns)
 
     def plain(self, took_ns: int) -> None:
-        """Add a replay without these stamps that took `took_ns`, between the same two points."""
+        """Add a replay without stamps that took `took_ns` between the same two points."""
         last, self._last = self._last, None
         if last is not None and last[1] > 0:
             self._found.append((last[0] - took_ns) / last[1])
@@ -50,11 +53,11 @@ class StampCosts:
                 self.known = _middle_of(sorted(self._found))
 
     def guess(self) -> StampCost | None:
-        """Return the known cost, or one from too few replays; None without any."""
+        """Return the known cost, or an estimate from fewer than ENOUGH replays. Returns None without replays."""
         return self.known or (_middle_of(sorted(self._found)) if self._found else None)
 
     def inside_ns(self, around_ns: int) -> int:
-        """Return the time inside a replay that took `around_ns` from the stamp before it to the one after it."""
+        """Estimate the time inside a replay. `around_ns` is the time between the stamps before and after it."""
         around = sorted(self._around)
         return max(0, around_ns - around[len(around) // 2]) if around else around_ns
 

@@ -1,6 +1,6 @@
-"""Traces: measurements of a model's results, forward pass by forward pass; one file per kind of trace."""
+"""Traces measure the results of a model in each forward pass. There is one file for each kind of trace."""
 
-# No numpy here: code that only needs the names should not load it.
+# Do not import NumPy here, because code that needs only the names should not load it.
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MLT-01: each layer's input, its contribution and its output; and whether they explode or vanish."""
+"""MLT-01: the input, the contribution and the output of each layer, and whether they explode or vanish."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ MAX_RESIDUAL_RATIO = 0.99
 class LayerActivationTrace:
     """One layer in one pass.
 
-    `post_norm` is what attention reads; `post_attn` and `post_ffn` are what the two halves add to the input.
+    `post_norm` is the input of attention. `post_attn` and `post_ffn` are what attention and the FFN add to the
+    residual stream.
     """
 
     layer: int
@@ -32,14 +33,14 @@ class LayerActivationTrace:
 
     @property
     def residual_ratio(self) -> float | None:
-        """|input| / (|input| + |attention| + |ffn|), in L2 norms: 1 if the layer adds nothing."""
+        """|input| / (|input| + |attention| + |ffn|), in L2 norms. It is 1 if the layer adds nothing."""
         norms = [stats.l2_norm for stats in (self.input, self.post_attn, self.post_ffn)]
         total = sum(norm for norm in norms if norm is not None)
         return norms[0] / total if norms[0] is not None and total > 0 else None
 
     @property
     def parts(self) -> tuple[tuple[str, TensorStats], ...]:
-        """The five tensors by name, in the order they arise."""
+        """The names and statistics of the five tensors, in the order of computation."""
         return (
             ("input", self.input),
             ("post_norm", self.post_norm),
@@ -50,7 +51,7 @@ class LayerActivationTrace:
 
 
 def anomalies(trace: LayerActivationTrace) -> Iterator[str]:
-    """Yield the problems of one layer, a sentence each."""
+    """Yield the problems of one layer, one sentence each."""
     for name, stats in trace.parts:
         where = f"layer {trace.layer} {name}"
         if stats.nan_count:
@@ -69,7 +70,7 @@ def anomalies(trace: LayerActivationTrace) -> Iterator[str]:
 
 
 def numbers(passes: Sequence[Sequence[LayerActivationTrace]]) -> Iterator[TraceNumber]:
-    """Yield a row per layer over all `passes`: extremes of the extremes, means of the rest."""
+    """Yield one row per layer over all `passes`: the extremes of min and max, the means of other values."""
     layers = sorted({trace.layer for one in passes for trace in one})
     for layer in spread(layers):
         traces = [trace for one in passes for trace in one if trace.layer == layer]

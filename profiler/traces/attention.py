@@ -1,4 +1,4 @@
-"""MLT-02: the attention of each head from one query: top positions, entropy, sinks, and the sum of its weights."""
+"""MLT-02: the attention of each head for one query: top positions, entropy, sinks and the sum of the weights."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from cbtop.profiler.traces.base import AttentionConfig, number, spread
 from cbtop.protocol.messages import TraceNumber
 
 ABOUT = "weights of the last query, over all its heads; sink, uniform and recent are shares of the heads"
-# A float32 softmax over 100,000 positions stays below 1e-5: a larger error is a bug, not rounding.
+# The error of a float32 softmax over 100,000 positions is below 1e-5. A larger error is a bug, not rounding.
 SUM_TOLERANCE = 1e-4
-SINK_WEIGHT = 0.5  # weight of the first position: more than of all others together
-UNIFORM_ENTROPY_SHARE = 0.95  # of the entropy of equal weights
+SINK_WEIGHT = 0.5  # more weight on the first position than on all other positions together
+UNIFORM_ENTROPY_SHARE = 0.95  # share of the entropy of equal weights
 RECENCY_WINDOW = 4
 RECENCY_MASS = 0.5
 NO_POSITION = -1
@@ -25,10 +25,11 @@ NO_POSITION = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionWeightTrace:
-    """All traced heads of one layer, as seen from `query_pos`. An array holds one entry (or row) per head.
+    """All traced heads of one layer, for the query at `query_pos`. Each array has one entry or row per head.
 
-    `top_positions` is int64 and `top_weights` float64, both (heads, top_k), largest first. An entry with a weight
-    below the threshold holds NO_POSITION and 0. `tail_mass` is the weight outside the top; entropy is in nats.
+    `top_positions` (int64) and `top_weights` (float64) have shape (heads, top_k), largest weight first. An entry
+    whose weight is below the threshold holds NO_POSITION and 0. `tail_mass` is the weight outside the top entries.
+    `entropy` is in nats.
     """
 
     layer: int
@@ -45,12 +46,12 @@ class AttentionWeightTrace:
 
 
 def attention_weights(layer: int, weights: NDArray[Any], config: AttentionConfig) -> AttentionWeightTrace:
-    """Measure `weights` (heads, positions) of the query at the last position."""
+    """Measure the attention weights of the query at the last position. `weights` has shape (heads, positions)."""
     heads = tuple(range(len(weights))) if config.heads is None else config.heads
     wide = weights[list(heads)].astype(np.float64)
     positions = wide.shape[1]
     kept = min(config.top_k, positions)
-    top = np.argsort(-wide, axis=1, kind="stable")[:, :kept]  # among equals the earliest position first
+    top = np.argsort(-wide, axis=1, kind="stable")[:, :kept]  # positions with equal weights are in ascending order
     top_weights = np.take_along_axis(wide, top, axis=1)
     below = top_weights < config.weight_threshold
     total = wide.sum(axis=1)
@@ -69,14 +70,14 @@ def attention_weights(layer: int, weights: NDArray[Any], config: AttentionConfig
         total=total,
         is_attention_sink=(top[:, 0] == 0) & (top_weights[:, 0] > SINK_WEIGHT) & (positions > 1),
         is_uniform=(entropy > UNIFORM_ENTROPY_SHARE * math.log(positions)) & (positions > 1),
-        # In a sequence hardly longer than the window everything is recent.
+        # In a sequence that is hardly longer than the window, all positions are recent.
         has_recency_bias=(recent > RECENCY_MASS) & (positions > 2 * RECENCY_WINDOW),
     )
 
 
 def anomalies(trace: AttentionWeightTrace) -> Iterator[str]:
     """Yield the heads with weights that are not a distribution."""
-    # A NaN compares false with everything, so the test is for the valid case.
+    # Every comparison with NaN is false, so test for the valid case.
     for place in np.flatnonzero(~(np.abs(trace.total - 1.0) <= SUM_TOLERANCE)):
         yield (
             f"layer {trace.layer} head {trace.heads[place]}: weights of position {trace.query_pos} sum to "
@@ -85,7 +86,7 @@ def anomalies(trace: AttentionWeightTrace) -> Iterator[str]:
 
 
 def numbers(passes: Sequence[Sequence[AttentionWeightTrace]]) -> Iterator[TraceNumber]:
-    """Yield a row per layer: means over heads and passes, and the worst sum."""
+    """Yield one row per layer, with means over heads and passes and with the sum farthest from 1."""
     layers = sorted({trace.layer for one in passes for trace in one})
     for layer in spread(layers):
         traces = [trace for one in passes for trace in one if trace.layer == layer]

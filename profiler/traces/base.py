@@ -1,6 +1,6 @@
-"""The common part of all traces: their configuration, and named numbers in a summary."""
+"""Common parts of all traces: their configuration, and the named numbers of a summary."""
 
-# No numpy here: code that only chooses traces should not load it.
+# Do not import NumPy here, because code that only chooses traces should not load it.
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from typing import TypeVar
 
 from cbtop.protocol.messages import TraceNumber
 
-HISTORY_FORWARDS = 32  # traced passes that are kept, and that a summary's rows cover
-MAX_ANOMALIES = 16  # the latest ones, of each trace
-MAX_ROWS = 48  # per summary; a model with more layers is shown at places spread over all of them
+HISTORY_FORWARDS = 32  # number of traced passes that are kept; the rows of a summary cover these passes
+MAX_ANOMALIES = 16  # number of anomalies that are kept for each trace, the latest ones
+MAX_ROWS = 48  # rows per summary; of a model with more layers, evenly spread layers are shown
 
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
-    """`layers` and `heads` choose what is traced; None is all. A weight below the threshold is never a top one."""
+    """The layers and heads to trace attention for. None means all.
+
+    Weights below `weight_threshold` are never among the top weights.
+    """
 
     top_k: int = 10
     layers: frozenset[int] | None = None
@@ -30,7 +33,7 @@ class AttentionConfig:
 
 @dataclass(frozen=True, slots=True)
 class TracerConfig:
-    """Which traces are on. `tracked_tokens` of the logit trace: None follows the most likely ones of each pass."""
+    """The traces that are on. Without `tracked_tokens`, the logit trace follows each pass's most likely tokens."""
 
     trace_activations: bool = False
     trace_attention: bool = False
@@ -52,7 +55,7 @@ class TracerConfig:
 
     @classmethod
     def of(cls, names: Collection[str]) -> TracerConfig:
-        """Return a config with these traces on, by their names in `cbtop.profiler.traces.TRACES`."""
+        """Return a config with these traces on. `names` are keys of `cbtop.profiler.traces.TRACES`."""
         return cls(
             trace_activations="activations" in names,
             trace_attention="attention" in names,
@@ -63,7 +66,7 @@ class TracerConfig:
 
 
 def number(row: str, name: str, value: float | None) -> TraceNumber:
-    """Return a number for a summary: a value that is not finite is not known."""
+    """Return a number for a summary. A value that is not finite becomes None."""
     known = value is not None and math.isfinite(value)
     return TraceNumber(row, name, float(value) if known and value is not None else None)
 
@@ -75,7 +78,7 @@ def mean(values: Sequence[float | None]) -> float | None:
 
 
 def spread(items: Sequence[Item], most: int = MAX_ROWS) -> list[Item]:
-    """Return at most `most` of `items`, evenly spread, including the first and the last."""
+    """Return at most `most` of `items`, evenly spread and including the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]

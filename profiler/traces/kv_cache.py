@@ -1,4 +1,4 @@
-"""MLT-05: the use of the KV cache, its evictions, and whether there are too many."""
+"""MLT-05: how full the KV cache is, its evictions, and whether there are too many evictions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from cbtop.profiler.traces.base import mean, number
 from cbtop.protocol.messages import TraceNumber
 
 ABOUT = "the cache as the latest traced pass left it"
-HIGH_EVICTION_SHARE = 0.1  # of the steps
-THRASHING_EVICTION_SHARE = 0.5  # of the steps between the kept passes
+HIGH_EVICTION_SHARE = 0.1  # share of all steps
+THRASHING_EVICTION_SHARE = 0.5  # share of the steps between the first and the last kept pass
 THRASHING_HIT_RATE = 0.5
 
 
@@ -18,9 +18,9 @@ THRASHING_HIT_RATE = 0.5
 class KvCacheStateTrace:
     """The cache after one pass.
 
-    `step` and `evictions` count since the beginning, including passes that are not traced. An eviction is an event
-    that drops positions; `evicted_positions` is the number of positions dropped. `hit_rate` is None for a cache that
-    never looks anything up (a decoder's own keeps every position it needs).
+    `step` and `evictions` count from the beginning, including passes that are not traced. An eviction is an event
+    that drops positions. `evicted_positions` is the number of dropped positions. `hit_rate` is None for a cache
+    without lookups (a decoder's own cache keeps every position that it needs).
     """
 
     step: int
@@ -40,18 +40,18 @@ class KvCacheStateTrace:
 
     @property
     def fragmentation(self) -> float:
-        """The share of holes between the oldest and the newest position."""
+        """The share of missing positions between the oldest and the newest position."""
         span = self.newest_position - self.oldest_position + 1
         return 1 - self.valid_positions / span if self.valid_positions else 0.0
 
 
 def has_high_eviction(latest: KvCacheStateTrace) -> bool:
-    """Whether more than HIGH_EVICTION_SHARE of all steps evicted."""
+    """Return whether more than HIGH_EVICTION_SHARE of all steps had an eviction."""
     return latest.evictions > HIGH_EVICTION_SHARE * latest.step
 
 
 def has_thrashing(states: Sequence[KvCacheStateTrace]) -> bool:
-    """Whether more than half of the steps among `states` evicted, with few hits if hits are known."""
+    """Return whether more than half of the steps among `states` evicted, and the hit rate is low or unknown."""
     if len(states) < 2:
         return False
     first, last = states[0], states[-1]
@@ -70,7 +70,7 @@ def anomalies(states: Sequence[KvCacheStateTrace]) -> Iterator[str]:
 
 
 def numbers(states: Sequence[KvCacheStateTrace]) -> Iterator[TraceNumber]:
-    """The latest state."""
+    """Yield the numbers of the latest state. Only the hit rate is a mean over all `states`."""
     if not states:
         return
     latest = states[-1]

@@ -1,6 +1,6 @@
-"""MLT-03: how the likely tokens rise through the layers, seen through the logit lens."""
+"""MLT-03: how likely tokens rise in rank from layer to layer, according to the logit lens."""
 
-# The lens (nostalgebraist 2020) reads every layer's output as if it were the last: final norm, then output matrix.
+# The logit lens (nostalgebraist 2020) treats every layer's output like the last one: final norm, then output matrix.
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from cbtop.profiler.traces.base import mean, number, spread
 from cbtop.protocol.messages import TraceNumber
 
 ABOUT = "each layer's output through final norm and output matrix: logit and rank of the token that won the pass"
-TRACKED_TOKENS = 5  # followed if the config names none
+TRACKED_TOKENS = 5  # number of tokens to follow if the config names none
 RANK_FIRST = 1
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogitEvolution:
-    """One token through the layers; rank 1 is the most likely, equal logits share the better rank."""
+    """Logit and rank of one token after each layer. Rank 1 is the most likely. Equal logits share the better rank."""
 
     token: int
     per_layer_logit: tuple[float, ...]
@@ -30,7 +30,7 @@ class TokenLogitEvolution:
 
     @property
     def decisive_layer(self) -> int | None:
-        """The earliest layer from which on the token stays first; None if it is not first at the end."""
+        """The first layer after which the token always has rank 1. None if it does not have rank 1 at the end."""
         decisive = None
         for layer in reversed(range(len(self.per_layer_rank))):
             if self.per_layer_rank[layer] != RANK_FIRST:
@@ -41,10 +41,10 @@ class TokenLogitEvolution:
 
 @dataclass(frozen=True, slots=True)
 class LogitEvolutionTrace:
-    """The tracked tokens of one pass; the winner comes first if it is tracked."""
+    """The tracked tokens of one pass. Unless the config names tokens, the first one is the winner."""
 
     position: int
-    not_finite: int  # final logits that are NaN or infinite
+    not_finite: int  # number of final logits that are NaN or infinite
     tokens: tuple[TokenLogitEvolution, ...]
 
 
@@ -54,10 +54,10 @@ def logit_evolution(
     layers: Iterable[NDArray[Any]],
     tracked: Sequence[int] | None = None,
 ) -> LogitEvolutionTrace:
-    """Follow `tracked` tokens (None: the TRACKED_TOKENS most likely of `final`) through `layers`.
+    """Follow `tracked` tokens through `layers`. By default, follow the TRACKED_TOKENS most likely tokens of `final`.
 
-    `final` and each of `layers` are logits (vocabulary,). `layers` is read once, one at a time, so that a generator
-    may yield the same buffer every time.
+    `final` and each of `layers` are logits of shape (vocabulary,). `layers` is read once, one item at a time, so a
+    generator may yield the same buffer every time.
     """
     tokens = _most_likely(final, TRACKED_TOKENS) if tracked is None else list(tracked)
     logits: list[list[float]] = []
@@ -74,13 +74,13 @@ def logit_evolution(
 
 
 def anomalies(trace: LogitEvolutionTrace) -> Iterator[str]:
-    """Yield the logits that cannot be ranked."""
+    """Yield a sentence if some final logits cannot be ranked."""
     if trace.not_finite:
         yield f"position {trace.position}: {trace.not_finite} logits are NaN or infinite"
 
 
 def numbers(passes: Sequence[LogitEvolutionTrace]) -> Iterator[TraceNumber]:
-    """Yield numbers of the first tracked token of each pass: a row per layer, and the layers that decided it."""
+    """Yield the numbers of the first tracked token: its decisive layers, and one row per layer over all passes."""
     winners = [trace.tokens[0] for trace in passes if trace.tokens]
     decided = [winner.decisive_layer for winner in winners]
     yield number("", "mean decisive layer", mean(decided))
@@ -102,6 +102,6 @@ def numbers(passes: Sequence[LogitEvolutionTrace]) -> Iterator[TraceNumber]:
 
 
 def _most_likely(logits: NDArray[Any], count: int) -> list[int]:
-    """Return the `count` largest, largest first; the smaller token first if equal."""
+    """Return the `count` tokens with the largest logits, largest first. The smaller token wins a tie."""
     unsorted = np.argpartition(-logits, min(count, logits.size) - 1)[:count]
     return [int(token) for token in sorted(unsorted, key=lambda token: (-logits[token], token))]

@@ -1,8 +1,8 @@
-"""A tensor's statistics in one pass over memory."""
+"""Computes the statistics of a tensor in one pass over memory."""
 
-# A chunk's mean and sum of squares are taken in float64 while it is in cache. They are merged with the
-# earlier chunks as in Chan, Golub & LeVeque (1979). This is exact enough at any length. A running sum of squares is
-# not.
+# The mean and the sum of squares of a chunk are computed in float64 while the chunk is in cache. They are merged with
+# the earlier chunks as in Chan, Golub & LeVeque (1979). This is exact enough at any length. A running sum of squares
+# is not.
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-CHUNK_ELEMENTS = 1 << 14  # 128 KiB as float64: fits a second-level cache
+CHUNK_ELEMENTS = 1 << 14  # 128 KiB as float64, which fits into a second-level cache
 
 
 @dataclass(frozen=True, slots=True)
 class TensorStats:
-    """Statistics of a tensor's finite values. `count` is of all values; without a finite one the rest is None."""
+    """Statistics of a tensor's finite values. `count` is of all values. Without finite values, the rest is None."""
 
     count: int
     nan_count: int
@@ -26,18 +26,18 @@ class TensorStats:
     min: float | None = None
     max: float | None = None
     mean: float | None = None
-    std: float | None = None  # population standard deviation: divided by the count, not by one less
+    std: float | None = None  # population standard deviation: the divisor is the count, not the count minus one
     l2_norm: float | None = None
 
     @property
     def largest(self) -> float:
-        """The largest magnitude; 0 without a finite value."""
+        """The largest magnitude of a finite value, or 0 without one."""
         return 0.0 if self.min is None or self.max is None else max(abs(self.min), abs(self.max))
 
 
 @dataclass(frozen=True, slots=True)
 class _Moments:
-    """The mean of some values divided by `scale`, and their summed squared distance from it."""
+    """The mean of values that were divided by a scale, and the sum of their squared distances from this mean."""
 
     count: int
     mean: float
@@ -61,7 +61,7 @@ def tensor_stats(tensor: NDArray[Any]) -> TensorStats:
     flat = tensor.reshape(-1)
     nan_count = inf_count = 0
     low, high = math.inf, -math.inf
-    scale = 0.0  # a power of two not below any magnitude met
+    scale = 0.0  # a power of two that is at least the largest magnitude of the chunks read
     moments = _Moments(0, 0.0, 0.0)
     for first in range(0, flat.size, CHUNK_ELEMENTS):
         values = flat[first : first + CHUNK_ELEMENTS].astype(np.float64)
@@ -101,7 +101,7 @@ def tensor_stats(tensor: NDArray[Any]) -> TensorStats:
 
 
 def _power_of_two(magnitude: float) -> float:
-    """Return the smallest power of two not below `magnitude`, within the range of float64; 0 for 0."""
+    """Return the smallest power of two that is at least `magnitude`, within the range of float64. Returns 0 for 0."""
     if magnitude == 0:
         return 0.0
     return math.ldexp(1.0, min(max(math.frexp(magnitude)[1], -1021), 1023))

@@ -1,7 +1,7 @@
-"""MLT-04: the distance of a brick's output from the result of exact arithmetic, or of unrounded input."""
+"""MLT-04: how far a brick's output is from the result of exact arithmetic, or of unrounded input."""
 
-# The available data decides what can be measured. A quantised model file holds no float weights, so the error of
-# quantising them is unknown, and no trace invents it: each names its `source`.
+# The available data decides what can be measured. A quantised model file contains no float weights, so the error of
+# quantising them is unknown. Each trace names its `source`.
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ WARNING_COSINE = 0.99
 
 
 class ErrorSource(Enum):
-    """The values that were compared with the exact product of the stored weights and the float activations."""
+    """The values that are compared with the exact product of the stored weights and the float activations."""
 
-    KERNEL = "kernel as it ran"  # the kernel's own output, as the model used it
+    KERNEL = "kernel as it ran"  # the output of the kernel itself, as the model used it
     ACTIVATIONS = (
-        "if activations were Q8_0"  # the exact product of activations rounded to Q8_0; not used by the model
+        "if activations were Q8_0"  # the exact product with activations rounded to Q8_0, which the model does not use
     )
-    WEIGHTS = "weights"  # a product of quantised weights against one of their float originals, if both exist
+    # A product with quantised weights, compared with the product with their float originals, if both exist.
+    WEIGHTS = "weights"
 
 
 class QuantizationVerdict(Enum):
-    """By the cosine: above 0.995 ok, from 0.99 a warning, below critical."""
+    """The verdict on the cosine: ok above 0.995, a warning from 0.99 on, critical below that."""
 
     OK = "ok"
     WARNING = "warning"
@@ -45,10 +46,10 @@ class QuantizationVerdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class QuantizationErrorTrace:
-    """One sampled output. `snr_db` is None if nothing differs."""
+    """One sampled output. `snr_db` is None if no value differs."""
 
     brick: str
-    layer: int | None  # None outside the layers
+    layer: int | None  # None for a brick outside the layers
     source: ErrorSource
     quant_type: str
     bits_per_weight: float
@@ -63,7 +64,7 @@ class QuantizationErrorTrace:
             return QuantizationVerdict.OK
         return (
             QuantizationVerdict.WARNING if self.cosine >= WARNING_COSINE else QuantizationVerdict.CRITICAL
-        )  # also of a NaN
+        )  # CRITICAL also if the cosine is NaN
 
 
 def quantization_error(
@@ -75,9 +76,9 @@ def quantization_error(
     expected: NDArray[Any],
     actual: NDArray[Any],
 ) -> QuantizationErrorTrace:
-    """Compare `actual` with `expected`, of the same shape and at least one element."""
+    """Compare `actual` with `expected`. Both have the same shape and at least one element."""
     wanted, found = expected.astype(np.float64).reshape(-1), actual.astype(np.float64).reshape(-1)
-    # An infinite value has no defined error; it comes out as NaN, and as critical.
+    # The error of an infinite value is undefined. The cosine becomes NaN, and the verdict critical.
     with np.errstate(invalid="ignore", over="ignore"):
         error = found - wanted
         signal, noise = float(wanted @ wanted), float(error @ error)
@@ -96,7 +97,7 @@ def quantization_error(
 
 
 def anomalies(trace: QuantizationErrorTrace) -> Iterator[str]:
-    """Yield a sentence for a warning, or for a critical error."""
+    """Yield a sentence if the verdict is a warning or critical."""
     if trace.verdict is not QuantizationVerdict.OK:
         place = "" if trace.layer is None else f"layer {trace.layer} "
         yield (
@@ -106,7 +107,7 @@ def anomalies(trace: QuantizationErrorTrace) -> Iterator[str]:
 
 
 def numbers(passes: Sequence[Sequence[QuantizationErrorTrace]]) -> Iterator[TraceNumber]:
-    """Yield a row for each source, brick and format, over the sampled layers: the worst of each."""
+    """Yield one row for each source, brick and format, with the worst values over the sampled layers."""
     traces = [trace for one in passes for trace in one]
     for verdict in QuantizationVerdict:
         yield number("", verdict.value, sum(trace.verdict is verdict for trace in traces))
@@ -132,7 +133,7 @@ def numbers(passes: Sequence[Sequence[QuantizationErrorTrace]]) -> Iterator[Trac
 def _decibels(signal: float, noise: float) -> float | None:
     if noise == 0:
         return None
-    ratio = signal / noise  # NaN if both are infinite
+    ratio = signal / noise  # NaN if signal and noise are infinite
     return -math.inf if ratio == 0 else 10 * math.log10(ratio)
 
 

@@ -1,6 +1,6 @@
-"""ModelTracer: collects the measurements of each traced forward pass, and summarises them."""
+"""ModelTracer collects the measurements of each traced forward pass and summarises them."""
 
-# Everything is bounded: the last HISTORY_FORWARDS passes, the last MAX_ANOMALIES sentences of a trace, and counts.
+# Memory is bounded: the last HISTORY_FORWARDS passes, the last MAX_ANOMALIES sentences of each trace, and counts.
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cbtop.protocol.messages import TraceAnomaly, TraceNumber, TraceSummary
 
 @dataclass(slots=True)
 class _Forward:
-    """One forward pass, while it is traced."""
+    """The measurements of the forward pass that is being traced."""
 
     position: int
     activations: list[LayerActivationTrace] = field(default_factory=list)
@@ -32,24 +32,24 @@ class _Forward:
 
 @dataclass(frozen=True, slots=True)
 class TracerTotals:
-    """Counts since the tracer began (or was cleared)."""
+    """Counts since the tracer was made or cleared."""
 
     total_forwards: int = 0
     anomalies_detected: int = 0
-    attention_traces: int = 0  # of heads
+    attention_traces: int = 0  # number of traced heads
     logit_traces: int = 0
     kv_steps: int = 0
     total_evictions: int = 0
-    avg_hit_rate: float | None = None  # over the kept passes; None for a cache that looks nothing up
+    avg_hit_rate: float | None = None  # mean over the kept passes; None for a cache without lookups
     quant_warnings: int = 0
     quant_criticals: int = 0
 
 
 class ModelTracer:
-    """Traces forward passes: `begin_forward`, any number of records, `end_forward`.
+    """Traces forward passes: call `begin_forward`, record any number of results, call `end_forward`.
 
-    Records of a trace that the config turns off are ignored. Records are results of the functions in each trace's
-    file (`tensor_stats`, `attention_weights`, `logit_evolution`, `quantization_error`).
+    Records of a trace that the config turns off are ignored. The results come from the functions in each trace's file
+    (`tensor_stats`, `attention_weights`, `logit_evolution`, `quantization_error`).
     """
 
     def __init__(self, config: TracerConfig, history_forwards: int = HISTORY_FORWARDS) -> None:
@@ -66,7 +66,7 @@ class ModelTracer:
 
     @property
     def position(self) -> int:
-        """The position at which the traced pass began; -1 between passes."""
+        """The first position of the traced pass, or -1 between passes."""
         return self._current.position if self._current else -1
 
     def begin_forward(self, position: int) -> None:
@@ -94,7 +94,7 @@ class ModelTracer:
             self._current.kv_state = trace
 
     def end_forward(self) -> tuple[str, ...]:
-        """End the pass. Returns its anomalies, a sentence each."""
+        """End the pass. Returns its anomalies, one sentence each."""
         forward, self._current = self._current, None
         if forward is None:
             return ()
@@ -116,7 +116,7 @@ class ModelTracer:
         return tuple(found)
 
     def summary(self) -> TracerTotals:
-        """Return the counts of everything traced."""
+        """Return the counts over all traced passes."""
         counts, states = self._counts, self._kv_states()
         return TracerTotals(
             total_forwards=counts["forwards"],
@@ -131,7 +131,7 @@ class ModelTracer:
         )
 
     def trace_summaries(self) -> tuple[TraceSummary, ...]:
-        """Return one message for each trace that is on; its rows cover the kept passes."""
+        """Return one message for each trace that is on. The rows cover the kept passes."""
         kept, config = self._kept, self.config
         every: tuple[tuple[str, bool, str, Iterator[TraceNumber]], ...] = (
             (

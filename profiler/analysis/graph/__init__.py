@@ -1,1 +1,1 @@
-"""The execution graph: layers, bricks, kernels and what connects them; and its renderers."""
+"""The execution graph: its nodes (layers, bricks, kernels), its edges, and its renderers."""

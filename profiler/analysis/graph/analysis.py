@@ -1,9 +1,10 @@
-"""The critical path of an execution graph, and the slack of everything else."""
+"""The critical path of an execution graph, and the slack of all other nodes."""
 
 # Rules
-# - A node counts with its exclusive time: its time minus the time of nodes inside it. No nanosecond counts twice.
-# - Nodes inside a node begin after its own time and end before it does.
-# - Only Sequence and DependsOn order nodes. A cycle is an error, and is never ignored.
+# - A node counts with its exclusive time, which is its time minus the time of the nodes inside it. No nanosecond
+#   counts twice.
+# - The nodes inside a node begin after the node's own time and end before the node does.
+# - Only Sequence and DependsOn edges order nodes. A cycle raises an error.
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ SHOWN_SLACKS = 5
 
 
 class CycleError(ValueError):
-    """Nodes that each wait for the next: the graph is wrong. `nodes` are their ids, without repeating the first."""
+    """Raised if nodes wait for each other in a cycle. `nodes` are the ids along the cycle, each once."""
 
     def __init__(self, graph: ExecutionGraph, nodes: Sequence[int]) -> None:
         self.nodes = tuple(nodes)
@@ -34,9 +35,10 @@ class CycleError(ValueError):
 class CriticalPath:
     """The chain of work that determines the total time.
 
-    `nodes` are those with time of their own, in order; `exclusive_ns` is that time for every node of the graph.
-    `slack_ns` is, for every node with time of its own, how much later it could have started (latest less earliest
-    start) without anything ending later; it is 0 on the path.
+    `nodes` are the nodes of the chain with exclusive time, in order. `exclusive_ns` is the exclusive time of every
+    node of the graph. `slack_ns` is the slack of every node with exclusive time: the latest start
+    minus the earliest start. A node could start this much later without delaying the end of the graph. The slack is 0
+    on the path.
     """
 
     nodes: tuple[int, ...]
@@ -48,7 +50,8 @@ class CriticalPath:
 def exclusive_ns(graph: ExecutionGraph) -> list[float]:
     """Return every node's time minus the time of the nodes inside it that do not run in parallel (`is_beside`).
 
-    Never below 0: children that overlap on a device, or have a different clock, may add up to more than their parent.
+    The result is never below 0, although children that overlap on a device or use a different clock may add up to
+    more than their parent.
     """
     inside = [0.0] * len(graph.nodes)
     own = [0.0] * len(graph.nodes)
@@ -63,18 +66,18 @@ def exclusive_ns(graph: ExecutionGraph) -> list[float]:
 
 
 def critical_path(graph: ExecutionGraph) -> CriticalPath:
-    """Return the longest chain through the graph's order. Raises CycleError if it has a cycle."""
+    """Return the longest chain through the ordered nodes of the graph. Raises CycleError if there is a cycle."""
     own = exclusive_ns(graph)
     after = _events(graph)
     order = _topological(graph, after)
-    start = [0.0] * len(after)  # the earliest
+    start = [0.0] * len(after)  # the earliest start of each event
     before = [-1] * len(after)
     for event in order:
         end = start[event] + _weight(own, event)
         for later in after[event]:
             if end > start[later]:
                 start[later], before[later] = end, event
-    rest = [0.0] * len(after)  # the longest way from an event's begin to the end of everything
+    rest = [0.0] * len(after)  # the longest time from each event to the end of the graph
     for event in reversed(order):
         rest[event] = _weight(own, event) + max((rest[later] for later in after[event]), default=0.0)
     last = max(order, key=lambda event: start[event] + _weight(own, event), default=-1)
@@ -86,12 +89,12 @@ def critical_path(graph: ExecutionGraph) -> CriticalPath:
         last = before[last]
     path.reverse()
     slack = {node: max(0.0, total - start[2 * node] - rest[2 * node]) for node, time in enumerate(own) if time}
-    slack.update(dict.fromkeys(path, 0.0))  # exactly: a floating-point remainder is not slack
+    slack.update(dict.fromkeys(path, 0.0))  # exactly 0, because a rounding error is not slack
     return CriticalPath(tuple(path), total, tuple(own), slack)
 
 
 def critical_path_summary(graph: ExecutionGraph) -> str:
-    """Return the path as text, and the nodes with the most slack, in the predecessor's layout. Raises CycleError."""
+    """Return the path and the nodes with the most slack as text, in the predecessor's layout. Raises CycleError."""
     found = critical_path(graph)
     lines = [f"Critical Path: {found.total_ns / 1e6:.2f}ms ({len(found.nodes)} nodes)", "─" * RULE_WIDTH]
     last = len(found.nodes) - 1
@@ -113,7 +116,10 @@ def _weight(own: Sequence[float], event: int) -> float:
 
 
 def _events(graph: ExecutionGraph) -> list[list[int]]:
-    """Return the events after each event: 2n is the begin of node n (its own time follows), 2n + 1 its end."""
+    """Return the events after each event. Event 2n is the begin of node n, and event 2n + 1 is its end.
+
+    A node's own time follows its begin.
+    """
     after: list[list[int]] = [[] for _ in range(2 * len(graph.nodes))]
     for node in range(len(graph.nodes)):
         after[2 * node].append(2 * node + 1)
@@ -127,7 +133,7 @@ def _events(graph: ExecutionGraph) -> list[list[int]]:
 
 
 def _topological(graph: ExecutionGraph, after: list[list[int]]) -> list[int]:
-    """Return the events, each after all it waits for."""
+    """Return the events in order: each comes after all events that it waits for."""
     sorter = TopologicalSorter[int]()
     for event, laters in enumerate(after):
         sorter.add(event)
@@ -136,5 +142,5 @@ def _topological(graph: ExecutionGraph, after: list[list[int]]) -> list[int]:
     try:
         return list(sorter.static_order())
     except graphlib.CycleError as error:
-        around = error.args[1][:-1]  # the first is repeated at the end
+        around = error.args[1][:-1]  # the first event is repeated at the end
         raise CycleError(graph, list(dict.fromkeys(event // 2 for event in around))) from error

@@ -1,4 +1,4 @@
-"""The graph as compressed sparse rows: its edges in arrays, ready for numeric work."""
+"""The edges of the graph as compressed sparse rows, in arrays for numeric work."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ EDGE_CODES = {kind: code for code, kind in enumerate(EdgeKind)}
 
 @dataclass(frozen=True, slots=True)
 class Csr:
-    """The edges that leave node n are at row_offsets[n] up to row_offsets[n + 1] of the other arrays.
+    """The edges that leave node n are at row_offsets[n] to row_offsets[n + 1] (exclusive) of the other arrays.
 
-    row_offsets (nodes + 1,) i64 · columns (edges,) i64, the destinations · kinds (edges,) u8, see EDGE_CODES ·
-    weights (edges,) f64. `dropped` counts nodes and edges for which the graph had no room.
+    - row_offsets: (nodes + 1,) i64.
+    - columns: (edges,) i64, the destinations.
+    - kinds: (edges,) u8, see EDGE_CODES.
+    - weights: (edges,) f64.
+    - dropped: number of nodes and edges that did not fit into the graph.
     """
 
     row_offsets: NDArray[np.int64]
@@ -31,8 +34,8 @@ class Csr:
 
 
 def to_csr(graph: ExecutionGraph) -> Csr:
-    """Return the graph's edges by source; edges with the same source in the order of `graph.edges()`."""
-    import numpy as np  # takes 0.1 s, which a profiled process need not spend
+    """Return the graph's edges, sorted by source. Edges with the same source are in the order of `graph.edges()`."""
+    import numpy as np  # importing NumPy takes 0.1 s, which a profiled process need not spend
 
     edges = list(graph.edges())
     sources = np.fromiter((edge.source for edge in edges), np.int64, len(edges))

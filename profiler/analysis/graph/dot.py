@@ -1,4 +1,4 @@
-"""The graph as a Graphviz document, in the predecessor's colours."""
+"""Renders the graph as a Graphviz document, in the predecessor's colours."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EDGE_STYLES = {
 
 
 def to_dot(graph: ExecutionGraph) -> str:
-    """Return the graph as text for `dot -Tsvg`. Node n of the graph is called n{n}."""
+    """Return the graph as text for `dot -Tsvg`. Node 5 of the graph is called n5."""
     lines = ["digraph ExecutionGraph {", "  rankdir=TB;", "  node [shape=box];"]
     if graph.dropped:
         lines.append(f"  label={_quoted(dropped_text(graph))};")
@@ -50,9 +50,10 @@ def to_dot(graph: ExecutionGraph) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a quoted DOT string that shows exactly `text`, which is one printable line.
+    """Return a quoted DOT string that shows exactly `text`. `text` is one printable line.
 
-    Graphviz interprets `\\N` and similar escapes in a label, and HTML entities, so backslash and & must be escaped.
+    Backslash and & must be escaped, because Graphviz interprets `\\N` and similar escapes in a label, and HTML
+    entities.
     """
     escaped = text.replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

@@ -1,4 +1,4 @@
-"""ExecutionGraph: the nesting of what ran, built by scopes while recording or from a recorded node table."""
+"""ExecutionGraph: the nesting of the nodes that ran. It is built by scopes while recording, or from a node table."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from cbtop.profiler.analysis.graph.nodes import (
 from cbtop.protocol.attributes import Grid
 from cbtop.protocol.vocabulary import BrickId, TransferDirection
 
-DROPPED = -1  # the id of a node that had no room; nodes inside it, and its edges, are dropped as well
-MAX_EDGES = MAX_NODES  # added edges only; the others follow from the nodes
+DROPPED = -1  # the id of a node that had no room; nodes inside it and its edges are dropped too
+MAX_EDGES = MAX_NODES  # bound on the added edges; all other edges follow from the nodes
 _OPPOSITE = {
     TransferDirection.H2D: TransferDirection.D2H,
     TransferDirection.D2H: TransferDirection.H2D,
@@ -31,16 +31,16 @@ _OPPOSITE = {
 
 @dataclass(slots=True)
 class ExecutionGraph:
-    """Nodes, their nesting, and the added edges. A node's id is its index in `nodes`.
+    """Nodes, their nesting, and the added edges. The id of a node is its index in `nodes`.
 
-    `push_scope` and `pop_scope` set where the next node belongs:
+    `push_scope` and `pop_scope` set the scope of the next node:
 
         graph.push_scope(Layer(0))
         graph.record_brick(BrickId.QKV_PROJECTION, 200_000, elements=4096)
         graph.record_kernel("batched_gemv", ptx_hash, (32, 1, 1), (256, 1, 1), shared_memory_bytes=4096)
         graph.pop_scope()
 
-    Bounded at MAX_NODES nodes and MAX_EDGES added edges; `dropped` counts those that had no room.
+    A graph has at most MAX_NODES nodes and MAX_EDGES added edges. `dropped` counts the nodes and edges without room.
     """
 
     nodes: list[GraphNode] = field(default_factory=list)
@@ -51,7 +51,7 @@ class ExecutionGraph:
     _last_brick: int | None = None
 
     def add_node(self, node: GraphNode, parent: int | None = None) -> int:
-        """Add a node inside `parent` (None: a root). Returns its id, DROPPED if there is no room.
+        """Add a node inside `parent`, or a root if `parent` is None. Returns its id, or DROPPED if there is no room.
 
         Raises ValueError for an unknown parent.
         """
@@ -65,9 +65,9 @@ class ExecutionGraph:
         return len(self.nodes) - 1
 
     def add_edge(self, source: int, destination: int, kind: EdgeKind, weight: float = 1.0) -> None:
-        """Connect two nodes. Contains, Launches and Sequence follow from the scopes and are not added.
+        """Connect two nodes by an edge. Contains, Launches and Sequence follow from the scopes and cannot be added.
 
-        Raises ValueError for those, for an unknown node, and for a weight that is not a finite number.
+        Raises ValueError for these three kinds, for an unknown node, and for a weight that is not a finite number.
         """
         if kind in DERIVED_KINDS:
             raise ValueError(f"{kind.value} edges follow from the scopes; add Calls, DependsOn or Transfer")
@@ -83,14 +83,14 @@ class ExecutionGraph:
         self.add_edge(first, then, EdgeKind.DEPENDS_ON)
 
     def push_scope(self, node: GraphNode) -> int:
-        """Add a node in the current scope and enter it."""
+        """Add a node in the current scope and make it the current scope. Returns its id."""
         added = self.add_node(node, self.current_scope)
         self._scopes.append(added)
         self._last_brick = None
         return added
 
     def pop_scope(self) -> None:
-        """Leave the current scope. Raises ValueError if there is none."""
+        """Leave the current scope. Raises ValueError if there is no current scope."""
         if not self._scopes:
             raise ValueError("pop_scope without a push_scope before it")
         self._scopes.pop()
@@ -102,7 +102,7 @@ class ExecutionGraph:
 
     @property
     def is_scope_balanced(self) -> bool:
-        """Whether every scope that was entered was left."""
+        """Whether every scope that was entered was left again."""
         return not self._scopes
 
     def record_brick(
@@ -113,7 +113,7 @@ class ExecutionGraph:
         flops: float | None = None,
         moved_bytes: float | None = None,
     ) -> int:
-        """Add a timed brick in the current scope. Kernels recorded next are its launches."""
+        """Add a timed brick in the current scope. Kernels recorded next are launches of this brick."""
         name = brick.display_name if isinstance(brick, BrickId) else brick
         node = Brick(name, duration_ns, elements, flops, moved_bytes)
         self._last_brick = self.add_node(node, self.current_scope)
@@ -130,9 +130,9 @@ class ExecutionGraph:
         flops: float | None = None,
         moved_bytes: float | None = None,
     ) -> int:
-        """Add a kernel launch to the brick recorded last in this scope, or to the scope itself.
+        """Add a kernel launch to the last brick of this scope, or to the scope itself if it has no brick.
 
-        For launch attributes without an argument here, use `add_node(KernelLaunch(…))`.
+        To set other launch attributes, use `add_node(KernelLaunch(…))`.
         """
         parent = self.current_scope if self._last_brick is None else self._last_brick
         kernel = KernelLaunch(
@@ -156,12 +156,12 @@ class ExecutionGraph:
         duration_ns: float | None = None,
         stream: int | None = None,
     ) -> int:
-        """Add a copy between memories in the current scope; on a `stream` it runs in parallel with its siblings."""
+        """Add a copy between memories in the current scope. If on a `stream`, it is parallel to its siblings."""
         copy = Transfer(source, destination, size_bytes, direction, duration_ns, stream=stream)
         return self.add_node(copy, self.current_scope)
 
     def clear(self) -> None:
-        """Forget everything, including the open scopes."""
+        """Remove everything, including the open scopes."""
         self.nodes.clear()
         self.parents.clear()
         self.added_edges.clear()
@@ -170,27 +170,27 @@ class ExecutionGraph:
         self.dropped = 0
 
     def node(self, node: int) -> GraphNode:
-        """Return the node with this id. Raises ValueError if there is none."""
+        """Return the node with this id. Raises ValueError if there is no such node."""
         return self.nodes[self._known(node)]
 
     def node_by_name(self, name: str) -> list[int]:
-        """Return every node called `name`, in the order they were added."""
+        """Return the ids of all nodes called `name`, in the order of adding."""
         return [found for found, node in enumerate(self.nodes) if name_of(node) == name]
 
     def kernel_nodes(self) -> list[tuple[int, KernelLaunch]]:
-        """Return every kernel with its id."""
+        """Return every kernel as (id, kernel)."""
         return [(found, node) for found, node in enumerate(self.nodes) if isinstance(node, KernelLaunch)]
 
     def slowest_kernel(self) -> tuple[int, KernelLaunch] | None:
-        """Return the kernel with the longest call, the first if equal; None if none was timed."""
+        """Return the kernel with the longest call, or None if none was timed. The first one wins a tie."""
         timed = [(found, kernel) for found, kernel in self.kernel_nodes() if kernel.duration_ns is not None]
         return max(timed, key=lambda pair: pair[1].duration_ns or 0.0, default=None)
 
     def detect_ping_pong(self) -> list[tuple[int, int]]:
-        """Return pairs of transfers between host and device of which the second returns the data of the first.
+        """Return pairs of transfers between host and device. The second one returns the data of the first one.
 
-        It has the same number of bytes, the other direction, and starts where the first one went. A transfer is in at
-        most one pair.
+        Both have the same number of bytes and opposite directions, and the second starts where the first one ended. A
+        transfer is in at most one pair.
         """
         pairs: list[tuple[int, int]] = []
         gone: dict[tuple[int, str, TransferDirection], list[int]] = {}
@@ -205,11 +205,11 @@ class ExecutionGraph:
         return pairs
 
     def edges(self) -> Iterator[Edge]:
-        """Yield every edge: those that follow from the scopes, node by node, then the added ones.
+        """Yield every edge: first the edges that follow from the scopes, node by node, then the added edges.
 
-        A kernel is launched by its parent, any other node is contained in it. Siblings (roots too) ran in the order
-        of recording. Each follows the last earlier sibling that does not run in parallel (`is_beside`). A parallel
-        node starts where it was recorded; nodes that need it declare a dependency.
+        A kernel is launched by its parent. Any other node is contained in its parent. Siblings (and roots) ran in the
+        order of recording. Each follows the last sibling before it that does not run in parallel (`is_beside`). A
+        parallel node starts where it was recorded. Nodes that need its result declare a dependency.
         """
         before: dict[int | None, int] = {}
         for node, parent in enumerate(self.parents):
@@ -223,11 +223,11 @@ class ExecutionGraph:
         yield from self.added_edges
 
     def outgoing_edges(self, node: int) -> list[Edge]:
-        """Return the edges that leave `node`: one pass over all edges (for every node at once, use `to_csr`)."""
+        """Return the edges that leave `node`, in one pass over all edges. For every node at once, use `to_csr`."""
         return [edge for edge in self.edges() if edge.source == node]
 
     def incoming_edges(self, node: int) -> list[Edge]:
-        """Return the edges that arrive at `node`: one pass over all edges."""
+        """Return the edges that arrive at `node`. This is one pass over all edges."""
         return [edge for edge in self.edges() if edge.destination == node]
 
     @property
@@ -235,7 +235,7 @@ class ExecutionGraph:
         return [node for node, parent in enumerate(self.parents) if parent is None]
 
     def children(self) -> dict[int, list[int]]:
-        """Return the nodes inside each node, in the order they were added."""
+        """Return the nodes inside each node, in the order of adding."""
         inside: dict[int, list[int]] = {node: [] for node in range(len(self.nodes))}
         for node, parent in enumerate(self.parents):
             if parent is not None:

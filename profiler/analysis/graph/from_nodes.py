@@ -29,11 +29,11 @@ def graph_of_nodes(
     elements: Mapping[int, int],
     dependencies: Iterable[Dependency] = (),
 ) -> tuple[ExecutionGraph, dict[int, int]]:
-    """Return the graph of `nodes` (a parent before its children), and the graph's ids by the ids of the table.
+    """Return the graph of `nodes`, and the graph's ids by the ids of the table. A parent must precede its children.
 
-    `count`, `total_ns` and `elements` (if known) are totals by node id over any number of runs. Times, elements and
-    work in the graph are means per call. A node whose parent is not among `nodes` is a root; if that parent
-    was counted (the step of a phase), its count is the number of runs.
+    `count`, `total_ns` and `elements` (where known) are totals by node id over any number of runs. Times, elements
+    and work in the graph are means per call. A node is a root if its parent is not among `nodes`. If that parent was
+    counted (the step of a phase), its count is the number of runs.
     """
     graph = ExecutionGraph()
     ids: dict[int, int] = {}
@@ -59,7 +59,7 @@ def runs_of(node: Node, runs_of_parent: int, count: Mapping[int, int]) -> int:
 def mean_call(
     node: Node, runs: int, count: Mapping[int, int], total_ns: Mapping[int, int], elements: Mapping[int, int]
 ) -> GraphNode:
-    """Return `node` with the values of its mean call, in one of `runs`; see `graph_of_nodes`."""
+    """Return `node` as a graph node with the values of its mean call. `runs` is the result of `runs_of`."""
     calls = count.get(node.id, 0)
     mean_ns = total_ns[node.id] / calls if calls else None
     mean_elements = elements[node.id] / calls if calls and node.id in elements else None
@@ -67,7 +67,7 @@ def mean_call(
 
 
 def _graph_node(node: Node, mean_ns: float | None, mean_elements: float | None, calls: float) -> GraphNode:
-    # `Work` is a straight line, so the mean of the work is the work of the mean.
+    # `Work` is linear in the elements, so the mean work is the work of the mean elements.
     flops = None if mean_elements is None else node.work.flops(1, mean_elements)
     moved_bytes = None if mean_elements is None else node.work.bytes(1, mean_elements)
     match node.kind:

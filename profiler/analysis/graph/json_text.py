@@ -1,4 +1,4 @@
-"""The graph as a JSON document."""
+"""Renders the graph as a JSON document."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
 
 
 def to_json(graph: ExecutionGraph) -> str:
-    """Return `{"nodes": […], "edges": […], "dropped": 0}`, in ASCII.
+    """Return `{"nodes": […], "edges": […], "dropped": 0}` as ASCII text.
 
-    A node has its id, its parent's id, its kind and the fields of its class; times in ns, sizes in bytes, unknown
-    values null. Raises ValueError for a time that is not finite, because JSON has no such number.
+    A node has its id, its parent's id, its kind and the fields of its class. Times are in ns and sizes in bytes.
+    Unknown values are null. Raises ValueError for a time that is not finite, because JSON cannot express it.
     """
     nodes = [
         {"id": number, "parent": parent, "kind": type(node).__name__} | asdict(node)

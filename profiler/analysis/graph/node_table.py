@@ -1,4 +1,4 @@
-"""The node table of one source: nodes as they were defined, checked when they are added."""
+"""The node table of one source: its nodes as they were defined. Each node is checked when it is added."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_NODES = 100_000
-MAX_DEPTH = 32  # step, layer, brick, kernel, and room for bricks inside bricks
+MAX_DEPTH = 32  # enough for step, layer, brick and kernel, and for bricks inside bricks
 
-# Nodes with time that is part of the time of the node around them; a kernel, a copy or a task may run in parallel.
-# Nodes inside a brick, other than bricks and steps, are its own work.
+# Nodes with time that is part of the time of the node around them. A kernel, a copy or a task may run in parallel.
+# Inside a brick, only bricks and steps are separate. All other nodes are the brick's own work.
 _PARTS = frozenset({NodeKind.STEP, NodeKind.LAYER, NodeKind.BRICK, NodeKind.FUNCTION})
 _PARTS_OF = dict.fromkeys(_PARTS, _PARTS) | {NodeKind.BRICK: frozenset({NodeKind.STEP, NodeKind.BRICK})}
 
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """The nodes inside one node, a parent before its children: all ids, and the ids by depth, outermost first."""
+    """The nodes inside one node: all ids with parents first, and the ids by depth, outermost first."""
 
     nodes: tuple[Node, ...]
     ids: NDArray[np.int64]
@@ -37,25 +37,29 @@ class Inside:
 
 
 class NodeTable:
-    """Nodes by id (1, 2, 3, …), each after its parent, so there are no cycles; at most MAX_NODES, MAX_DEPTH deep."""
+    """Nodes by id (1, 2, 3, …). At most MAX_NODES nodes, at most MAX_DEPTH deep.
+
+    Each node comes after its parent, so there are no cycles.
+    """
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.children: dict[int | None, list[Node]] = {None: []}
-        self.step_of = array("q", [-1])  # the step that each id is in (itself for a step), -1 if there is none
-        self.part_of = array("q", [-1])  # inside a step: the parent whose time includes each id's time; else -1
-        self.first_of = array("q", [0])  # the first node of the same kind, name and category in the same phase
-        self.like_of = array("q", [0])  # the first of these that also has the same work and budget
+        self.step_of = array("q", [-1])  # by id: the step around the node, the node itself if it is a step, or -1
+        self.part_of = array("q", [-1])  # by id, inside a step: the parent, if its time includes the node's; else -1
+        self.first_of = array("q", [0])  # by id: the first node of the same kind, name and category in the phase
+        self.like_of = array("q", [0])  # by id: the first node that also has the same work and budget
         self.parent_of = array("q", [0])  # 0 for a root
         self.kind_of = array("q", [-1])
         self.depth = array("q", [0])
         self.backends: set[str] = set()
-        self._first: dict[tuple[int, NodeKind, str, BrickCategory], int] = {}  # by phase (0: none) and these three
+        # By phase (0 for none), kind, name and category.
+        self._first: dict[tuple[int, NodeKind, str, BrickCategory], int] = {}
         self._like: dict[tuple[int, Work, float | None, float | None], int] = {}
         self._phase: array[int] = array("q", [0])
         self._columns: dict[str, NDArray[np.int64]] = {}
         self._inside: dict[int | None, Inside] = {}
-        self._made: dict[tuple[str, int | None], tuple[NDArray[np.int64], Any]] = {}  # see made_of
+        self._made: dict[tuple[str, int | None], tuple[NDArray[np.int64], Any]] = {}  # the results of `made_of`
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -64,7 +68,7 @@ class NodeTable:
         return self.nodes[node - 1]
 
     def add(self, node: Node) -> None:
-        """Add the next node. Raises ValueError if it does not fit."""
+        """Add the next node. Raises ValueError for a wrong id, parent or depth, or if the table is full."""
         expected = len(self.nodes) + 1
         if node.id != expected or expected > MAX_NODES:
             raise ValueError(f"node {node.id} where {expected} was due (at most {MAX_NODES} are taken)")
@@ -96,17 +100,17 @@ class NodeTable:
         self._made.clear()
 
     def _outer_of(self, node: Node) -> int:
-        """Return the node around it, if its time is part of that node's; else -1."""
+        """Return the parent of `node` if its time includes the time of `node`, else -1."""
         assert node.parent is not None
         return node.parent if node.kind in _PARTS_OF.get(self[node.parent].kind, ()) else -1
 
     def columns(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return `step_of`, `part_of` and `first_of`, as `NodeStats.add` takes them."""
+        """Return `step_of`, `part_of` and `first_of`, which are arguments of `NodeStats.add`."""
         return self.column("step_of"), self.column("part_of"), self.column("first_of")
 
     def column(self, name: str) -> NDArray[np.int64]:
-        """Return one of the arrays above; the same object until a node is added."""
-        import numpy as np  # not needed by a process that only records
+        """Return one of the arrays of this class as a NumPy array. It is the same object until a node is added."""
+        import numpy as np  # imported here, because a process that only records does not need it
 
         found = self._columns.get(name)
         if found is None:
@@ -114,7 +118,7 @@ class NodeTable:
         return found
 
     def inside(self, node: int | None) -> Inside:
-        """Return the nodes inside `node` (None: all); the same object until a node is added."""
+        """Return the nodes inside `node` (None: all nodes), as the same object until a node is added."""
         import numpy as np
 
         found = self._inside.get(node)
@@ -128,10 +132,10 @@ class NodeTable:
         return found
 
     def made_of(self, what: str, step: int | None, nodes: NDArray[np.int64], make: Callable[[], T]) -> T:
-        """Return the result of `make`, which depends only on `nodes` inside `step` and this table.
+        """Return the result of `make`, which may depend only on `nodes` inside `step` and on this table.
 
-        The same object is returned until these change or a node is added. The last one of each `what` and step is
-        kept.
+        The result is kept for each `what` and step. The same object is returned until `nodes` differ or a node is
+        added.
         """
         import numpy as np
 
@@ -142,7 +146,7 @@ class NodeTable:
         return found
 
     def descendants(self, node: int | None) -> list[Node]:
-        """Return all nodes inside `node` (None: all), a parent before its children, in drawing order."""
+        """Return all nodes inside `node` (None: all nodes), in drawing order. A parent comes before its children."""
         found: list[Node] = []
         waiting = list(reversed(self.children[node]))
         while waiting:

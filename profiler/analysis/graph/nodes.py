@@ -1,4 +1,4 @@
-"""The parts of an execution graph: its kinds of nodes, its edges, and the names of nodes."""
+"""The parts of an execution graph: kinds of nodes, edges, and the names of nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cbtop.protocol.vocabulary import NodeKind
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer, of the named `stack` if a model has several (encoder, decoder)."""
+    """A layer. If a model has several stacks of layers (encoder, decoder), `stack` is the name of its stack."""
 
     index: int
     stack: str = ""
@@ -21,7 +21,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One forward pass, or the mean of many: `decode`, `prefill`; of `model` if a process runs several."""
+    """One forward pass, or the mean of many: `decode`, `prefill`. `model` is its model if a process runs several."""
 
     name: str
     model: str = ""
@@ -29,10 +29,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Brick:
-    """`duration_ns` is None if the brick was never timed; `elements`, `flops` and `moved_bytes` are per call.
+    """A brick. `elements`, `flops` and `moved_bytes` are per call. `duration_ns` is None if it was never timed.
 
-    `calls` is how often it ran in one run of the root above it: once for a recorded brick, and from the counts if the
-    graph is the mean of many runs. `label` is the caller's own word for the place.
+    `calls` is how often the brick ran in one run of its root node. It is 1 for a recorded brick. If the graph is the
+    mean of many runs, it comes from the counts. `label` is the caller's own word for this place.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Brick:
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunch(KernelAttributes):
-    """A kernel: a GPU launch has a grid and a block, a CPU kernel only its backend. Amounts are as in Brick."""
+    """A kernel. A GPU launch has a grid and a block, a CPU kernel only its backend. See Brick for the amounts."""
 
     name: str
     backend: str = ""
@@ -58,7 +58,7 @@ class KernelLaunch(KernelAttributes):
 
 @dataclass(frozen=True, slots=True)
 class Transfer(TransferAttributes):
-    """A copy of `size_bytes` bytes between two memories. `duration_ns` and `calls` are as in Brick."""
+    """A copy of `size_bytes` bytes between two memories. See Brick for `duration_ns` and `calls`."""
 
     duration_ns: float | None = None
     calls: float = 1.0
@@ -73,9 +73,9 @@ class Function(FunctionAttributes):
 
 @dataclass(frozen=True, slots=True)
 class AsyncTask:
-    """Work in parallel with its siblings: it starts where it was recorded, and nodes that need it declare that.
+    """Work in parallel with its siblings. It starts where it was recorded. Nodes that need it declare a dependency.
 
-    It was polled `polls` times; `yields` of them found it not done yet.
+    The task was polled `polls` times. In `yields` of these polls, it was not done yet.
     """
 
     name: str
@@ -85,7 +85,7 @@ class AsyncTask:
 
 
 def is_beside(node: GraphNode) -> bool:
-    """Whether it runs in parallel with its siblings: an async task, or a copy on a stream of its own."""
+    """Return whether a node runs in parallel with its siblings: an async task, or a copy with a stream."""
     return isinstance(node, AsyncTask) or (isinstance(node, Transfer) and node.stream is not None)
 
 
@@ -93,7 +93,7 @@ GraphNode = Layer | Step | Brick | KernelLaunch | Transfer | Function | AsyncTas
 
 
 class EdgeKind(StrEnum):
-    """The kind of connection of two nodes."""
+    """The kind of connection between two nodes."""
 
     CALLS = "Calls"
     CONTAINS = "Contains"
@@ -103,15 +103,15 @@ class EdgeKind(StrEnum):
     TRANSFER = "Transfer"
 
 
-# These follow from the nesting and order of nodes, and are never added.
+# These edges follow from the nesting and order of nodes. They cannot be added.
 DERIVED_KINDS = frozenset({EdgeKind.CONTAINS, EdgeKind.LAUNCHES, EdgeKind.SEQUENCE})
-# `destination` starts after `source` has ended.
+# In these edges, `destination` starts after `source` has ended.
 ORDERING_KINDS = frozenset({EdgeKind.SEQUENCE, EdgeKind.DEPENDS_ON})
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """From one node's id to a second one's. The weight of a Transfer edge is its bytes, of any other 1 unless set."""
+    """An edge between the ids of two nodes. A Transfer edge weighs its bytes, any other edge 1 unless set."""
 
     source: int
     destination: int
@@ -120,12 +120,12 @@ class Edge:
 
 
 def display_name(node: Node) -> str:
-    """Return a node's name on every screen and in every file, and a phase's by its step: `draft decode`."""
+    """Return a node's name as screens and files show it. A phase is named by its step: `draft decode`."""
     return _labelled(node.kind, node.name, node.label)
 
 
 def name_of(node: GraphNode) -> str:
-    """Return a node's name. Names repeat: the RmsNorm of every layer is called RmsNorm."""
+    """Return a node's name. Names are not unique: the RmsNorm of every layer is called RmsNorm."""
     match node:
         case Layer():
             return _labelled(NodeKind.LAYER, str(node.index), node.stack)
@@ -143,7 +143,7 @@ def name_of(node: GraphNode) -> str:
 
 def _labelled(kind: NodeKind, name: str, label: str) -> str:
     match kind:
-        case NodeKind.LAYER:  # its own name is only its number
+        case NodeKind.LAYER:  # `name` is only the number of the layer
             return f"Layer {name} ({label})" if label else f"Layer {name}"
         case NodeKind.STEP:
             return f"{label} {name}" if label else name
@@ -152,7 +152,7 @@ def _labelled(kind: NodeKind, name: str, label: str) -> str:
 
 
 def work_ns(node: GraphNode) -> float | None:
-    """Return a node's time in one run of its root, including nodes inside it; None if it is not timed."""
+    """Return a node's time in one run of its root, including the nodes inside it. None if the node was not timed."""
     match node:
         case Brick() | KernelLaunch() | Transfer():
             return None if node.duration_ns is None else node.duration_ns * node.calls
@@ -165,7 +165,7 @@ def work_ns(node: GraphNode) -> float | None:
 
 
 def printable(text: str) -> str:
-    """Return `text` with escapes for characters that would move a cursor, break a line or not encode."""
+    """Return `text` with escapes for characters that would move a cursor, break a line or fail to encode."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

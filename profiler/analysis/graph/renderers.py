@@ -1,4 +1,4 @@
-"""The renderers that give text, by the name a user asks for. `to_csr` gives arrays, `to_rich_tree` a Rich tree."""
+"""The renderers that return text, by their name. `to_csr` returns arrays, and `to_rich_tree` returns a Rich tree."""
 
 from __future__ import annotations
 

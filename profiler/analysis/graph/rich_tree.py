@@ -1,4 +1,4 @@
-"""The graph as a Rich tree, to print in a terminal."""
+"""Renders the graph as a Rich tree, to print in a terminal."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def to_rich_tree(graph: ExecutionGraph) -> Tree:
-    """Return a tree with the labels of the ASCII tree; dropped nodes are reported in a last branch of the root."""
-    from rich.text import Text  # Rich loads in 50 ms, which a profiled process need not spend
+    """Return a tree with the labels of the ASCII tree. If nodes were dropped, the root's last branch says so."""
+    from rich.text import Text  # importing Rich takes 50 ms, which a profiled process need not spend
     from rich.tree import Tree
 
     root = to_tree_node(graph)
-    tree = Tree(Text(root.label))  # a Text, so that a name's [brackets] stay brackets
+    tree = Tree(Text(root.label))  # Text keeps [brackets] in names from being read as markup
     waiting = [(root, tree)]
     while waiting:
         here, branch = waiting.pop()

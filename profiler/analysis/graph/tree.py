@@ -1,8 +1,8 @@
-"""The graph as a tree of labels, and as text: the predecessor's format, to the character.
+"""Renders the graph as a tree of labels and as text. The text has exactly the predecessor's format.
 
-Connectors `├── ` and `└── `, continuation `│   ` or four spaces, two spaces between a name and its values, µ is
-U+00B5, one decimal. A single root has no header; several are below `Execution Graph`; none is `(empty graph)`. A
-graph that dropped nodes reports it below its last line.
+Connectors are `├── ` and `└── `, and continuations are `│   ` or four spaces. Two spaces are between a name and its
+values. µ is U+00B5. Values have one decimal. A single root has no header. Several roots are below `Execution Graph`.
+A graph without nodes is `(empty graph)`. If nodes were dropped, a line at the end says so.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MANY_ROOTS = "Execution Graph"
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """A label and the nodes below it; `node` is the id in the graph, None for an added root."""
+    """A label and the nodes below it. `node` is the id in the graph, or None for an added root."""
 
     label: str
     children: tuple[TreeNode, ...] = ()
@@ -39,19 +39,19 @@ class TreeNode:
 
 
 def label(node: GraphNode) -> str:
-    """Return the text of one node on its line, without connectors."""
+    """Return the text of one node's line, without connectors."""
     return printable(name_of(node) + _values(node))
 
 
 def dropped_text(graph: ExecutionGraph) -> str:
-    """Return the note on nodes that a drawing does not show; "" if it shows everything."""
+    """Return the note about dropped nodes and edges, or "" if nothing was dropped."""
     return f"({graph.dropped} dropped)" if graph.dropped else ""
 
 
 def to_tree_node(graph: ExecutionGraph) -> TreeNode:
-    """Return the graph under one root; several roots get an added one, an empty graph is a single label."""
+    """Return the graph under one root. If it has several roots, one is added. An empty graph is a single label."""
     below: dict[int | None, list[TreeNode]] = {}
-    # From the last node to the first: nodes inside a node were added after it, and are complete before it.
+    # Go from the last node to the first. Nodes inside a node were added after it, so they are complete before it.
     for node in range(len(graph.nodes) - 1, -1, -1):
         children = tuple(reversed(below.pop(node, [])))
         below.setdefault(graph.parents[node], []).append(TreeNode(label(graph.nodes[node]), children, node))
@@ -62,7 +62,7 @@ def to_tree_node(graph: ExecutionGraph) -> TreeNode:
 
 
 def to_ascii_tree(graph: ExecutionGraph) -> str:
-    """Return the graph as text, lines joined by newlines and none at the end."""
+    """Return the graph as text. Lines are joined by newlines, without a newline at the end."""
     lines = tree_lines(to_tree_node(graph)) if graph.nodes else [EMPTY_TEXT]
     if graph.dropped:
         lines.append(dropped_text(graph))
@@ -72,7 +72,7 @@ def to_ascii_tree(graph: ExecutionGraph) -> str:
 def tree_lines(root: TreeNode) -> list[str]:
     """Return a tree of labels as lines of text, one per node."""
     lines: list[str] = []
-    waiting = [(root, "", "")]  # a node, the text before its label, the text before its children
+    waiting = [(root, "", "")]  # a node, the text before its label, the text before its children's labels
     while waiting:
         here, before, prefix = waiting.pop()
         lines.append(before + here.label)
@@ -115,6 +115,6 @@ def _elements(elements: int | None) -> str:
 def _launch(kernel: KernelLaunch) -> str:
     if kernel.grid is None or kernel.block is None:
         return kernel.backend
-    # The third number is block.y, as the predecessor printed it; it is not CUDA's own launch syntax.
+    # The third number is block.y, as in the predecessor's output. CUDA's own launch syntax is different.
     shape = f"<<<{kernel.grid[0]},{kernel.block[0]},{kernel.block[1]}>>>"
     return f"{shape} smem={kernel.shared_memory_bytes or 0}B"
