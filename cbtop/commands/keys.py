@@ -1,4 +1,4 @@
-"""`cbtop keys`: who may listen over the network, and with which key."""
+"""`cbtop keys`: manage who may listen over the network, and with which key."""
 
 from __future__ import annotations
 

@@ -168,15 +168,15 @@ EACH_PROCESSOR static double length_of(const float *x, npy_intp count) {
     return sqrt(sum);
 }
 
-/* The kinds of operands of an operation: contiguous elements, one element for all, or a number. A mask of the bits takes
-   the magnitudes of an operand while it is read. */
+/* The kinds of operands of an operation: contiguous elements, one element for all, or a number. A mask of the bits
+   takes the magnitudes of an operand while it is read. */
 typedef enum { ELEMENTS, ONE, LONE_NUMBER } Kind;
 typedef uint32_t __attribute__((may_alias)) float_bits;
 typedef uint64_t __attribute__((may_alias)) double_bits;
 
 /* `apply_T` applies an operation element by element; `out` may be one of the operands. `count_T` returns the number of
-   elements for which a comparison holds. `block_T` returns `count` elements of a node from (row, column) on, in `out` or
-   in their array. */
+   elements for which a comparison holds. `block_T` returns `count` elements of a node from (row, column) on, in `out`
+   or in their array. */
 #define LEFT(T, i) value_of_##T(left[i] & a->mask)
 #define RIGHT(T, i) value_of_##T(right[i] & b->mask)
 #define APPLIED(T, SYMBOL)                                                                                            \
