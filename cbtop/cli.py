@@ -46,7 +46,7 @@ DESCRIPTION = "Watch the bricks of running LLM inference processes: every number
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `cbtop` with the arguments `argv`, by default those of the process, and return the exit code."""
+    """Run `cbtop` with `argv` (default: the arguments of the process), and return the exit code."""
     if sys.stdout is None:
         return _fail("standard output is closed; there is nowhere to print to", 1)
     for stream in (sys.stdout, sys.__stderr__):  # stdout is for reports, stderr for the screen

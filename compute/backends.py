@@ -28,7 +28,7 @@ WORKQUEUE = "workqueue"  # Numba's own threads, used without TBB and OpenMP, or 
 
 
 # GNU OpenMP ends a fork (SIGTERM) that uses threads if its parent has already started threads.
-_launched: set[int] = set()  # ids of this process and its parents in which Numba has started threads
+_launched: set[int] = set()  # ids of this process and its parents, if Numba has started threads in them
 
 
 _TURNS = threading.RLock()
@@ -39,7 +39,7 @@ def turn() -> Iterator[None]:
     """Enter this context to use Numba's threads.
 
     With the workqueue layer, or before Numba has chosen a layer, only one Python thread enters at a time, because the
-    workqueue ends a process in which two threads use it together.
+    workqueue ends a process if two threads use it together.
     """
     if (_threading_layer() or WORKQUEUE) == WORKQUEUE:
         with _TURNS:
@@ -70,7 +70,7 @@ class Backend:
 
 @jit
 def _nothing(weights: Any, bias: Any, x: Any, beside: Any, out: Any, chunk: Any, chunks: Any) -> None:
-    """Do nothing. Running this function starts the threads; its argument types are those of int8 products."""
+    """Do nothing. Running this function starts the threads; it has the argument types of int8 products."""
 
 
 def _start(threads: int) -> None:
@@ -100,7 +100,7 @@ def physical_cores() -> int:
 
 
 class OtherProcesses:
-    """How much other processes have used this machine's processors since this object was made (Linux /proc/stat)."""
+    """The use of this machine's processors by other processes since this object was made (Linux /proc/stat)."""
 
     def __init__(self) -> None:
         self._begun_s, self._others_s = time.monotonic(), _others_s()

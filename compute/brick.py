@@ -63,7 +63,7 @@ class ComputeBrick:
         """Create the brick.
 
         `names_launches`: whether each kernel records its own launch, with its shape.
-        `bfloat16_tokens`: the number of tokens from which int8 products run in bfloat16. None: they always run in
+        `bfloat16_tokens`: int8 products of this number of tokens or more run in bfloat16. None: they always run in
         int8.
         """
         self.spec = spec
@@ -100,7 +100,7 @@ class ComputeBrick:
             self._many_elements = bfloat16_tokens * self._token_elements
 
     def __call__(self, elements: int, *calls: Arguments) -> None:
-        """Run each kernel with its arguments. `elements` is the size from which the definition's Work is computed."""
+        """Run each kernel with its arguments. The definition's Work is a linear function of `elements`."""
         definition = self.definition if elements < self._many_elements else self._of_many
         if self._of_token is not None and elements <= self._token_elements:
             definition = self._of_token

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from cbtop.compute.checks import Assertion, Equivalent, Finite
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
-# These tolerances are above those of the contracts, which hold for examples. If all scores of a model are near 100,
+# These tolerances are larger than in the contracts, which hold for examples. If all scores of a model are near 100,
 # because its keys have biases, float32 rounding alone changes attention by 9.3e-6 (the demo's model). Its contract
 # allows 1e-5. A product of a few thousand float32 terms changes by about 1e-6 of the largest output if it is summed
 # in another order.
@@ -64,7 +64,7 @@ RECV = BrickSpec("Recv", BrickCategory.COMMUNICATION, ())
 BROADCAST = BrickSpec("Broadcast", BrickCategory.COMMUNICATION, ())
 ALL_REDUCE = BrickSpec("AllReduce", BrickCategory.COMMUNICATION, ())
 
-# All bricks of one token's pass, in the order in which they run.
+# All bricks of one token's pass, in the order of execution.
 BRICKS: tuple[BrickSpec, ...] = (
     EMBEDDING,
     RMS_NORM,

@@ -175,8 +175,8 @@ class _Threads:
 @turn()
 def measure_ceilings(threads: int | None = None, weights_bytes: int | None = None) -> list[Ceiling]:
     """Measure the DRAM bandwidth, the cache bandwidth and the multiply-add rates of `threads` threads, for an
-    announcement. None means all threads that this process may use. The rates are those of float32, of int8 if
-    products use it, and of bfloat16, with or without AMX, if products use it.
+    announcement. None means all threads that this process may use. The rates are measured for float32, and for int8
+    and bfloat16 (with or without AMX) if products use them.
 
     With `weights_bytes`, also measure the bandwidth over a working set of that size, because the weights of a small
     model may stay in the last-level cache. The measurement takes seconds. Meanwhile it occupies a quarter of the free
@@ -273,7 +273,7 @@ def measure_product(threads: int) -> Ceiling:
 
 
 def largest_size(sizes: Sequence[int], smallest_s: float, longest_s: float) -> int:
-    """Return the largest of `sizes` for which a product of square matrices takes at most `longest_s` seconds.
+    """Return the largest of `sizes` if a product of square matrices may take `longest_s` seconds.
 
     The times are estimated from the smallest size, which takes `smallest_s` seconds.
     """

@@ -85,8 +85,8 @@ def summary(findings: Iterable[tuple[str, str, AssertionResult]]) -> list[CheckR
     """Return one CheckResult for each pair of brick name and assertion name.
 
     A result passes if all its findings passed, and has the largest of their errors. It is skipped if a finding was
-    skipped and none failed. If a value was not finite, the result says so and has no error, because readers would
-    take the error of another output for the error of this one.
+    skipped and none failed. If a value was not finite, the result says so and has no error, because the error of a
+    different output would be misleading.
     """
     results: dict[tuple[str, str], CheckResult] = {}
     for brick, assertion, found in findings:

@@ -1,5 +1,5 @@
-"""Find the amounts of work from which threads, bfloat16 or plain weights are faster on this machine. The decoder's
-own kernels are timed with and without each of these."""
+"""Find the smallest amounts of work that are faster with threads, bfloat16 or plain weights on this machine. The
+decoder's own kernels are timed with and without each of these."""
 
 # Rules
 # - Times are wall-clock times, because the question is whether several threads end sooner.
@@ -79,7 +79,7 @@ class PairedTimes:
 
     @property
     def spread_percent(self) -> float:
-        """The interquartile range of the rounds, in percent of their median, for the method where it is larger."""
+        """The interquartile range of the rounds in percent of their median. The larger of both methods counts."""
         quartiles = [statistics.quantiles(each) for each in (self.before_ns, self.after_ns)]
         return max((100 * (high - low) / middle if middle else 0.0) for low, middle, high in quartiles)
 
@@ -220,7 +220,7 @@ def _weights(rows: int) -> QuantizedMatrix:
     """Return a matrix of ROWS random rows, repeated, because computing the scales of all rows would take seconds."""
     few = QuantizedMatrix.of(Q4_K, _floats(ROWS, COLUMNS))
     data = np.tile(few.data, (rows // ROWS, 1))
-    # a writable array has another Numba type, for which other code would be compiled than a decoder runs
+    # a writable array has another Numba type, so that other code would be compiled than a decoder runs
     data.flags.writeable = False
     return QuantizedMatrix(Q4_K, data, COLUMNS)
 

@@ -109,7 +109,7 @@ class GgufFile:
         return [name for name in self._tensors if name not in self._taken]
 
     def size_bytes(self, part: str = "") -> int:
-        """Return the bytes of all tensors whose names contain `part`."""
+        """Return the bytes of all tensors with `part` in their names."""
         return sum(tensor.size_bytes for name, tensor in self._tensors.items() if part in name)
 
     def elements(self) -> int:

@@ -5,7 +5,7 @@ Source of the format: ggml's docs/gguf.md and ggml.h (enum ggml_type).
 
 # A model file may come from anywhere. No count in it is used before the file is known to be large enough for it.
 # Values that not every caller needs (the tokenizer's arrays, long texts) are skipped. The file is read, not mapped:
-# if it is cut short meanwhile, a read returns fewer bytes, but a process that had mapped the file would be killed.
+# if it is cut short meanwhile, a read returns fewer bytes. A process that had mapped the file would be killed.
 
 from __future__ import annotations
 

@@ -126,6 +126,6 @@ def _matrix(rows: int, columns: int) -> QuantizedMatrix:
     """Return a matrix of ROWS random rows, repeated, because computing the scales of all rows would take seconds."""
     few: Any = np.random.default_rng(SEED).standard_normal((ROWS, columns), dtype=np.float32)
     data = np.tile(QuantizedMatrix.of(Q4_K, few * np.float32(columns**-0.5)).data, (rows // ROWS, 1))
-    # a writable array has another Numba type, for which other code would be compiled than a decoder runs
+    # a writable array has another Numba type, so that other code would be compiled than a decoder runs
     data.flags.writeable = False
     return QuantizedMatrix(Q4_K, data, columns)

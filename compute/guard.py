@@ -37,7 +37,7 @@ Run = Callable[..., None]  # (brick, elements, *calls)
 
 
 class Reaction(Enum):
-    """What the guard does about a fault."""
+    """The guard's reaction to a fault."""
 
     STOP = "stop"
     LOG = "log"
@@ -50,7 +50,7 @@ class Fault(Enum):
     NAN = "NaN"
     INFINITY = "infinity"
     OVERFLOW = "overflow"  # finite, but larger than EXPLOSION_MAGNITUDE
-    DIVERGENCE = "divergence"  # the output is not equal to that of the float64 reference
+    DIVERGENCE = "divergence"  # the output does not equal the output of the float64 reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def fault_of(output: Output) -> Fault | None:
 
 def _fault_in(name: str, output: Output) -> Fault | None:
     """Return the fault of the output with this contract name, or None. An overflow of int8 factors does not count:
-    factors are sums of 32 numbers of another output of the same brick, and are too large only if that output is."""
+    factors are sums of 32 numbers of the brick's main output, and are too large only if that output is."""
     fault = fault_of(output)
     return None if fault is Fault.OVERFLOW and name == FACTORS else fault
 

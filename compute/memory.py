@@ -26,8 +26,7 @@ class _Version:
     mounted: str
     limit: str
     used: str
-    # Counters of memory.stat: pages of files. They count as used memory, but the system frees them when memory is
-    # short.
+    # Counters of memory.stat: pages of files. They count as used memory. The system frees them when memory is short.
     files: tuple[str, str]
 
 

@@ -34,8 +34,7 @@ class ManagedGpu:
         return None if limit is None else round(limit / PER_WATT)
 
     def used_percent(self) -> int | None:
-        """Return the percentage of the last second in which any process used the GPU. Call this before we use the
-        GPU."""
+        """Return the percentage of the last second that any process used the GPU. Call this before we use the GPU."""
         if self._handle is None:
             return None
         time.sleep(SETTLE_S)

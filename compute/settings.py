@@ -16,7 +16,7 @@ LOWEST_TEMPERATURE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class TokenSampling:
-    """How the next token is chosen.
+    """The settings for choosing the next token.
 
     A generator seeded with `seed` draws from the `top_k` likeliest tokens (0: all), limited to those that together
     have `top_p` of the probability, at a `temperature`. A temperature of 0 is the greedy choice. Below 1e-6, dividing
@@ -57,7 +57,7 @@ GREEDY = TokenSampling()
 
 @dataclass(frozen=True, slots=True)
 class Crossovers:
-    """The amounts of work from which the second of two methods is used.
+    """The smallest amounts of work that are done with the second of two methods.
 
     `product_bytes`: bytes of weights times tokens. Smaller products run on one thread, others on several.
     `attention_products`: products of a number of a query and a number of a key. Smaller attention runs on one thread,

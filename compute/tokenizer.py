@@ -173,7 +173,7 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
 
 
 def _byte_level(file: GgufFile, tokens: list[str], tokenizers: Any) -> tuple[Library, bool]:
-    """Return a tokenizer that merges characters which stand for bytes, and whether a text begins with a special
+    """Return a tokenizer that merges characters that represent bytes, and whether a text begins with a special
     token."""
     pre = file.metadata.text("tokenizer.ggml.pre", "default")
     if pre not in PATTERNS:

@@ -2,7 +2,7 @@
 
 Rules
 - The called function is the decoder's own `implementation`, chosen by the same arguments.
-- `variants` is the only table of variants. The tolerance is always that of the kernel's contract.
+- `variants` is the only table of variants. The tolerance is always taken from the kernel's contract.
 - A check that does not find a planted fault is itself a failure, because it would pass any output.
 """
 
@@ -54,7 +54,7 @@ PRODUCTS = (
     brick_specs.MOE_EXPERTS,
     brick_specs.LM_HEAD,
 )
-# The bricks in which a kernel runs, by the name of its contract. Products run in all of PRODUCTS.
+# The bricks that run a kernel, by the name of its contract. Products run in all of PRODUCTS.
 BRICKS_OF: Mapping[str, tuple[BrickSpec, ...]] = {
     "embedding": (brick_specs.EMBEDDING,),
     "rms_norm": (brick_specs.RMS_NORM,),

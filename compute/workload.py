@@ -32,7 +32,7 @@ _log = logging.getLogger("cbtop")
 
 MAX_DEFAULT_CONTEXT = 2048
 SHORTEST_CONTEXT = 2
-WITHOUT_BUDGET = {"Q2_K", "Q3_K"}  # formats whose products are slower than the contracts' bounds assume
+WITHOUT_BUDGET = {"Q2_K", "Q3_K"}  # formats with slower products than the contracts' bounds assume
 # The names of the checks of `verify_pass`.
 WHOLE_PASS = "logits are those of float64"
 EACH_LOGIT = "each token's logit is that of float64"
@@ -234,8 +234,8 @@ def _verified(prompt: Sequence[int], context: int) -> list[Sequence[int]]:
 
 
 def verify_pass(path: Path, threads: int, *, is_exact: bool, backend: str = "cpu") -> list[CheckResult]:
-    """Check whether the logits of the model at `path` equal those of a float64 pass in NumPy. Checks of single bricks
-    miss faults in their arguments, and compare only some rows. Raises ModelError if the model cannot be run.
+    """Check whether the logits of the model at `path` equal the logits of a float64 pass in NumPy. Checks of single
+    bricks miss faults in their arguments, and compare only some rows. Raises ModelError if the model cannot be run.
 
     The error of a position is the root mean square of the differences of its logits, in standard deviations of the
     logits. The first check reports the largest error of all compared positions. For a mixture of experts it reports

@@ -1,6 +1,6 @@
 """The subcommands, in the order of `cbtop --help`. Each subcommand is a module with `add_arguments` and `run`.
 
-Only the module of the given subcommand is imported, so that `cbtop keys` does not wait for the imports of others.
+Only the module of the given subcommand is imported, so that `cbtop keys` does not wait for all imports.
 """
 
 # Name and help line of each subcommand. The module has the same name, with _ for -.

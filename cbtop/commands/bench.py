@@ -174,7 +174,7 @@ def _asked(options: argparse.Namespace, threads: int) -> WorkloadOptions:
 
 
 def _fields(path: Path, model: Model, result: _Result) -> dict[str, Any]:
-    """Return the result as a dictionary. The keys are those of llama-bench if they have the same meaning."""
+    """Return the result as a dictionary. It has llama-bench's keys if their meaning is the same."""
     ns, ns_deviation = mean_and_deviation(result.samples_ns)
     rate, rate_deviation = mean_and_deviation(result.samples_ts)
     return {

@@ -62,7 +62,7 @@ examples:
   cbtop demo --serve-only                       only the workload; watch it with `cbtop`
 """
 POLL_MS = 100
-CHECKED_STEPS = 300  # so many steps detect +5 % on one brick of one layer (docs/gate.md)
+CHECKED_STEPS = 300  # enough steps to detect +5 % on one brick of one layer (docs/gate.md)
 STOP_S = 5.0
 STDERR = 2  # descriptor for the model's text if stdout is for a report
 
@@ -290,7 +290,7 @@ def _workload_options(
 
 
 def _stopping_signals(options: argparse.Namespace) -> list[int]:
-    """Install handlers for the signals that stop this process. Returns the list to which the handlers append.
+    """Install handlers for the signals that stop this process. Returns the list that the handlers append to.
 
     A workload that is watched ignores Ctrl-C, because the terminal also sends it to the watching process.
     """
@@ -315,7 +315,7 @@ def _serve_ranks(options: argparse.Namespace) -> int:
 
 
 class DemoFeed(Feed):
-    """A feed that shows only the workload for which it was made."""
+    """A feed that shows only its own workload."""
 
     def __init__(self, process: subprocess.Popen[bytes], said: IO[str], window_s: float) -> None:
         super().__init__(window_s=window_s)

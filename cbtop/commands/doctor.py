@@ -174,7 +174,7 @@ def _sources(directory: Path) -> Fact:
 
 
 def _gpu() -> Iterator[Fact]:
-    """Yield what NVML reports. It is asked in a thread, because a hung driver must not block this process."""
+    """Yield the facts that NVML reports. A thread asks it, because a hung driver must not block this process."""
     found: list[tuple[DeviceSample, str]] = []
 
     def look() -> None:

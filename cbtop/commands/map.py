@@ -123,7 +123,7 @@ def _sizes(sizes: Sequence[int] | None) -> str:
 
 
 def _layers(layers: Sequence[int | None]) -> str:
-    """Return layers such as `0-3, 5`. A `-` stands for launches outside the layers."""
+    """Return layers such as `0-3, 5`. A `-` means launches outside the layers."""
     runs: list[list[int]] = []
     for number in sorted({layer for layer in layers if layer is not None}):
         if runs and number == runs[-1][-1] + 1:

@@ -128,7 +128,7 @@ def run(options: argparse.Namespace) -> int:
             from cbtop.commands.shared.watch import watch
 
             return watch(program, command[0], options)
-    import signal  # already loaded here; the handlers of `options.signals` are those of `signal`, not of `_signal`
+    import signal  # already loaded here; `options.signals` has handlers of `signal`, not of `_signal`
 
     for number, found in options.signals.items():
         signal.signal(number, found)

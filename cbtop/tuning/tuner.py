@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # imported for types only, because it loads Numba
 
 MAX_ROUNDS = 20  # largest number of rounds of a try; more rounds would only detect negligible differences
 PROFILED = 3  # number of requests recorded by brick
-SPARE = 1.2  # factor by which a round may take longer than the first ones
+SPARE = 1.2  # largest time of a round, relative to the first rounds
 PREFILL, DECODE, REQUEST = "prefill", "decode", "request"
 # The contracts of kernels that compute differently if the products or the cache of a setting change.
 PRODUCTS = frozenset({"linear", "linear_int8", "linear_bf16", "qkv", "gated", "attention_bf16"})

@@ -75,7 +75,7 @@ class Checks:
         self.failed: Failed = self._first
 
     def names_of(self, failed: int) -> Iterator[str]:
-        """Return the names of the conditions whose bits are set in `failed`."""
+        """Return the names of the conditions with a set bit in `failed`."""
         return (one.name for number, one in enumerate(self._conditions) if failed >> number & 1)
 
     def all_of(self, values: Values) -> list[tuple[str, bool]]:
@@ -91,8 +91,8 @@ class Checks:
 
 @dataclass(frozen=True, slots=True)
 class Performance:
-    """The share of a roof (a name of `ceilings`) that the kernel reached, and the factor of a call's time from which
-    the call is a regression. Kernels that read weights have the roof WEIGHTS, from which their bricks get budgets."""
+    """The share of a roof (a name of `ceilings`) that the kernel reached, and the factor that makes a slower call a
+    regression. Kernels that read weights have the roof WEIGHTS, which gives their bricks budgets."""
 
     roof: str
     fraction: float
@@ -107,8 +107,8 @@ class Contract:
 
     `tolerance` limits max|difference| / max|reference| of an output. `output_faults` are names of
     `verification.FAULTS`, which are planted in outputs. `argument_faults` change the kernel's arguments. `before` and
-    `after` evaluate the conditions. `earlier` are the places of arguments whose values before the call are needed by
-    postconditions.
+    `after` evaluate the conditions. Postconditions also need the values that the arguments at the places `earlier`
+    had before the call.
     """
 
     name: str

@@ -31,7 +31,7 @@ SOFTMAX_GATING = 1  # llama.cpp's LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX
 # Keys of an architecture that do not change what a decoder computes. Some describe the model. Some matter only
 # together with other keys that are refused or off (the number of used experts). Some repeat what the tensors show
 # (whether the halves of a layer are parallel). Keys that begin as OF_IMAGES are ignored too, because they describe
-# tensors of another file.
+# tensors outside the file.
 DESCRIBING = frozenset(
     {
         "vocab_size", "tensor_data_layout", "pooling_type", "rope.scaling.finetuned",
@@ -162,7 +162,8 @@ class Rope:
     long_factors: NDArray[np.float32] | None  # factors in a longer context (LongRoPE, Ding et al. 2024)
     original_context: int
     extrapolation: float  # the unscaled share of a fast pair's frequency; 0 without YaRN
-    turns: tuple[float, float]  # turns in the original context from which a pair is fast, and up to which it is slow
+    # A pair with more turns than the first in the original context is fast. With fewer than the second it is slow.
+    turns: tuple[float, float]
 
     def table(self, context: int) -> NDArray[np.float32]:
         """Return the cosines and sines of all positions of a context, in the layout of `angle_table`, times the

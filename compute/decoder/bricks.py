@@ -58,7 +58,7 @@ class ExpertBricks:
 
 @dataclass(frozen=True, slots=True)
 class LayerBricks:
-    """The bricks of one layer, in the order in which they run.
+    """The bricks of one layer, in the order of execution.
 
     If the norm after a sum is an RMSNorm, one brick computes both: `ffn_norm` includes `attention_add`, and the next
     layer's `attention_norm` includes `ffn_add`. The last layer has an `ffn_add` of its own.
@@ -87,7 +87,7 @@ class LayerBricks:
 
 @dataclass(frozen=True, slots=True)
 class ModelBricks:
-    """The bricks of a model, in the order in which they run."""
+    """The bricks of a model, in the order of execution."""
 
     embedding: ComputeBrick
     layers: tuple[LayerBricks, ...]

@@ -296,9 +296,9 @@ class Decoder:
         """Check each brick against its reference, untimed, in both kinds of pass. All tokens of each prompt except
         the last run together from position 0. Then the last token runs alone.
 
-        Returns one result for each pair of brick name and assertion, over all places that use the brick. After a
-        brick whose output was not finite and could not be replaced, failures of other bricks are skipped, because
-        those bricks may be right. Restarts the sequence.
+        Returns one result for each pair of brick name and assertion, over all places that use the brick. If the
+        output of a brick was not finite and could not be replaced, failures of later bricks are skipped, because
+        later bricks may be right. Restarts the sequence.
         """
         findings: list[tuple[str, str, AssertionResult]] = []
         in_turn, last_kept = list(self.bricks.places()), self.bricks.layers[-1].kv_write

@@ -29,8 +29,7 @@ class Machine(Protocol):
         """Raise ComputeError if the machine can no longer run."""
 
     def turn(self) -> AbstractContextManager[None]:
-        """Return the context in which a pass runs. Entering it waits for other passes if only one can run at a
-        time."""
+        """Return the context manager of a pass. Entering it waits for other passes if only one can run at a time."""
 
     def array(self, values: Any) -> Any:
         """Return a host array in memory that kernels read."""
@@ -75,7 +74,7 @@ class Host:
     """The CPU, with a number of threads."""
 
     names_launches = False
-    most_together = 128  # the activations of so many tokens stay in the CPU cache
+    most_together = 128  # the activations of 128 tokens stay in the CPU cache
 
     def __init__(self, threads: int) -> None:
         self._threads = threads

@@ -28,8 +28,7 @@ class Mixture:
         self._space = ExpertSpace.of(experts, model.hidden, model.feed_forward, most, machine.zeros)
 
     def plan(self, tokens: int) -> None:
-        """Set the number of tokens of each expert for a plan, in which no router runs. As many experts as a token
-        uses get all tokens."""
+        """Choose experts for a plan, because no router runs in it. As many experts as a token uses get all tokens."""
         starts = self._space.starts
         starts[:] = tokens * np.minimum(np.arange(len(starts)), self._experts.used)
 

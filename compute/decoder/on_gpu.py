@@ -1,4 +1,4 @@
-"""Run the decoder on a GPU, where the weights and the cache stay. A prompt runs launch by launch, one token as a
+"""Run the decoder on a GPU. The weights and the cache stay there. A prompt runs launch by launch, one token as a
 captured graph.
 
 A pass of a given number of tokens always makes the same launches, because kernels read the tokens and positions on
@@ -9,8 +9,8 @@ Rules
 - A recorded step launches the variant of every kernel that stamps its times, any other step the plain variant. Both
   variants of a one-token pass are prepared with the first token.
 - The measurements of a recorded step are published while the device works for the next step, or when the sequence
-  ends. `tell` publishes those of the last step. If the measurements cannot be known, the step is recorded and its
-  kernels count as lost.
+  ends. `tell` publishes the last step. If the measurements cannot be known, the step is recorded and its  kernels
+  count as lost.
 - A pass that ends in an error or an interrupt has also ended on the device, and none of its tokens is appended.
 """
 
@@ -104,8 +104,8 @@ def model_on(gpu: Gpu, model: Model, *, is_exact: bool, rank: Rank = ALONE) -> M
 
 
 def host_matrices(model: Model) -> Matrices:
-    """Return the host matrix from which each device matrix was read, by device pointer. A matrix of experts has one
-    entry for each expert."""
+    """Return the host copy of each device matrix, by device pointer. A matrix of experts has one entry for each
+    expert."""
     every = (model.embedding, model.lm_head, *_matrices_of_layers(model))
     moved = [one for one in every if isinstance(one, DeviceMatrix)]
     return {one.data.data.ptr: one.host for one in moved if one.host is not None}
@@ -138,14 +138,14 @@ class GpuMachine:
         most = context + -(-context // self.most_together) + 2
         self.sent = gpu.pinned((most,), np.int64)
         self.inputs = gpu.zeros((most,), np.int64)
-        self._start = gpu.zeros((1,), np.int32)  # the first position of a pass whose inputs are not sent
+        self._start = gpu.zeros((1,), np.int32)  # the first position of a pass without sent inputs
         # Whether the inputs of the pass are sent. The next line has the pass's numbers of tokens and parts, and how
         # many of each `put` and `position` have returned.
         self.takes_inputs = False
         self._tokens = self._parts = self._tokens_given = self._parts_given = 0
 
     def write(self, tokens: Sequence[int], start: int, sequence: int) -> int:
-        """Write the inputs of a pass into `sent`, from which they are copied. Returns their number of words."""
+        """Write the inputs of a pass into `sent`, the source of their copy. Returns their number of words."""
         starts = range(start, start + len(tokens), self.most_together)
         words = [*tokens, *starts, start + len(tokens), sequence]
         self.sent[: len(words)] = words
@@ -153,7 +153,7 @@ class GpuMachine:
 
     @contextmanager
     def inputs_of(self, tokens: int) -> Iterator[None]:
-        """Enter this context to run a pass of `tokens` tokens whose inputs are sent."""
+        """Enter this context to run a pass of `tokens` tokens with sent inputs."""
         self._tokens, self._parts = tokens, -(-tokens // self.most_together)
         self._tokens_given = self._parts_given = 0
         self.takes_inputs = True
@@ -181,7 +181,7 @@ class GpuMachine:
         self.gpu.check()
 
     def turn(self) -> AbstractContextManager[None]:
-        """Return a context in which only one decoder uses the GPU."""
+        """Return a context that only one decoder can enter at a time, because they share the GPU."""
         return self.gpu.turn()
 
     def array(self, values: Any) -> Any:
@@ -441,7 +441,7 @@ class GpuDecoder(Decoder):
         self._untold = step, parts, None if stamps is None else stamps.copy(), elements
 
     def _elements_at(self, position: int) -> Elements:
-        """Return the elements of the bricks whose work in a one-token pass grows with the position."""
+        """Return the elements of the bricks that do more work at a later position, for a pass of one token."""
         heads = self.model.heads
         return {
             layer.bricks.attention: heads * attention.positions_seen(position, 1, layer.window)

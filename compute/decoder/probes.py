@@ -161,8 +161,8 @@ class LogitProbe:
         code, weights, bias, normed_last, logits_last, scratch = self._head
         normed, logits = np.empty_like(normed_last), np.empty_like(logits_last)
         (product,) = self._bricks.lm_head.kernels
-        # If the kernel also makes int8 codes, use only its norm, because the codes of the pass are not those of
-        # another layer's output.
+        # If the kernel also makes int8 codes, use only its norm, because the codes of the pass belong to one layer's
+        # output.
         norm, (_, *how, _) = next(_taken_apart([(self._bricks.final_norm.kernels[0], self._norm)]))
         if isinstance(scratch, Int8Scratch):
             scratch = replace(scratch, holds_codes=False)

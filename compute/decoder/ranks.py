@@ -39,7 +39,7 @@ UNBOUND = Performance("", 0.0, "", "", math.inf)
 
 
 class RankLink(Protocol):
-    """The connection of a rank to the other ranks. Each rank receives arrays in the order in which they were sent.
+    """The connection of a rank to the other ranks. Each rank receives arrays in the order of sending.
 
     Arrays are in the decoder's memory, row after row, float32 or int64. On a device, a transfer runs after everything
     that was launched before it.
@@ -107,8 +107,7 @@ ALONE = Rank(0, 1, None)
 
 
 def part_of(model: Model, rank: Rank) -> Model:
-    """Return the part of a model that a rank runs. Raises ModelError if the model cannot be split among so many
-    ranks.
+    """Return the part of a model that a rank runs. Raises ModelError if there are too many ranks to split the model.
 
     An embedding or head that the rank does not use stays in the model, because its sizes are read.
     """

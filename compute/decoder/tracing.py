@@ -1,6 +1,6 @@
 """Trace a decoder: sample its steps, run the probes, and publish the results."""
 
-# The time that tracing takes is recorded as a brick, `Trace`, inside the layer or step in which it is spent.
+# The time that tracing takes is recorded as a brick, `Trace`, inside the traced layer or step.
 
 from __future__ import annotations
 

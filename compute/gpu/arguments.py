@@ -23,7 +23,7 @@ POSITIONS = ("start", "position", "sequence")
 
 
 def on_device(kernel: Kernel, arguments: Arguments, device: Gpu) -> Arguments:
-    """Convert the arguments of the Numba version of a kernel to those of its CUDA version: weights in planes, plain
+    """Convert arguments of a kernel's Numba version to arguments of its CUDA version: weights in planes, plain
     caches, and POSITIONS as arrays."""
     names = kernel.contract.arguments
     of_interleaved = isinstance(arguments[-1], Int8Scratch | TileScratch)

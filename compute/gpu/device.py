@@ -116,7 +116,7 @@ class Gpu:
             raise ComputeError(f"{what} take {wanted}; of {there} {free} are free on {self.name}")
 
     def array(self, values: Any) -> Any:
-        """Return a copy of a host array on the device. Raises ComputeError if there is no room for it."""
+        """Return a copy of a host array on the device. Raises ComputeError without room for it."""
         try:
             return self.cupy.asarray(values)
         except self.cupy.cuda.memory.OutOfMemoryError as error:
@@ -127,7 +127,7 @@ class Gpu:
         return self.cupy.asnumpy(array)
 
     def zeros(self, shape: Any, dtype: Any) -> Any:
-        """Return zeros on the device. Raises ComputeError if there is no room for them."""
+        """Return zeros on the device. Raises ComputeError without room for them."""
         try:
             return self.cupy.zeros(shape, dtype)
         except self.cupy.cuda.memory.OutOfMemoryError as error:
@@ -137,8 +137,8 @@ class Gpu:
         """Return the planes of a host matrix on the device, uint8 (size of all planes,).
 
         With `experts`, the matrix holds that number of experts with equal numbers of rows, and the planes are uint8
-        (experts, size of the planes of one). The conversion needs at most 0.2 GB more. Raises ComputeError if there
-        is no room.
+        (experts, size of the planes of one). The conversion needs at most 0.2 GB more. Raises ComputeError without
+        room.
         """
         block_format = matrix.format
         blocks = matrix.data.reshape(experts or 1, -1, block_format.block_bytes)
@@ -267,7 +267,7 @@ class BrickLaunches:
 
     def __init__(self, space: Int8Scratch | None = None) -> None:
         self._space = space
-        self._coded: Any = None  # the array whose codes are in `space`
+        self._coded: Any = None  # the array that the codes in `space` belong to
 
     def of(self, kernels: Sequence[Kernel], calls: tuple[Arguments, ...]) -> Iterator[tuple[Kernel, Launch]]:
         """Yield each launch with its kernel.

@@ -21,7 +21,7 @@ class DeviceMatrix:
     uint8 (experts, size of the planes of one expert).
 
     `takes_int8`: whether products round activations to int8.
-    `host`: the host matrix from which the planes were made, for checks. None: the planes were made on the device.
+    `host`: the host copy of the matrix, for checks. None: the matrix was made on the device.
     """
 
     format: BlockFormat
@@ -53,7 +53,7 @@ class DeviceMatrix:
     @classmethod
     def of(cls, gpu: Gpu, matrix: QuantizedMatrix, *, takes_int8: bool, experts: int | None = None) -> DeviceMatrix:
         """Move a host matrix to the device. With `experts`, it holds the matrices of that number of experts. Raises
-        ModelError if its format has no planes, and ComputeError if there is no room."""
+        ModelError if its format has no planes, and ComputeError without room."""
         layout = matrix.format.planes
         if layout is None:
             raise ModelError(f"weights of {matrix.format.name} run on no GPU yet: run it with --backend cpu")

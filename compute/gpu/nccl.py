@@ -21,7 +21,7 @@ _TYPES = {np.dtype(np.int64): INT64, np.dtype(np.float32): FLOAT32}
 
 
 def new_id(gpu: Gpu) -> bytes:
-    """Return an id by which ranks find each other. One rank makes the id, and all ranks need it. Raises ComputeError
+    """Return an id that lets ranks find each other. One rank makes the id, and all ranks need it. Raises ComputeError
     without NCCL."""
     unique_id: bytes = _nccl(gpu).get_unique_id()
     return unique_id

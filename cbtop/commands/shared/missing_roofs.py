@@ -27,7 +27,7 @@ QUIET_S = 0.9  # least time between two looks at the machine's load; the looks a
 AFTER_S = 8.0  # seconds to wait for a quiet second after the command has ended
 LOOK_S = 0.1  # time between two looks after the command has ended
 MAX_ATTEMPTS = 3
-MAX_READ = 8  # largest number of processes whose announcements are read
+MAX_READ = 8  # largest number of processes to read announcements of
 BETTER = "`cbtop calibrate` measures longer"
 
 
@@ -36,10 +36,10 @@ class MissingRoofs:
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
-        self._asked: set[int] = set()  # ids of processes whose manifest is known
+        self._asked: set[int] = set()  # ids of processes with a known manifest
         # reader and messages of each ring
         self._catalogs: dict[Path, tuple[CatalogReader, list[Manifest | Ceiling]]] = {}
-        self._threads: int | None = None  # number of threads for which roofs are missing
+        self._threads: int | None = None  # number of threads without roofs
         self._load: MachineLoad | None = None
         self._running: ShortMeasurement | None = None
         self._measured: DeviceRoofs | None = None
@@ -131,7 +131,8 @@ class MissingRoofs:
 
 
 def missing_threads(said: Iterable[Manifest | Ceiling]) -> int | None:
-    """Return the number of threads for which a process announced that it knows no roofs of the processor, or None."""
+    """Return the number of threads if a process announced that it knows no processor roofs for them, otherwise
+    None."""
     manifest, roofs = None, {}
     for message in said:
         match message:

@@ -216,8 +216,8 @@ def _outcome(
 
 
 def _fields(outcome: ComparisonOutcome, pair: PairedTest) -> dict[str, Any]:
-    """Return the fields of a pair of tests, for both sides. The keys are those of llama-bench if they have the same
-    meaning."""
+    """Return the fields of a pair of tests, for both sides. They have llama-bench's keys if their meaning is the
+    same."""
     low, high = pair.interval or (None, None)
     found: dict[str, Any] = {
         "kind": outcome.kind,

@@ -113,7 +113,7 @@ class Process:
     environment: Mapping[str, str] | None = None
 
     def turn(self, should_stop: ShouldStop) -> dict[str, tuple[int | None, int]]:
-        """Run the command. Returns the tokens and the mean time (ns) of one run, for each test by name.
+        """Run the command. Returns the tokens and the mean time (ns) of one run of each test, by name.
 
         Raises CbtopError if the command fails, and InterruptedTurnError once `should_stop` returns true.
         """
@@ -187,7 +187,7 @@ def tests_in(output: bytes, title: str) -> dict[str, tuple[int | None, int]]:
 
 @contextmanager
 def processes(sides: Sequence[Side], arguments: Sequence[str]) -> Iterator[list[Process]]:
-    """Yield the processes of two revisions or commands. `arguments` are those of a revision's `cbtop bench`.
+    """Yield the processes of two revisions or commands. `arguments` are passed to `cbtop bench` of a revision.
 
     Unpacked revisions are removed afterwards.
     """

@@ -23,7 +23,7 @@ STDERR = 2
 POLL_MS = 250  # time between two checks whether the command runs, on a kernel without pidfd_open
 LOOK_MS = 1000  # time between two looks at the waits of recording processes
 LATEST = 10  # number of stored looks
-MAX_LOOKED_AT = 8  # largest number of processes whose waits are looked at
+MAX_LOOKED_AT = 8  # largest number of observed processes
 LESS_URGENT = 19  # value for nice(2), because the program needs the processors more
 MAX_PROCESSES = 4096
 END = b"end"
@@ -84,7 +84,7 @@ class _Watched:
 
 
 class _Waits:
-    """How long the busiest thread of each recording process waited for a processor, by second."""
+    """The time that the busiest thread of each recording process waited for a processor, by second."""
 
     def __init__(self) -> None:
         # (time of the last look, processor times of the threads) of each process
