@@ -28,7 +28,8 @@ WORKQUEUE = "workqueue"  # Numba's own threads, used without TBB and OpenMP, or 
 
 
 # GNU OpenMP ends a fork (SIGTERM) that uses threads if its parent has already started threads.
-_launched: set[int] = set()  # ids of this process and its parents, if Numba has started threads in them
+# ids of the processes that started Numba's threads: this process, or one it was forked from
+_launched: set[int] = set()
 
 
 _TURNS = threading.RLock()
@@ -80,8 +81,8 @@ def _start(threads: int) -> None:
 
 
 def is_first_run() -> bool:
-    """Return whether kernels must still be compiled. True if the kernel cache lacks `on_threads`, which every run
-    calls first."""
+    """Return whether the kernel cache is missing `on_threads`. Every run calls that function first, so that a missing
+    one means a first run."""
     return not is_kept(on_threads)
 
 
@@ -166,7 +167,7 @@ def cpu_backend(threads: int | None = None) -> Backend:
         numba.set_num_threads(wanted)
         with turn():  # Numba knows its threading layer only after something has run in parallel
             _start(wanted)
-    except ValueError as error:  # if the layer that NUMBA_THREADING_LAYER names is not installed
+    except ValueError as error:  # raised if the layer in NUMBA_THREADING_LAYER is not installed
         raise ComputeError(f"Numba starts no threads ({str(error).splitlines()[0]})") from error
     _launched.add(os.getpid())
     return Backend(wanted, _threading_layer())

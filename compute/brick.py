@@ -1,4 +1,4 @@
-"""A brick of the catalog with its kernels. It runs the kernels timed, or checks them against their references."""
+"""A brick of the catalog with its kernels. It runs and times the kernels, or checks them against their references."""
 
 # This is the only file of compute that times anything. The decoder's traces come from the profiler.
 
@@ -24,10 +24,10 @@ ONE_THREAD = "numba"  # the backend of a kernel that never uses several threads
 REFERENCE = "numpy"  # the backend of a brick that runs the reference of each kernel
 # Microseconds per token. In shorter calls the fixed cost of a call matters, and no roof covers that cost.
 LEAST_BUDGET_US = 100.0
-# Factor on the contracts' bounds. In a step, calls take 0.9 to 1.1 times the bounds (AMD EPYC), and more if the
-# processor is busy.
+# Budgets are this many times the contracts' bounds. In a step, calls take 0.9 to 1.1 times the bounds (AMD EPYC), and
+# more if the processor is busy.
 SLACK = 2.0
-Profiler = BrickProfiler  # the name that the rest of compute uses
+Profiler = BrickProfiler  # the name of BrickProfiler in the rest of compute
 # A callback that gets a brick and the names of the contract conditions that do not hold.
 Violated = Callable[["ComputeBrick", Iterable[str]], None]
 
@@ -90,7 +90,7 @@ class ComputeBrick:
                 if not names_launches
             ),
         )
-        self._turn = 0  # counts the comparisons with the reference; each one compares other rows
+        self._turn = 0  # counts the comparisons with the reference, because each compares different rows
         self._token_elements = sum(launch.elements_per_token for launch in launches)
         # the definition for calls of one token, once they have a budget
         self._of_token: BrickDefinition | None = None
@@ -149,7 +149,7 @@ class ComputeBrick:
         before = [with_copies(call, kernel.outputs) for kernel, call in zip(self.kernels, calls, strict=True)]
         for implementation, arguments in zip(self._implementations, calls, strict=True):
             implementation(*arguments)
-        with np.errstate(all="ignore"):  # the references warn of infinities, which these checks look for
+        with np.errstate(all="ignore"):  # no warnings about infinities, because the checks look for them
             every = [(assertion, found) for assertion, found, *_ in self.compared(calls, before)]
             mended = any(found.not_finite for _, found in every) and self.use_reference_outputs(calls, before)
         for assertion, found in every:

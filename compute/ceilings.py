@@ -51,7 +51,7 @@ MIB = 1 << 20
 LARGEST_BUFFER_BYTES = 1024 * MIB
 SMALLEST_BUFFER_BYTES = 64 * MIB
 UNKNOWN_CACHE_BYTES = 32 * MIB
-# Size of the buffer, in last-level caches. With four, little of the last round is still cached.
+# Last-level caches that fit into the buffer. With four, little of the last round is still cached.
 CACHES_PER_BUFFER = 4
 SHARE_OF_FREE_MEMORY = 4
 ROUNDS = 5
@@ -88,7 +88,7 @@ def _fill(weights: Any, bias: Any, x: Any, numbers: Any, out: Any, chunk: int, c
 def _read(weights: Any, repeats: Any, x: Any, numbers: Any, out: Any, chunk: int, chunks: int) -> None:
     """Read this thread's part sequentially, repeats[0] times. repeats[1] is 0; it keeps the compiler from reading the
     part only once."""
-    # sums of integers depend less on each other than sums of floats
+    # integer additions wait less for each other than float additions
     words, nothing = numbers[0].view(np.int64), np.int64(repeats[1])
     size = words.shape[0]
     begin, end = np.uint64(chunk * size // chunks), np.uint64((chunk + 1) * size // chunks)
@@ -174,13 +174,13 @@ class _Threads:
 
 @turn()
 def measure_ceilings(threads: int | None = None, weights_bytes: int | None = None) -> list[Ceiling]:
-    """Measure the DRAM bandwidth, the cache bandwidth and the multiply-add rates of `threads` threads, for an
-    announcement. None means all threads that this process may use. The rates are measured for float32, and for int8
-    and bfloat16 (with or without AMX) if products use them.
+    """Measure the ceilings of `threads` threads: DRAM bandwidth, cache bandwidth and multiply-add rates. None means
+    all threads that this process may use. The rates are measured for float32, and for int8 and bfloat16 (with or
+    without AMX) if products use them.
 
     With `weights_bytes`, also measure the bandwidth over a working set of that size, because the weights of a small
-    model may stay in the last-level cache. The measurement takes seconds. Meanwhile it occupies a quarter of the free
-    memory (at most 1 GiB).
+    model may stay in the last-level cache. The measurement takes seconds, and a quarter of the free memory (at most 1
+    GiB).
     """
     on = _Threads(threads or available_threads())
     buffer, values = on.buffer, np.ones((1, LANES), np.float32)
@@ -273,7 +273,7 @@ def measure_product(threads: int) -> Ceiling:
 
 
 def largest_size(sizes: Sequence[int], smallest_s: float, longest_s: float) -> int:
-    """Return the largest of `sizes` if a product of square matrices may take `longest_s` seconds.
+    """Return the largest of `sizes` that lets a product of square matrices take at most `longest_s` seconds.
 
     The times are estimated from the smallest size, which takes `smallest_s` seconds.
     """

@@ -79,7 +79,8 @@ class PairedTimes:
 
     @property
     def spread_percent(self) -> float:
-        """The interquartile range of the rounds in percent of their median. The larger of both methods counts."""
+        """The interquartile range of the rounds in percent of their median. It is the larger range of the two
+        methods."""
         quartiles = [statistics.quantiles(each) for each in (self.before_ns, self.after_ns)]
         return max((100 * (high - low) / middle if middle else 0.0) for low, middle, high in quartiles)
 

@@ -27,7 +27,8 @@ SEED = 20260
 CHUNK_ELEMENTS = 1 << 19  # elements that are quantised at a time, so that NumPy's temporary arrays stay in cache
 BIAS_DEVIATION = 0.1
 NORM_DEVIATION = 0.05
-PREDICTED_LOGIT_DEVIATION = 3.0  # about as in a trained model; the greedy choice is clear with it
+# Deviation of the predicted logits, about as in a trained model. It makes the greedy choice clear.
+PREDICTED_LOGIT_DEVIATION = 3.0
 
 
 @dataclass(frozen=True, slots=True)

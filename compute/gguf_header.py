@@ -36,8 +36,8 @@ MAX_NAME_BYTES = 1_024
 MAX_TEXT_BYTES = 1_024
 MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
 LARGEST_DIMENSION = 1 << 31
-# Bytes that are read at a time to skip strings. They hold some hundred short strings, and are little of a long
-# string.
+# Bytes that are read at a time to skip strings. They hold some hundred short strings. Of a long string, little is
+# read.
 PIECE_BYTES = 1 << 14
 
 SUPPORTED_TYPES = ", ".join(block_format.name for block_format in FORMATS.values())

@@ -12,7 +12,7 @@ LFS_POINTER = b"version https://git-lfs."
 # Names of pieces of a large file that a publisher has cut byte by byte: model.gguf.part1of2, model.gguf-split-a.
 _PIECE = re.compile(r"(?P<whole>.+?)(?P<suffix>\.part\d+of\d+|-split-[a-z])", re.IGNORECASE)
 _SPLIT = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
-_KINDS = {  # the reason by the value of `general.type`
+_KINDS = {  # by `general.type`: what the file is, and what to do
     "adapter": "is a LoRA adapter, not a model; merge it into its model with llama-export-lora and give the result",
     "imatrix": "is an importance matrix, with which llama-quantize quantises a model; give the model itself",
     "mmproj": "is a projector of images or sound (mmproj), not a language model; give the .gguf file of its model",

@@ -1,4 +1,5 @@
-"""Measure from how much work on a GPU is faster than this processor. A decoder's own passes are timed on both.
+"""Measure how much work a decoder's pass needs to be faster on a GPU than on this processor. Passes are timed on
+both.
 
 Rules
 - Work is counted per layer, because the time of a pass is proportional to the number of layers on both processors.
@@ -38,7 +39,7 @@ SEED = 11
 def measure_gpu_crossovers(
     threads: int, progress: Callable[[str], None], time: Callable[..., list[PairedTimes]] = timed
 ) -> tuple[Crossover, ...]:
-    """Measure from how much work on the first GPU takes less time than `threads` CPU threads.
+    """Measure how much work a pass needs to be faster on the first GPU than on `threads` CPU threads.
 
     DECODING is in bytes of a layer's weights that a token reads. PROMPTS is in these bytes times the tokens of a
     prompt. The note of each crossover is the GPU's name. Raises ComputeError without a GPU, or without enough GPU

@@ -29,7 +29,7 @@ class GpuProperties:
 
 
 class Library(Protocol):
-    """The functions of torch or CuPy that the measurements need. They act on the GPU of the last call of `use`."""
+    """The functions of torch or CuPy that the measurements need. They act on the GPU that `use` selected last."""
 
     name: str
 

@@ -109,14 +109,15 @@ class JidokaGuard:
         self._began_s = clock_s()
         self._spent_s = 0.0
         self._times: dict[ComputeBrick, int] = {}
-        self._fallen: dict[ComputeBrick, tuple[Met, str]] = {}  # the fault after which each brick used its reference
+        # by brick: the fault that made the brick fall back, and its place
+        self._fallen: dict[ComputeBrick, tuple[Met, str]] = {}
         self._checked: dict[tuple[str, str], bool] = {}
         # (brick, assertion) pairs that were not checked, because the input was not finite
         self._spoilt: set[tuple[str, str]] = set()
 
     def run(self, run_brick: Run, position: int) -> Run:
-        """Return the function that runs the bricks of the pass that begins at `position`. If a sample is due, it also
-        checks one brick."""
+        """Return a function that runs the bricks of the pass that begins at `position`. It also checks one brick if a
+        sample is due."""
         self._position = position
         self._bears_all = False
         if self._spent_s > MAX_SHARE * (self._clock_s() - self._began_s):
@@ -184,7 +185,7 @@ class JidokaGuard:
         compared_s = self._clock_s()
         timer = self._profiler.start_brick(GUARD_BRICK)
         try:
-            with np.errstate(all="ignore"):  # the references warn of infinities, which these checks look for
+            with np.errstate(all="ignore"):  # no warnings about infinities, because the checks look for them
                 met = self._compare(brick, calls, before)
                 if met is not None:
                     self._react(brick, met, calls, before)

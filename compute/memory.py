@@ -1,4 +1,5 @@
-"""Measure how much memory this process may still take, allocate memory on huge pages, and give code pages back."""
+"""Measure how much memory this process may still take, allocate memory on huge pages, and give code pages back to the
+system."""
 
 from __future__ import annotations
 

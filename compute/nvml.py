@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-SETTLE_S = 1.0  # seconds before a call that the reported utilisation covers, at most
+SETTLE_S = 1.0  # a reported utilisation covers at most this many seconds before the call
 PER_WATT = 1000
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ComputeTarget(Protocol):
-    """A processor that a model runs on. `threads` is the number of CPU threads that compute, or None if none does."""
+    """A processor that a model runs on. `threads` is the number of CPU threads that compute, or None on a GPU."""
 
     label: str
     threads: int | None

@@ -60,8 +60,8 @@ class Crossovers:
     """The smallest amounts of work that are done with the second of two methods.
 
     `product_bytes`: bytes of weights times tokens. Smaller products run on one thread, others on several.
-    `attention_products`: products of a number of a query and a number of a key. Smaller attention runs on one thread,
-    other attention on several.
+    `attention_products`: products of a query's number and a key's number. Attention with fewer runs on one thread,
+    otherwise on several.
     `bf16_tokens`: tokens. Products of fewer tokens run in int8, others in bfloat16 if the processor has AMX.
     `exact_bytes`: bytes of a matrix. A smaller matrix is interleaved for int8. Other matrices stay as in the file,
     for products of floats.
@@ -72,7 +72,7 @@ class Crossovers:
 
     product_bytes: int = 96 << 10  # 10-20 us of work of one thread; waking a second thread takes 2-40 us
     attention_products: int = 1 << 17  # some 20 us of work of one thread
-    # bfloat16 has 1.35x the speed of int8 at 12 tokens, and 0.92x at 8, which are twice int8's four
+    # bfloat16 has 1.35x the speed of int8 at 12 tokens, and 0.92x at 8, two groups of int8's four
     bf16_tokens: int = 12
     exact_bytes: int = 1 << 40  # no matrix is so large; equals `protocol.crossovers.NEVER`
     measured: frozenset[str] = frozenset()
@@ -148,8 +148,8 @@ DEFAULT_SETTINGS = DecoderSettings()
 
 @dataclass(frozen=True, slots=True)
 class WorkloadOptions:
-    """What to run. A value of None means: the demo model, no limit of steps, all processors except one, or the
-    model's context up to 2048.
+    """What to run. None means the demo model (`model`), no limit (`steps`), all processors except one (`threads`), or
+    the model's context up to 2048 (`context`).
 
     `cache_type`: type of the KV cache, f16 or f32.
     `is_exact`: whether products read unrounded activations instead of int8.

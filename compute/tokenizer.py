@@ -43,8 +43,9 @@ PATTERNS = {
     "stablelm2": (_QWEN2,),
     "smollm": (r"\p{N}", _GPT2),
 }
-BEGINS = frozenset({"llama-bpe"})  # With these, a text begins with a special token unless the file says otherwise.
-# With these, a word that is a token becomes that token, whatever the merges are.
+# For these values of `tokenizer.ggml.pre`, a text begins with a special token unless the file says otherwise.
+BEGINS = frozenset({"llama-bpe"})
+# For these values, a word that is a token becomes that token, whatever the merges are.
 WHOLE_WORDS = frozenset({"llama-bpe"})
 # Control tokens that end a text even if the file does not say so, as in llama.cpp.
 ENDS = frozenset(
@@ -64,7 +65,7 @@ def _byte_characters() -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """The vocabulary of a model. `pieces` holds the bytes of each token. Those of control tokens are empty."""
+    """The vocabulary of a model. `pieces` holds the bytes of each token. Control tokens have no bytes."""
 
     pieces: tuple[bytes, ...]
     ends: frozenset[int]  # tokens that end a text

@@ -88,7 +88,7 @@ OF_SEVERAL_SHAPES = (
     "gated",
     "kv_write",
     "qkv",
-)  # kernels that run in a brick and have variants of their own
+)  # contract names of kernels with several shapes, which have variants of their own
 # a function that calls a kernel, which writes its outputs into the arguments
 Run = Callable[[Kernel, Arguments], None]
 REFERENCE, SINGLE_TOKENS, PARTS = "reference", "single tokens", "its parts"
@@ -135,9 +135,12 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """The result of verifying one variant. `max_error` is the largest error over all sizes, relative to the largest
-    value. If a value is not finite, it is None, and `not_finite` is "NaN" or "infinity". `missed` names planted
-    faults that no check found, and conditions of the contract that hold for arguments which should break them."""
+    """The result of verifying one variant.
+
+    `max_error` is the largest error over all sizes, relative to the largest value. It is None if a value is not
+    finite, and `not_finite` is then "NaN" or "infinity". `missed` names planted faults that no check found, and
+    conditions of the contract that hold for arguments which should break them.
+    """
 
     kernel: str
     contract: str
@@ -243,8 +246,8 @@ def _attention() -> Iterator[Variant]:
 
 
 def _fused() -> Iterator[Variant]:
-    """Yield kernels that fuse several products or run experts. Each format has one number of tokens and threads. Two
-    mixed formats, as in Q4_K_M models, have all of them."""
+    """Yield kernels that fuse several products or run experts. Each format is yielded with one number of tokens and
+    threads. A mix of two formats, as in Q4_K_M models, is yielded with all numbers."""
     for is_int8, codes in ((False, tuple(FORMATS)), (True, tuple(linear_int8.LINEAR_INT8))):
         for turn, code in enumerate(codes):
             tokens, threads = PRODUCTS_WITH[turn % len(PRODUCTS_WITH)]

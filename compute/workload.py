@@ -38,8 +38,9 @@ WHOLE_PASS = "logits are those of float64"
 EACH_LOGIT = "each token's logit is that of float64"
 PROMPT_TOKENS = 32
 PROMPT_SEED = 7
-VERIFIED_TOKENS = 6  # five tokens together, which four does not divide, and one alone
-MOST_VERIFIED = 128  # References for more tokens take too long. A pass takes at most this many tokens together.
+VERIFIED_TOKENS = 6  # tokens to check bricks with: five together, not a multiple of four, and one alone
+# Checks with tiles have fewer tokens. References for more take too long, and a pass takes at most this many together.
+MOST_VERIFIED = 128
 # Tokens to verify a whole pass with: more tokens than one pass takes together, then some tokens alone.
 PASS_TOKENS, PASS_DECODED = 140, 7
 # The tolerated difference of logits from float64's logits, in standard deviations of these. The values are static.
@@ -172,9 +173,9 @@ def _decode(
 def _set_budgets(decoder: Decoder, roofs: Mapping[str, Ceiling]) -> None:
     """Set time budgets for bricks that read weights.
 
-    The budgets assume the lower of two roofs, reading weights and reading memory, because the contracts' bounds are
-    too low for weights in a cache. No budget is set if a roof is unsure, or if the bounds are not for this processor
-    or for a format of the model.
+    The budgets assume the lower of two roofs, reading weights and reading memory, because the contracts' bounds do
+    not hold at the speed of weights in a cache. No budget is set if a roof is unsure, or if the bounds are not for
+    this processor or for a format of the model.
     """
     from cbtop.compute.contracts import WEIGHTS
     from cbtop.compute.jit.cpu import TIER
