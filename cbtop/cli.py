@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command, options = _parsed(list(sys.argv[1:] if argv is None else argv))
         debug = options.debug
         logging.basicConfig(format="cbtop: %(message)s", level=logging.DEBUG if debug else logging.WARNING)
-        # the command becomes another program, which needs the default handlers
+        # Handlers to restore by a command that becomes another program.
         options.signals = {
             number: signal.signal(number, _exit_on_signal) for number in (signal.SIGTERM, signal.SIGHUP)
         }
@@ -122,7 +122,7 @@ def _in_one_line(message: str) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that reports errors in one line. It also reports that the help cannot be written, which argparse
+    """A parser that reports errors in one line. It also reports an error when writing the help, which argparse
     ignores."""
 
     def error(self, message: str) -> NoReturn:

@@ -27,8 +27,8 @@ PROC_STAT = Path("/proc/stat")
 WORKQUEUE = "workqueue"  # Numba's own threads, used without TBB and OpenMP, or if NUMBA_THREADING_LAYER names them
 
 
-# GNU OpenMP ends a fork (SIGTERM) that uses threads if its parent has already started threads.
-# ids of the processes that started Numba's threads: this process, or one it was forked from
+# Ids of the processes that started Numba's threads: this process, or one it was forked from. GNU OpenMP ends a fork
+# (SIGTERM) that uses threads after its parent has started threads.
 _launched: set[int] = set()
 
 

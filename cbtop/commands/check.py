@@ -289,7 +289,7 @@ def _bounds(run: Run) -> dict[Brick, tuple[float, tuple[str, int]]]:
     from cbtop.compute.kernels import all_kernels
     from cbtop.compute.verification import variants
 
-    # The run may be from another processor. The kernels of this processor come first, then all other kernels.
+    # Kernels of this processor, then all other kernels, because the run may come from another processor.
     kernels = (*(variant.kernel for variant in variants()), *all_kernels())
     contracts = {kernel.name: kernel.contract for kernel in kernels}
     found = {}

@@ -180,7 +180,7 @@ _HEAD = (
     "max",
     "µs/step",
 )
-_NUMBERS_CHARS = 96  # characters that the columns except the name take
+_NUMBERS_CHARS = 96  # characters of all columns except the name
 
 
 def _rows(phase: PhaseKernels) -> Table:

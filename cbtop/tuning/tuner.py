@@ -243,8 +243,7 @@ class BrickTuner:
         if self._was_interrupted:
             return Untried(name, "it was interrupted")
         if part_s < (least_s := MIN_BLOCKS * self._request_s * SPARE):
-            # The time is too short for any speed of the candidate. Finding out its speed would take three more
-            # requests.
+            # The time is too short, whatever the candidate's speed is. Measuring that would take three more requests.
             why = (
                 f"{MIN_BLOCKS} rounds take {math.ceil(least_s)} s or more, and {max(part_s, 0):.0f} s are left for it"
             )
@@ -276,7 +275,8 @@ class BrickTuner:
         return Try(candidate, beside, tuple(pairs))
 
     def _rounds(self, candidate: Candidate, beside: Setting, rounds: int, end_s: float) -> list[Round]:
-        """Return the rounds that were completed. The last one ended after `end_s`, or before an interruption."""
+        """Return the completed rounds. Measuring stops with the first round that ends after `end_s`, or at an
+        interruption."""
 
         def turn(setting: Setting) -> Callable[[], Mapping[str, int]]:
             def run() -> Mapping[str, int]:
@@ -398,7 +398,7 @@ def _other_threads(threads: int, processors: int) -> list[int]:
 
 
 def changed(best: Setting, before: Setting, wanted: Setting) -> Setting:
-    """Return `best`, with the changes from `before` to `wanted`."""
+    """Return `best` with the values of `wanted` that differ from `before`."""
     return Setting(
         wanted.threads if wanted.threads != before.threads else best.threads,
         wanted.is_exact if wanted.is_exact != before.is_exact else best.is_exact,

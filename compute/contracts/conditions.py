@@ -2,8 +2,8 @@
 together."""
 
 # Rules
-# - Nodes are made from syntax that `expressions` accepts, and mean the same as `Expression.evaluate`. C only decides
-#   that a condition holds. `Condition.holds` decides every other case, and all cases if C was not built.
+# - Nodes are made from syntax that `expressions` accepts, and mean the same as `Expression.evaluate`. C can only
+#   decide that a condition holds. `Condition.holds` decides every other case, and all cases if C was not built.
 # - A subexpression that several conditions share becomes one node, so that an array is read once for all of them.
 
 from __future__ import annotations

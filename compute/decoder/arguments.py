@@ -21,8 +21,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class KernelArguments:
-    """Makes the arguments of calls, with the scratch of float products or of int8 products. All norms use
-    `epsilon`."""
+    """Makes the arguments of kernel calls. Products use the scratch of floats or of int8. All norms use `epsilon`."""
 
     epsilon: float
     scratch: Any
@@ -48,8 +47,8 @@ class KernelArguments:
         return (x, space.delta, *others) if brick.spec is brick_specs.ADD_RMS_NORM else (x, *others)
 
     def norm(self, x: Floats, norm: Norm | None, out: Floats, codes: Int8Scratch | None = None) -> Arguments:
-        """Return the arguments of a norm. The kernel writes the int8 codes of its output into `codes`, or none if
-        that is None."""
+        """Return the arguments of a norm. The kernel writes the int8 codes of its output into `codes`, unless that is
+        None."""
         assert norm is not None  # a model without this norm has no brick for it
         of_both = (norm.weight,) if norm.bias is None else (norm.weight, norm.bias)
         in_int8 = () if codes is None else (out, codes.codes, codes.factors)

@@ -43,7 +43,7 @@ OF_IMAGES = "vision.", "mm."
 TENSORS_OF_IMAGES = "v.", "mm."
 
 YARN_SHORTEST_RAMP = 0.001  # the shortest ramp in pairs, as in rope_yarn_ramp of ggml
-# beta_fast and beta_slow of files without these keys, as in llama.cpp, and in the paper's values for llama
+# defaults of beta_fast and beta_slow, as in llama.cpp and in the paper (for llama)
 YARN_TURNS = 32.0, 1.0
 
 RopeLayout = Literal["normal", "neox"]
@@ -62,9 +62,9 @@ class Family:
     (`ffn_up`).
     `activation`: the activation of the feed-forward network's gate.
     `post_norms`: whether the output of a half layer is normalised before it is added.
-    `scales_embedding`: whether embeddings are multiplied by the square root of the hidden size. `attention_cap`,
-    `logit_cap`: caps of scores and logits if the file has none. 0 means no cap. None means that the family has no
-    such key.
+    `scales_embedding`: whether embeddings are multiplied by the square root of the hidden size.
+    `attention_cap`, `logit_cap`: caps of scores and logits if the file has none. 0 means no cap. None means that the
+    family has no such key.
     `window_period`: every `window_period`-th layer sees all positions, and the other layers have a sliding window. 0:
     all layers have a sliding window. None: no layer has one, and a context ends at the window.
     `window`: the size of the window if the file has none.
@@ -162,7 +162,8 @@ class Rope:
     long_factors: NDArray[np.float32] | None  # factors in a longer context (LongRoPE, Ding et al. 2024)
     original_context: int
     extrapolation: float  # the unscaled share of a fast pair's frequency; 0 without YaRN
-    # A pair with more turns than the first in the original context is fast. With fewer than the second it is slow.
+    # Limits in turns over the original context. A pair with more turns than the first is fast. One with fewer than
+    # the second is slow.
     turns: tuple[float, float]
 
     def table(self, context: int) -> NDArray[np.float32]:

@@ -276,7 +276,7 @@ class Decoder:
         return self._run_brick if observe is None else _observed(self._run_brick, observe)
 
     def plan(self, tokens: Sequence[int], run: Run, scope: Scope) -> None:
-        """Give the bricks of a pass to `run`, which may not run them.
+        """Call `run` with the bricks of a pass. `run` need not run them.
 
         The router of a mixture then chooses no experts. The plan has as many experts as a token uses, each for all
         tokens.
@@ -357,7 +357,7 @@ class Decoder:
         try:
             with self._machine.turn():
                 return int(self._whole_pass(tokens, run, scope).choice[0])
-        # Ctrl-C is included: tokens that the caller gives again must not follow a part of the same tokens.
+        # Ctrl-C also undoes the pass. Otherwise tokens that the caller gives again would follow a part of themselves.
         except BaseException:
             self.position = start
             raise

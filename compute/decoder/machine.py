@@ -62,8 +62,8 @@ def activations(shape: int | tuple[int, ...], dtype: Any) -> Any:
     """Return zeros for the activations of tokens.
 
     On a Zen 4 the activations begin 16 bytes after the start of a cache line. Products of BF16 then read weights at
-    0.97 to 0.99 of the memory bandwidth, but at 0.65 if activations begin at a line. Products of F16 read at 0.94 to
-    0.98, and at 0.91 to 0.95.
+    0.97 to 0.99 of the memory bandwidth, instead of 0.65 if activations begin at a line. Products of F16 read at 0.94
+    to 0.98, instead of 0.91 to 0.95.
     """
     if not LOOKS_AHEAD:
         return np.zeros(shape, dtype)

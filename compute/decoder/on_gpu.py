@@ -9,7 +9,7 @@ Rules
 - A recorded step launches the variant of every kernel that stamps its times, any other step the plain variant. Both
   variants of a one-token pass are prepared with the first token.
 - The measurements of a recorded step are published while the device works for the next step, or when the sequence
-  ends. `tell` publishes the last step. If the measurements cannot be known, the step is recorded and its  kernels
+  ends. `tell` publishes the last step. If the measurements cannot be known, the step is recorded and its kernels
   count as lost.
 - A pass that ends in an error or an interrupt has also ended on the device, and none of its tokens is appended.
 """
@@ -85,7 +85,8 @@ def model_on(gpu: Gpu, model: Model, *, is_exact: bool, rank: Rank = ALONE) -> M
         if one.columns % TOGETHER:
             raise ModelError(f"a matrix of {one.columns:,} columns, no multiple of {TOGETHER}, runs on no GPU yet")
         rounds = takes_int8 and one.format.code in LINEAR_INT8
-        # With rounded activations, threads take the rows of the experts in turn, which needs such a shape.
+        # With rounded activations, threads take the rows of the experts in turn. `shape_of` tells whether that is
+        # possible.
         if experts is not None:
             rounds = rounds and shape_of(one.columns) is not None
         return DeviceMatrix.of(gpu, one, takes_int8=rounds, experts=experts)
@@ -139,8 +140,8 @@ class GpuMachine:
         self.sent = gpu.pinned((most,), np.int64)
         self.inputs = gpu.zeros((most,), np.int64)
         self._start = gpu.zeros((1,), np.int32)  # the first position of a pass without sent inputs
-        # Whether the inputs of the pass are sent. The next line has the pass's numbers of tokens and parts, and how
-        # many of each `put` and `position` have returned.
+        # Whether the inputs of the pass are sent. The fields after it are the pass's numbers of tokens and parts, and
+        # how many of each were handed out.
         self.takes_inputs = False
         self._tokens = self._parts = self._tokens_given = self._parts_given = 0
 
@@ -423,7 +424,7 @@ class GpuDecoder(Decoder):
 
     def _token(self) -> int:
         token = int(self._chosen[0])
-        # the sampling kernel returns such a token if a logit is not finite (sampling.py)
+        # the sampling kernel chooses an invalid token if a logit is not finite (sampling.py)
         if not 0 <= token < self.model.vocabulary:
             raise NoTokenError
         return token

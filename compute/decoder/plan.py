@@ -31,7 +31,8 @@ from cbtop.profiler.profiler import BrickProfiler
 CONTEXT = 2048
 SMALL = 1 << 13  # largest number of elements of an array that is really allocated
 PACKAGE = Path(__file__).resolve().parents[2]
-MULTIPROCESSORS = 132  # An H100's number. It decides into how many parts an attention context is split.
+# Multiprocessors of an H100. Their number decides into how many parts an attention context is split.
+MULTIPROCESSORS = 132
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,7 @@ def _cuda_launches(
 
 @cache
 def _written(file: str, line: int, entry: str) -> tuple[str, int]:
-    """Return the file and the line of an entry. The line is `line` if a template makes the entry."""
+    """Return the file and the line that define an entry. The line is `line` if a template makes the entry."""
     for number, text in enumerate(Path(file).read_text("utf-8").splitlines(), 1):
         if f"KERNEL {entry}(" in text:
             return _file(file), number

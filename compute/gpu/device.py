@@ -87,7 +87,7 @@ class Gpu:
             yield
 
     def offset_ns(self, device_ns: int) -> int | None:
-        """Return LaunchTimes' offset, or None. It is also None if the driver refuses to read its clock."""
+        """Return `LaunchTimes.offset_ns`, or None if it is unknown or the driver refuses to read its clock."""
         try:
             with self.turn():
                 if self._times is None:

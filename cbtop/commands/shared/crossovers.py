@@ -36,7 +36,7 @@ WAYS = {
     "gpu_layer_bytes": ON_GPU,
     "gpu_prompt_bytes": ON_GPU,
 }
-ON_THREADS = "one thread", "threads"  # the ways of crossovers that are not in WAYS
+ON_THREADS = "one thread", "threads"  # the two methods of crossovers that are not in WAYS
 
 
 def use_kept_crossovers() -> str:

@@ -27,7 +27,7 @@ QUIET_S = 0.9  # least time between two looks at the machine's load; the looks a
 AFTER_S = 8.0  # seconds to wait for a quiet second after the command has ended
 LOOK_S = 0.1  # time between two looks after the command has ended
 MAX_ATTEMPTS = 3
-MAX_READ = 8  # largest number of processes to read announcements of
+MAX_READ = 8  # the announcements of at most so many processes are read
 BETTER = "`cbtop calibrate` measures longer"
 
 
@@ -131,8 +131,7 @@ class MissingRoofs:
 
 
 def missing_threads(said: Iterable[Manifest | Ceiling]) -> int | None:
-    """Return the number of threads if a process announced that it knows no processor roofs for them, otherwise
-    None."""
+    """Return the number of threads of a process if it announced that it knows no roofs for them, otherwise None."""
     manifest, roofs = None, {}
     for message in said:
         match message:

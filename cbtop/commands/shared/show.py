@@ -40,7 +40,7 @@ MIN_INTERVAL_S, MAX_INTERVAL_S = 0.25, 5.0
 MIN_WINDOW_S, MAX_WINDOW_S = 1.0, 3600.0
 YOUNG_OBJECTS = 5_000  # a frame of the screen makes about 2,000 objects, which are freed with the next frame
 THEMES = ("dark", "light")
-TABS = {"overview": OVERVIEW, "graph": "tree"}  # the names of these views on the screen's tabs
+TABS = {"overview": OVERVIEW, "graph": "tree"}  # names of views as the screen's tabs show them
 ALL = math.inf  # all data instead of the recent window
 
 
@@ -315,8 +315,7 @@ def positive_seconds(text: str) -> float:
 
 
 def window_s(options: argparse.Namespace) -> float:
-    """Return the length of the window to keep, in seconds: as requested, or the default, which the screen's key
-    shows."""
+    """Return the length of the window to keep, in seconds. The default is the window that the screen's key shows."""
     return DEFAULT_WINDOW_S if options.window in (None, ALL) else float(options.window)
 
 
