@@ -85,8 +85,8 @@ def model_on(gpu: Gpu, model: Model, *, is_exact: bool, rank: Rank = ALONE) -> M
         if one.columns % TOGETHER:
             raise ModelError(f"a matrix of {one.columns:,} columns, no multiple of {TOGETHER}, runs on no GPU yet")
         rounds = takes_int8 and one.format.code in LINEAR_INT8
-        # With rounded activations, threads take the rows of the experts in turn. `shape_of` tells whether that is
-        # possible.
+        # With rounded activations, threads take the rows of the experts in turn. `shape_of` returns None if that is
+        # not possible.
         if experts is not None:
             rounds = rounds and shape_of(one.columns) is not None
         return DeviceMatrix.of(gpu, one, takes_int8=rounds, experts=experts)

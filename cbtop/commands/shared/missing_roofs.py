@@ -27,7 +27,7 @@ QUIET_S = 0.9  # least time between two looks at the machine's load; the looks a
 AFTER_S = 8.0  # seconds to wait for a quiet second after the command has ended
 LOOK_S = 0.1  # time between two looks after the command has ended
 MAX_ATTEMPTS = 3
-MAX_READ = 8  # the announcements of at most so many processes are read
+MAX_READ = 8  # announcements are read from at most this many processes
 BETTER = "`cbtop calibrate` measures longer"
 
 
