@@ -1,13 +1,13 @@
-"""cbtop: measure the bricks of an inference process for real, and watch them live.
+"""cbtop: measure the bricks of an inference process, and watch them live.
 
-Nothing heavy loads here: the public names are imported on first use (PEP 562).
+No slow module is imported here. The public names are imported on first use (PEP 562).
 """
 
 from __future__ import annotations
 
 from cbtop.version import __version__
 
-TYPE_CHECKING = False  # importing typing takes longer than starting Python
+TYPE_CHECKING = False  # not imported at run time: `typing` takes longer to import than Python to start
 if TYPE_CHECKING:
     from cbtop.compute.ceilings import measure_ceilings
     from cbtop.profiler.analysis.budget import ByteBudget, TokenBudget

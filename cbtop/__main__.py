@@ -1,9 +1,9 @@
-"""`python -m cbtop` is `cbtop`."""
+"""Run `cbtop` as `python -m cbtop`."""
 
-import _signal  # the part of signal that Python has already loaded: every import here delays `cbtop run`
+import _signal  # Python has already loaded this part of `signal`. Every other import here delays `cbtop run`.
 import sys
 
-# Until a handler exists, Ctrl-C ends the process at once, without a traceback of an import.
+# Until a handler is installed, Ctrl-C ends the process at once, without a traceback from the middle of an import.
 _catches = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
 if _catches:
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""The command line: finds the command, runs it, and turns errors into one line and an exit code.
+"""The command line. It finds the command, runs it, and turns errors into one line and an exit code.
 
 Exit codes: 0 ran, data seen · 1 runtime error · 2 usage or bad model · 3 no publisher or no data within the timeout ·
 4 a check failed · 5 data not trustworthy · 129, 130, 143 hang-up, interrupt, terminate · 141 broken pipe.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Command(Protocol):
-    """A module of `cbtop.commands`. With TAKES_COMMAND, the words after `--` are in `options.command`."""
+    """A module of `cbtop.commands`. If it has TAKES_COMMAND, the words after `--` are in `options.command`."""
 
     DESCRIPTION: str
     EPILOG: str
@@ -46,12 +46,13 @@ DESCRIPTION = "Watch the bricks of running LLM inference processes: every number
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `cbtop` with `argv` (default: the process's own) and return its exit code."""
+    """Run `cbtop` with `argv` (default: the arguments of the process), and return the exit code."""
     if sys.stdout is None:
         return _fail("standard output is closed; there is nowhere to print to", 1)
-    for stream in (sys.stdout, sys.__stderr__):  # reports go to the first, the screen to the second
+    for stream in (sys.stdout, sys.__stderr__):  # stdout is for reports, stderr for the screen
         if isinstance(stream, io.TextIOWrapper):
-            is_ascii = stream.isatty() and ascii_signs.are_wanted()  # files and programs must get unchanged text
+            # a text for a file or another program must not be changed
+            is_ascii = stream.isatty() and ascii_signs.are_wanted()
             stream.reconfigure(encoding="ascii" if is_ascii else None, errors=ascii_signs.ERRORS)
     _name_errors_of(sys.stdout)
     debug = False
@@ -59,17 +60,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         command, options = _parsed(list(sys.argv[1:] if argv is None else argv))
         debug = options.debug
         logging.basicConfig(format="cbtop: %(message)s", level=logging.DEBUG if debug else logging.WARNING)
-        # For a command that hands the process over.
+        # Handlers that a command restores before it becomes another program.
         options.signals = {
             number: signal.signal(number, _exit_on_signal) for number in (signal.SIGTERM, signal.SIGHUP)
         }
         code = command.run(options)
-        sys.stdout.flush()  # while an error can still be reported
+        sys.stdout.flush()  # writes now, while an error can still be reported
         return code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader is gone; without this, Python would complain again when it flushes at exit.
+        # The reader has closed the pipe. Without this, Python would report the error again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
@@ -77,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         if error.filename == STDOUT:
             with contextlib.suppress(OSError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains again when it flushes at exit
+                # without this, Python would report the error again when it flushes at exit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _fail(f"{error.filename}: {reason(error)}" if error.filename else reason(error), 1)
     except MemoryError:
         if debug:
@@ -90,9 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _name_errors_of(stdout: TextIO) -> None:
-    """Make write errors of `stdout` name it, because Python gives them no file name."""
+    """Make write errors of `stdout` name it, because Python gives these errors no file name."""
     buffer = getattr(stdout, "buffer", None)
-    raw: Any = getattr(buffer, "raw", buffer)  # unbuffered (-u), it is the file itself
+    raw: Any = getattr(buffer, "raw", buffer)  # with -u (unbuffered), `buffer` is the file itself
     if not isinstance(raw, io.FileIO):
         return
     write = raw.write
@@ -104,7 +106,7 @@ def _name_errors_of(stdout: TextIO) -> None:
             error.filename = STDOUT
             raise
 
-    setattr(raw, "write", named_write)  # noqa: B010 - mypy lets no method be assigned
+    setattr(raw, "write", named_write)  # noqa: B010 - mypy does not allow assigning a method
 
 
 def _fail(message: str, exit_code: int) -> int:
@@ -113,14 +115,15 @@ def _fail(message: str, exit_code: int) -> int:
 
 
 def _in_one_line(message: str) -> str:
-    """Return the message with unprintable characters of names escaped."""
-    from cbtop.profiler.analysis.graph.nodes import printable  # takes 40 ms, so only for errors
+    """Return the message, with unprintable characters escaped, which names in it may contain."""
+    from cbtop.profiler.analysis.graph.nodes import printable  # takes 40 ms to import, so only for errors
 
     return printable(message)
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports errors in one line, also if its help cannot be written, which argparse ignores."""
+    """A parser that reports errors in one line. It also reports an error when writing the help, which argparse
+    ignores."""
 
     def error(self, message: str) -> NoReturn:
         super().error(_in_one_line(message))
@@ -145,7 +148,8 @@ def _parsed(arguments: list[str]) -> tuple[Command, argparse.Namespace]:
         hint = "" if name else f"; commands come first: {', '.join(COMMANDS)}"
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if name in NEED_ENGINE:
-        from cbtop.commands.shared.engine import require_engine  # every import here delays the other commands
+        # only here, because every import at the top delays all commands
+        from cbtop.commands.shared.engine import require_engine
 
         require_engine(f"cbtop {name}")
     return command, options

@@ -1,14 +1,14 @@
-"""Errors that end a command with one line and an exit code of their own."""
+"""Errors that end a command. Each prints one line and has an exit code of its own."""
 
 
 class CbtopError(Exception):
-    """An error for the user; `exit_code` as in `cbtop.cli`."""
+    """An error that is shown to the user. `exit_code` is the exit code of the process (listed in `cbtop.cli`)."""
 
     exit_code = 1
 
 
 class UsageError(CbtopError):
-    """Options or files that cannot be used."""
+    """An option or a file cannot be used."""
 
     exit_code = 2
 
@@ -26,6 +26,6 @@ class UntrustedError(CbtopError):
 
 
 class NoDataError(CbtopError):
-    """Nothing to show within the time allowed."""
+    """There is nothing to show within the time allowed."""
 
     exit_code = 3

@@ -1,6 +1,6 @@
-"""How numbers and units are written everywhere: screens, reports, messages, and texts of verdicts."""
+"""Format numbers and units for screens, reports, messages and verdicts."""
 
-# None is a number that was not measured and is written `n/a`; 0 is a measured zero and is written as 0.
+# None is a number that was not measured and is written `n/a`. 0 is a measured zero and is written as 0.
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ NOT_MEASURED = "n/a"
 NONE_THERE = "–"
 
 _SI_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-_LEAST_TWO_DECIMALS, _LEAST = 0.005, 0.00005  # below these they would be 0.00 and 0.0000
-_MAX_PLAIN = 9_999_999  # seven digits and two separators: the widest number of a column
+_LEAST_TWO_DECIMALS, _LEAST = 0.005, 0.00005  # smaller values would be written as 0.00 and 0.0000
+_MAX_PLAIN = 9_999_999  # seven digits and two separators, the width of the widest number in a column
 
 
 def number(value: float | None) -> str:
     """Format `value` to about four digits, never with an exponent: `0.0042`, `8.45`, `123.4`, `12,345`, `12.3M`.
 
-    A nonzero value is never written as 0: below 0.0001 it is `<.0001`.
+    A value that is not zero is never written as 0. Below 0.0001 it is `<.0001`.
     """
     if value is None or math.isnan(value):
         return NOT_MEASURED
@@ -36,14 +36,14 @@ def number(value: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """Format a whole number: `12,345`, from ten million on `12.3M`."""
+    """Format a whole number: `12,345`, or `12.3M` from ten million on."""
     if value is None:
         return NOT_MEASURED
     return si(value) if abs(value) > _MAX_PLAIN else f"{value:,.0f}"
 
 
 def si(value: float | None, unit: str = "") -> str:
-    """Format `value` with a decimal prefix and its unit: `1.23 GFLOP`, `12.3M` without a unit."""
+    """Format `value` with a decimal prefix and its unit: `1.23 GFLOP`, or `12.3M` without a unit."""
     if value is None:
         return NOT_MEASURED
     space = " " if unit else ""
@@ -80,12 +80,12 @@ def milliseconds(us: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Format `42.1 %`; a share too small for its decimal is `<0.1 %`, not 0."""
+    """Format a percentage: `42.1 %`. A share that is too small for the decimals is `<0.1 %`, not 0."""
     return NOT_MEASURED if value is None else f"{percent_number(value)} %"
 
 
 def percent_number(value: float | None) -> str:
-    """Format the number of `percent` without the sign, for columns with the sign in their head."""
+    """Format a percentage without the sign, for columns that have the sign in their header."""
     if value is None:
         return NOT_MEASURED
     return "<0.1" if 0 < value < 0.05 else f"{value:,.1f}"
@@ -102,22 +102,22 @@ def bytes_per_second(value: float | None) -> str:
 
 
 def whole(value: float | None) -> str:
-    """Format a figure without decimals: watts, megahertz, degrees."""
+    """Format a number without decimals: watts, megahertz or degrees."""
     return NOT_MEASURED if value is None else count(round(value))
 
 
 def with_unit(text: str, unit: str) -> str:
-    """Return `text` with its unit; n/a has none."""
+    """Return `text` with its unit. The text n/a gets no unit."""
     return text if text == NOT_MEASURED else f"{text} {unit}"
 
 
 def counted(value: int, what: str) -> str:
-    """Format `1 step`, `12 steps`."""
+    """Format a count with its noun: `1 step`, `12 steps`."""
     return f"{count(value)} {what}" if value == 1 else f"{count(value)} {what}s"
 
 
 def with_article(what: str) -> str:
-    """Format `a decode step`, `an encode step`."""
+    """Return a noun with its article: `a decode step`, `an encode step`."""
     return f"{'an' if what[:1].lower() in tuple('aeiou') else 'a'} {what}"
 
 

@@ -1,4 +1,4 @@
-"""The processors and libraries that the machine can compute with. No other file asks for them."""
+"""Choose the processors and libraries that kernels run on. No other file of compute asks the machine for them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from cbtop.compute.jit.addresses import address_of, on_threads
 from cbtop.compute.jit.compile import is_kept, jit, settings
 from cbtop.compute.jit.compile import untyped as numba
 
-# An idle OpenMP thread of libgomp spins this long before it sleeps. A decoder launches some 50 times a token, and its
-# screen runs on the same cores. With libgomp's own 300,000 one other busy process costs 15x (2 cores: 103 to 7
-# tokens/s), because a waiting thread keeps the core that the awaited thread needs. With 4,000: 89 and 33 tokens/s.
+# Number of spins of an idle OpenMP thread of libgomp before it sleeps. A decoder launches some 50 times a token, and
+# its screen runs on the same cores. With libgomp's own 300,000 spins, another busy process costs 15x (2 cores: 103 to
+# 7 tokens/s), because a waiting thread keeps the core that the awaited thread needs. With 4,000: 89 and 33 tokens/s.
 GOMP_SPIN_COUNT = 4_000
 SYSFS_CPU = Path("/sys/devices/system/cpu")
 PROC_STAT = Path("/proc/stat")
-WORKQUEUE = (
-    "workqueue"  # Numba's own threads, if there is neither TBB nor OpenMP, or if NUMBA_THREADING_LAYER names it
-)
+WORKQUEUE = "workqueue"  # Numba's own threads, used without TBB and OpenMP, or if NUMBA_THREADING_LAYER names them
 
 
-# GNU OpenMP ends a fork (SIGTERM) that uses threads after its parent has started some.
-_launched: set[int] = set()  # processes in which Numba has launched: this one, and those that it is a fork of
+# Ids of the processes that started Numba's threads: this process, or one it was forked from. GNU OpenMP ends a fork
+# (SIGTERM) that uses threads after its parent has started threads.
+_launched: set[int] = set()
 
 
 _TURNS = threading.RLock()
@@ -38,8 +37,11 @@ _TURNS = threading.RLock()
 
 @contextmanager
 def turn() -> Iterator[None]:
-    """Enter this context to use Numba's threads. With the workqueue layer, or before the threads are started, one
-    Python thread waits for the other, because the workqueue ends a process if two threads use it together."""
+    """Enter this context to use Numba's threads.
+
+    With the workqueue layer, or before Numba has chosen a layer, only one Python thread enters at a time, because the
+    workqueue ends a process if two threads use it together.
+    """
     if (_threading_layer() or WORKQUEUE) == WORKQUEUE:
         with _TURNS:
             yield
@@ -48,7 +50,7 @@ def turn() -> Iterator[None]:
 
 
 def _threading_layer() -> str:
-    """Return Numba's name of its threading layer, or "" before it has run."""
+    """Return Numba's name of its threading layer, or "" before Numba has run in parallel."""
     try:
         return str(numba.threading_layer())
     except ValueError:
@@ -57,7 +59,7 @@ def _threading_layer() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Compiled kernels on `threads` CPU threads. Screens show `label`: `numba-omp×2`."""
+    """Compiled kernels on `threads` CPU threads. `label` is their name on screens, such as `numba-omp×2`."""
 
     threads: int
     threading_layer: str
@@ -69,7 +71,7 @@ class Backend:
 
 @jit
 def _nothing(weights: Any, bias: Any, x: Any, beside: Any, out: Any, chunk: Any, chunks: Any) -> None:
-    """Start threads with this, which has the argument types of int8 products."""
+    """Do nothing. Running this function starts the threads; it has the argument types of int8 products."""
 
 
 def _start(threads: int) -> None:
@@ -79,8 +81,8 @@ def _start(threads: int) -> None:
 
 
 def is_first_run() -> bool:
-    """Return whether the function that starts threads, which every run calls first, is missing in the kernel
-    cache."""
+    """Return whether the kernel cache is missing `on_threads`. Every run calls that function first, so that a missing
+    one means a first run."""
     return not is_kept(on_threads)
 
 
@@ -90,8 +92,8 @@ def available_threads() -> int:
 
 
 def physical_cores() -> int:
-    """Return the number of cores that this process may run on (Linux sysfs), or of processors if that is not
-    known."""
+    """Return the number of cores that this process may run on (Linux sysfs), or the number of processors if the cores
+    are unknown."""
     if not hasattr(os, "sched_getaffinity"):
         return available_threads()
     siblings = [SYSFS_CPU / f"cpu{number}/topology/thread_siblings_list" for number in os.sched_getaffinity(0)]
@@ -105,13 +107,13 @@ class OtherProcesses:
         self._begun_s, self._others_s = time.monotonic(), _others_s()
 
     def percent(self) -> float:
-        """Return their share of all processors; 0 if it is not known."""
+        """Return the share of all processors that other processes used, in percent, or 0 if it is not known."""
         available_s = (time.monotonic() - self._begun_s) * (os.cpu_count() or 1)
         return min(max(100 * (_others_s() - self._others_s) / available_s, 0.0), 100.0)
 
 
 def _others_s() -> float:
-    """Return how long others have kept all processors busy since the machine started. Stolen time counts."""
+    """Return the processor seconds that other processes have used since the machine started, with stolen time."""
     if not os.access(PROC_STAT, os.R_OK):
         return 0.0
     user, nice, system, _, _, irq, softirq, steal = map(int, PROC_STAT.read_text().split()[1:9])
@@ -134,7 +136,7 @@ def is_fork_of_launched() -> bool:
 
 
 def refuse_threads_of_fork(threads: int) -> None:
-    """Raise ComputeError for more than one thread in a fork, because GNU OpenMP would end it."""
+    """Raise ComputeError if a fork would use more than one thread, because GNU OpenMP would end the fork."""
     if threads > 1 and is_fork_of_launched():
         raise ComputeError(
             f"{threads} threads in a fork of a process whose kernels have run on threads: GNU OpenMP would end it; "
@@ -143,11 +145,12 @@ def refuse_threads_of_fork(threads: int) -> None:
 
 
 def cpu_backend(threads: int | None = None) -> Backend:
-    """Set Numba to use `threads` threads; None: all processors of this process except one.
+    """Set Numba to use `threads` threads. None means all processors of this process except one.
 
-    One is left to the screen, because a parallel product waits for its slowest thread, and a screen on the same core
-    slows one down. Raises ComputeError for no threads, for more than Numba was started with (NUMBA_NUM_THREADS), for
-    more than one in a fork of a process that has run kernels, and if Numba cannot start them.
+    One processor is left to the screen: a parallel product waits for its slowest thread, and a screen on the same
+    core slows that thread down. Raises ComputeError for 0 threads, for more threads than Numba was started with
+    (NUMBA_NUM_THREADS), for more than one thread in a fork of a process that has run kernels, and if Numba cannot
+    start the threads.
     """
     limit = int(settings.NUMBA_NUM_THREADS)
     is_whole = isinstance(threads, int | np.integer) and threads is not True
@@ -158,13 +161,13 @@ def cpu_backend(threads: int | None = None) -> Backend:
         refuse_threads_of_fork(wanted)
         return Backend(wanted, _threading_layer())  # one thread needs no launch
     if "OMP_WAIT_POLICY" not in os.environ:
-        # libgomp reads it when it is loaded, which is at Numba's first launch.
+        # libgomp reads GOMP_SPINCOUNT when it is loaded, which is at Numba's first launch.
         os.environ.setdefault("GOMP_SPINCOUNT", str(GOMP_SPIN_COUNT))
     try:
         numba.set_num_threads(wanted)
-        with turn():  # Numba only knows its threading layer after something has run in parallel
+        with turn():  # Numba knows its threading layer only after something has run in parallel
             _start(wanted)
-    except ValueError as error:  # if the layer that NUMBA_THREADING_LAYER names is not installed
+    except ValueError as error:  # raised if the layer in NUMBA_THREADING_LAYER is not installed
         raise ComputeError(f"Numba starts no threads ({str(error).splitlines()[0]})") from error
     _launched.add(os.getpid())
     return Backend(wanted, _threading_layer())

@@ -1,6 +1,6 @@
-"""A brick of the catalog bound to its kernels: runs them timed, or checks them against their references."""
+"""A brick of the catalog with its kernels. It runs and times the kernels, or checks them against their references."""
 
-# No other part of compute times anything. The decoder's traces come from the profiler, too.
+# This is the only file of compute that times anything. The decoder's traces come from the profiler.
 
 from __future__ import annotations
 
@@ -20,17 +20,22 @@ from cbtop.profiler.definitions import BrickDefinition, KernelDefinition
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.attributes import Work
 
-ONE_THREAD = "numba"  # the backend of a kernel that never spreads over threads
-REFERENCE = "numpy"  # the backend of a brick that computes by references
-LEAST_BUDGET_US = 100.0  # per token; in shorter calls the fixed cost of a call matters, which no roof covers
-SLACK = 2.0  # times the contracts' bounds: in a step calls take 0.9 to 1.1 times these (AMD EPYC), more if it is busy
-Profiler = BrickProfiler  # as the rest of compute knows it
-Violated = Callable[["ComputeBrick", Iterable[str]], None]  # gets a brick and its violated conditions' names
+ONE_THREAD = "numba"  # the backend of a kernel that never uses several threads
+REFERENCE = "numpy"  # the backend of a brick that runs the reference of each kernel
+# Microseconds per token. In shorter calls the fixed cost of a call matters, and no roof covers that cost.
+LEAST_BUDGET_US = 100.0
+# Budgets are this many times the contracts' bounds. In a step, calls take 0.9 to 1.1 times the bounds (AMD EPYC), and
+# more if the processor is busy.
+SLACK = 2.0
+Profiler = BrickProfiler  # the name of BrickProfiler in the rest of compute
+# A callback that gets a brick and the names of the contract conditions that do not hold.
+Violated = Callable[["ComputeBrick", Iterable[str]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class BrickLaunch:
-    """A kernel as one brick runs it. `elements_per_token` is its part of the brick's elements."""
+    """A kernel in one brick. `elements_per_token` is the number of the brick's elements that the kernel computes per
+    token."""
 
     kernel: Kernel
     work: KernelWork
@@ -38,7 +43,7 @@ class BrickLaunch:
 
 
 class ComputeBrick:
-    """One brick in one place of a model. Calling it runs its kernels and records one timing."""
+    """One brick at one place of a model. Calling the brick runs its kernels and records one timing."""
 
     __slots__ = (
         "_contracts", "_implementations", "_is_int8", "_many_elements", "_of_many", "_of_token", "_profiler",
@@ -55,18 +60,23 @@ class ComputeBrick:
         names_launches: bool = False,
         bfloat16_tokens: int | None = None,
     ) -> None:
-        """`names_launches`: the kernels record themselves, and their shape, when they are launched.
-        `bfloat16_tokens`: from this number of tokens on, int8 products run in bfloat16; None: they never do."""
+        """Create the brick.
+
+        `names_launches`: whether each kernel records its own launch, with its shape.
+        `bfloat16_tokens`: int8 products of this number of tokens or more run in bfloat16. None: they always run in
+        int8.
+        """
         self.spec = spec
         self._profiler = profiler
         work = combined_work(launches)
-        if names_launches:  # a GPU's roofs are of float matrices, and the highest bounds its int8 work, too
+        # A GPU has roofs of float matrices only. The highest of them also bounds int8 work, so the work has no dtype.
+        if names_launches:
             work = replace(work, dtype="")
         self.kernels = tuple(launch.kernel for launch in launches)
         self._implementations = tuple(kernel.implementation for kernel in self.kernels)
         self._contracts = tuple(kernel.contract for kernel in self.kernels)
         self._is_int8 = not names_launches and all(launch.work.dtype == "int8" for launch in launches)
-        #: Whether it also makes the int8 codes that products take of its output.
+        #: Whether the brick also makes int8 codes of its output, which later products read.
         self.makes_codes = any("codes" in contract.arguments for contract in self._contracts)
         self.definition = BrickDefinition(
             name=spec.name,
@@ -80,16 +90,17 @@ class ComputeBrick:
                 if not names_launches
             ),
         )
-        self._turn = 0  # the turn of comparisons with the reference
+        self._turn = 0  # counts the comparisons with the reference, because each compares different rows
         self._token_elements = sum(launch.elements_per_token for launch in launches)
-        self._of_token: BrickDefinition | None = None  # for calls of one token, once it has a budget
+        # the definition for calls of one token, once they have a budget
+        self._of_token: BrickDefinition | None = None
         self._of_many, self._many_elements = self.definition, math.inf
         if bfloat16_tokens is not None and work.dtype == "int8":
             self._of_many = replace(self.definition, work=replace(work, dtype="bfloat16"))
             self._many_elements = bfloat16_tokens * self._token_elements
 
     def __call__(self, elements: int, *calls: Arguments) -> None:
-        """Run each kernel with its arguments. The definition's Work is linear in `elements`."""
+        """Run each kernel with its arguments. The definition's Work is a linear function of `elements`."""
         definition = self.definition if elements < self._many_elements else self._of_many
         if self._of_token is not None and elements <= self._token_elements:
             definition = self._of_token
@@ -99,11 +110,11 @@ class ComputeBrick:
         self._profiler.stop_brick(timer, elements)
 
     def set_budget(self, gb_per_sec: float) -> None:
-        """Give the next calls of one token a budget, if the contracts of all kernels bound them by the reading of
-        weights: twice the time that the contracts imply at `gb_per_sec`.
+        """Give the following calls of one token a budget: twice the time that the contracts imply at `gb_per_sec`.
 
-        A product with unrounded activations gets no budget, because the bounds are of int8. Calls of many tokens,
-        which multiplication bounds, and calls of less than 100 µs get none either.
+        There is no budget unless every kernel's contract says that reading weights limits its time. A product with
+        unrounded activations gets no budget, because the bounds are of int8. Calls of many tokens get none, because
+        multiplication limits them. Calls of less than 100 µs get none either.
         """
         bounds = [contract.performance for contract in self._contracts]
         work = self.definition.work
@@ -117,9 +128,9 @@ class ComputeBrick:
             self._of_token = replace(self.definition, budget=budget)
 
     def run_checked(self, violated: Violated, elements: int, calls: Sequence[Arguments]) -> None:
-        """Call the brick between the conditions of its kernels' contracts. `violated` is called with those that do
-        not hold; for preconditions, before the call. The checks are not in the timing."""
-        values = []  # the postconditions' arguments, with copies of earlier values that they ask for
+        """Call the brick and check the conditions of its kernels' contracts. `violated` is called with the conditions
+        that do not hold, and for preconditions before the brick runs. The timing does not include the checks."""
+        values = []  # the arguments of the postconditions, with copies of the earlier values that they compare with
         for contract, arguments in zip(self._contracts, calls):  # noqa: B905 - `strict` takes as long as a condition
             if failed := contract.before.failed(arguments):
                 violated(self, contract.before.names_of(failed))
@@ -132,13 +143,13 @@ class ComputeBrick:
     def check(self, calls: Sequence[Arguments]) -> Iterator[tuple[str, str, AssertionResult]]:
         """Run each kernel, then its reference on the same input. Yields (brick, assertion, finding).
 
-        Values that are not finite are replaced by the reference's, if those are finite, so that later bricks do not
-        take them as input.
+        An output that is not finite is replaced by the reference's output if that is finite, so that later bricks do
+        not read it as input.
         """
         before = [with_copies(call, kernel.outputs) for kernel, call in zip(self.kernels, calls, strict=True)]
         for implementation, arguments in zip(self._implementations, calls, strict=True):
             implementation(*arguments)
-        with np.errstate(all="ignore"):  # a reference warns of the infinities that this looks for
+        with np.errstate(all="ignore"):  # no warnings about infinities, because the checks look for them
             every = [(assertion, found) for assertion, found, *_ in self.compared(calls, before)]
             mended = any(found.not_finite for _, found in every) and self.use_reference_outputs(calls, before)
         for assertion, found in every:
@@ -147,10 +158,13 @@ class ComputeBrick:
     def compared(
         self, calls: Sequence[Arguments], before: Sequence[Arguments]
     ) -> Iterator[tuple[str, AssertionResult, Output, Output, str]]:
-        """Evaluate each assertion on each output of finished calls. `before` are the arguments before the calls, with
-        outputs as copies. Yields (assertion, finding, checked output, the reference's rows, the output's name in the
-        contract). An assertion without a reference looks at the whole output, any other at rows that the reference
-        computes quickly, different ones each time."""
+        """Evaluate each assertion on each output of finished calls.
+
+        `before` holds the arguments of each kernel from before the calls, with copied outputs. Yields (assertion,
+        finding, checked output, the reference's rows, the output's name in the contract). An assertion without a
+        reference checks the whole output. Any other assertion checks a few rows, which the reference computes
+        quickly. The rows differ each time.
+        """
         turn, self._turn = self._turn, self._turn + 1
         for kernel, arguments, earlier in zip(self.kernels, calls, before, strict=True):
             output = kernel.narrow(arguments, turn)
@@ -164,8 +178,8 @@ class ComputeBrick:
                     yield assertion.name, assertion.evaluate(met, wanted), met, wanted, name
 
     def use_reference_outputs(self, calls: Sequence[Arguments], before: Sequence[Arguments]) -> bool:
-        """Replace the outputs of finished calls by the references'. Returns whether all of these are finite. `before`
-        as in `compared`."""
+        """Replace the outputs of finished calls by the outputs of the references. Returns whether all of these are
+        finite. `before` holds the arguments of each kernel from before the calls, with copied outputs."""
         is_finite = True
         for kernel, arguments, earlier in zip(self.kernels, calls, before, strict=True):
             for place in kernel.outputs:
@@ -175,7 +189,7 @@ class ComputeBrick:
         return is_finite
 
     def fall_back(self) -> None:
-        """Compute by the kernels' references, which use float64, from the next call on."""
+        """From the next call on, run the references of the kernels, which compute in float64."""
         self._implementations = tuple(kernel.reference for kernel in self.kernels)
         self._many_elements, self._of_token, self._is_int8 = math.inf, None, False
         work = self.definition.work
@@ -189,9 +203,10 @@ class ComputeBrick:
 
 
 def combined_work(launches: Sequence[BrickLaunch]) -> Work:
-    """Return the work of all kernels in a row, as one line in the sum of their elements. If they multiply several
-    types, the work counts under the highest roof, int8's before bfloat16's, so that its share of the roof is never
-    overstated.
+    """Return the summed work of all kernels, as a linear function of the sum of their elements.
+
+    If the kernels multiply several types, the work counts under the highest roof (int8's before bfloat16's), so that
+    its share of the roof is never overstated.
     """
     total = sum(launch.elements_per_token for launch in launches)
     dtypes = {launch.work.dtype for launch in launches}

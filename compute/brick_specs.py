@@ -1,4 +1,4 @@
-"""The bricks of the decoder, a table: the name of each, and the assertions on its output."""
+"""Table of the decoder's bricks: the name of each brick and the assertions on its output."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from dataclasses import dataclass, replace
 from cbtop.compute.checks import Assertion, Equivalent, Finite
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
-# Tolerances above the contracts', which hold for examples. If all scores of a model are near 100, because its keys
-# have biases, float32's rounding alone changes attention by 9.3e-6 (the demo's model); its contract allows 1e-5. A
-# product of a few thousand float32 terms, summed in another order: about 1e-6 of the largest output.
+# These tolerances are larger than in the contracts, which hold for examples. If all scores of a model are near 100,
+# because its keys have biases, float32 rounding alone changes attention by 9.3e-6 (the demo's model). Its contract
+# allows 1e-5. A product of a few thousand float32 terms changes by about 1e-6 of the largest output if it is summed
+# in another order.
 PRODUCT = Equivalent(5e-5)
 ELEMENTWISE = Equivalent(1e-5)
 EXACT = Equivalent(0.0)
-# Softmax weights that are rounded to bfloat16, each by at most 2^-9 of itself.
+# Tolerance for softmax weights that are rounded to bfloat16. The rounding changes each weight by at most 2^-9 of
+# itself.
 ROUNDED = Equivalent(4e-3)
 
 
 @dataclass(frozen=True, slots=True)
 class BrickSpec:
-    """One row of the table. `brick` is None for a dynamic brick, which has only a name."""
+    """One row of the table. `brick` is None for a brick that is not in the catalog and has only a name."""
 
     name: str
     category: BrickCategory
@@ -47,20 +49,22 @@ UP_PROJECTION = BrickSpec.of(BrickId.UP_PROJECTION, Finite(), PRODUCT)
 ACTIVATION = BrickSpec.of(BrickId.ACTIVATION, Finite(), ELEMENTWISE)
 GATED = BrickSpec("GateUpActivation (fused)", BrickCategory.FFN, (Finite(), PRODUCT))
 DOWN_PROJECTION = BrickSpec.of(BrickId.DOWN_PROJECTION, Finite(), PRODUCT)
-# The profiler's names in other programs (profiler/instrument/classification.py).
+# The bricks of a mixture of experts have the names that the profiler gives them in other programs
+# (profiler/instrument/classification.py).
 MOE_ROUTER = BrickSpec("MoeRouter", BrickCategory.FFN, (Finite(), PRODUCT))
 MOE_EXPERTS = BrickSpec("MoeExperts", BrickCategory.FFN, (Finite(), PRODUCT))
 MOE_COMBINE = BrickSpec("MoeCombine", BrickCategory.FFN, (Finite(), ELEMENTWISE))
 LM_HEAD = BrickSpec.of(BrickId.LM_HEAD, Finite(), PRODUCT)
 SOFT_CAP = BrickSpec("SoftCap", BrickCategory.OTHER, (Finite(), ELEMENTWISE))
 SAMPLING = BrickSpec.of(BrickId.SAMPLING, EXACT)
-# Exchanges between ranks, with the names of torch's (profiler/instrument/collectives.py). They compute nothing.
+# Exchanges between ranks have the names of torch's exchanges (profiler/instrument/collectives.py). They compute
+# nothing.
 SEND = BrickSpec("Send", BrickCategory.COMMUNICATION, ())
 RECV = BrickSpec("Recv", BrickCategory.COMMUNICATION, ())
 BROADCAST = BrickSpec("Broadcast", BrickCategory.COMMUNICATION, ())
 ALL_REDUCE = BrickSpec("AllReduce", BrickCategory.COMMUNICATION, ())
 
-# In the order of a token's pass.
+# All bricks of one token's pass, in the order of execution.
 BRICKS: tuple[BrickSpec, ...] = (
     EMBEDDING,
     RMS_NORM,

@@ -1,7 +1,7 @@
-"""Measure the roofs of this machine: how fast it reads memory, and how fast it multiplies floats."""
+"""Measure the roofs of this machine: how fast it reads memory, and how fast it multiplies numbers."""
 
-# Both run on the decoder's threads, in code from the same compiler: a ceiling is a rate that our kernels could reach,
-# not one of a data sheet.
+# All measurements run on the decoder's threads, in code from the same compiler. A ceiling is therefore a rate that
+# our kernels could reach, not one of a data sheet.
 
 from __future__ import annotations
 
@@ -51,30 +51,34 @@ MIB = 1 << 20
 LARGEST_BUFFER_BYTES = 1024 * MIB
 SMALLEST_BUFFER_BYTES = 64 * MIB
 UNKNOWN_CACHE_BYTES = 32 * MIB
-CACHES_PER_BUFFER = 4  # in a buffer of four caches, little of the last round is still cached
+# Last-level caches that fit into the buffer. With four, little of the last round is still cached.
+CACHES_PER_BUFFER = 4
 SHARE_OF_FREE_MEMORY = 4
 ROUNDS = 5
-LINE = 64  # bytes: of a vector, and of a row of a tile
-# Independent sums: enough that none waits, and not more than registers hold.
+LINE = 64  # bytes of a vector, and of a row of a tile
+# Number of independent sums: enough that none waits for another, and few enough to fit the registers.
 FLOAT_CHAINS = 2 if TIER == "generic" else 12 if HAS_VNNI else 6
 BYTE_CHAINS = 12 if HAS_VNNI else 6
 FLOAT_REPEATS, BYTE_REPEATS = 8_000_000 // FLOAT_CHAINS, 8_000_000 // BYTE_CHAINS
 TILE_BYTES = 1024
-WORD = 8  # bytes: of a read
-PRODUCTS_OF_TILES = 4 * 16 * 16 * 32  # of four tiles: 16 tokens, 16 rows, 32 columns
+WORD = 8  # bytes of one read
+# products in one multiplication of four tiles: 16 tokens, 16 rows and 32 columns each
+PRODUCTS_OF_TILES = 4 * 16 * 16 * 32
 TILE_REPEATS = 20_000
-CACHE_SHARE = 2  # a working set is half a cache: the rest is for other data
+CACHE_SHARE = 2  # A working set is half a cache. The other half is left to other data.
 CACHE_READ_BYTES = 256 * MIB  # bytes that each thread reads from a cache in a round
-PRODUCT_SIZES = (4096, 2048, 1024, 512)  # rows of square matrices; a round takes the largest that it has time for
+# Rows of square matrices. A round multiplies the largest size that fits into its time.
+PRODUCT_SIZES = (4096, 2048, 1024, 512)
 PRODUCT_S = 0.1
 
 
-# Threads run functions with the arguments of a product's rows, which `on_threads` passes; each uses some of them.
+# Functions that run on threads. `on_threads` passes all of them the arguments of a product's rows; each function uses
+# some of them.
 
 
 @jit
 def _fill(weights: Any, bias: Any, x: Any, numbers: Any, out: Any, chunk: int, chunks: int) -> None:
-    """Touch every page, from the thread that will read it."""
+    """Touch every page on the thread that will read it."""
     size = numbers.shape[1]
     for i in range(np.uint64(chunk * size // chunks), np.uint64((chunk + 1) * size // chunks)):
         numbers[np.uint64(0), i] = np.float32(1)
@@ -82,9 +86,10 @@ def _fill(weights: Any, bias: Any, x: Any, numbers: Any, out: Any, chunk: int, c
 
 @jit
 def _read(weights: Any, repeats: Any, x: Any, numbers: Any, out: Any, chunk: int, chunks: int) -> None:
-    """Read a part repeats[0] times, a sequential stream. repeats[1] is 0, and keeps the compiler from reading it only
-    once."""
-    words, nothing = numbers[0].view(np.int64), np.int64(repeats[1])  # sums of integers wait less for each other
+    """Read this thread's part sequentially, repeats[0] times. repeats[1] is 0; it keeps the compiler from reading the
+    part only once."""
+    # integer additions wait less for each other than float additions
+    words, nothing = numbers[0].view(np.int64), np.int64(repeats[1])
     size = words.shape[0]
     begin, end = np.uint64(chunk * size // chunks), np.uint64((chunk + 1) * size // chunks)
     total = np.int64(0)
@@ -96,7 +101,7 @@ def _read(weights: Any, repeats: Any, x: Any, numbers: Any, out: Any, chunk: int
 
 @jit
 def _multiply_add(weights: Any, by: Any, x: Any, numbers: Any, out: Any, chunk: int, chunks: int) -> None:
-    """Send FLOAT_CHAINS vectors of numbers through multiply-adds with by[1] and by[2], by[0] times."""
+    """Apply a multiply-add with by[1] and by[2] to FLOAT_CHAINS vectors of numbers, by[0] times."""
     row, factor, term = np.uint64(chunk), splat(by[1]), splat(by[2])
     totals = chains(load_floats(numbers, U(0), U(0)), FLOAT_CHAINS)
     for _ in range(np.int64(by[0])):
@@ -107,7 +112,7 @@ def _multiply_add(weights: Any, by: Any, x: Any, numbers: Any, out: Any, chunk: 
 
 @jit
 def _multiply_bytes(weights: Any, repeats: Any, lines: Any, beside: Any, out: Any, chunk: int, chunks: int) -> None:
-    """Send sums of BYTE_CHAINS rows of `lines` through as many multiply-adds with its first row, repeats[0] times."""
+    """Add int8 products with the first row of `lines` to BYTE_CHAINS sums, repeats[0] times."""
     row = np.uint64(chunk)
     weights = load_64(lines, U(0), U(0))
     totals = sums_of_products((weights,), lines, U(0), U(0), BYTE_CHAINS, 255)
@@ -119,7 +124,7 @@ def _multiply_bytes(weights: Any, repeats: Any, lines: Any, beside: Any, out: An
 
 @jit
 def _multiply_pairs(weights: Any, repeats: Any, x: Any, numbers: Any, out: Any, chunk: int, chunks: int) -> None:
-    """Send FLOAT_CHAINS sums through as many multiply-adds of pairs of bfloat16, repeats[0] times."""
+    """Add products of pairs of bfloat16 to FLOAT_CHAINS sums, repeats[0] times."""
     row, ones = np.uint64(chunk), load_floats(numbers, U(0), U(0))
     totals, words = chains(ones, FLOAT_CHAINS), bfloats(ones, ones)
     for _ in range(np.int64(repeats[0])):
@@ -132,7 +137,7 @@ def _multiply_pairs(weights: Any, repeats: Any, x: Any, numbers: Any, out: Any, 
 def _multiply_four_tiles(
     weights: Any, repeats: Any, lines: Any, beside: Any, out: Any, chunk: int, chunks: int
 ) -> None:
-    """Multiply two tiles by two into four sums, repeats[0] times."""
+    """Multiply two tiles by two other tiles and add the products to four sums, repeats[0] times."""
     configure_tiles()
     zero_tile(0)
     zero_tile(1)
@@ -152,7 +157,7 @@ def _multiply_four_tiles(
 
 
 class _Threads:
-    """A number of threads, and their data."""
+    """A number of threads, with the data that they read."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -162,19 +167,19 @@ class _Threads:
         self.runner(_fill, self.buffer)()
 
     def runner(self, function: Any, numbers: Any, *by: float) -> Callable[[], object]:
-        """Return a function that runs one of the functions above on every thread and waits for all."""
+        """Return a function that runs `function` on every thread and waits for all threads."""
         arguments = self._lines, np.array([*by, 0], np.float32), self._lines, numbers, self._sums
         return partial(on_threads, address_of(function, *arguments, 0, 1), *arguments, self.number)
 
 
 @turn()
 def measure_ceilings(threads: int | None = None, weights_bytes: int | None = None) -> list[Ceiling]:
-    """Measure, to be announced, the DRAM and cache bandwidth and the multiply-add rates of `threads` threads; None:
-    of all that this process may use. The rates are of float32, of int8 if products use it, and of bfloat16 if
-    products use it, by AMX or without.
+    """Measure the ceilings of `threads` threads: DRAM bandwidth, cache bandwidth and multiply-add rates. None means
+    all threads that this process may use. The rates are measured for float32, and for int8 and bfloat16 (with or
+    without AMX) if products use them.
 
     With `weights_bytes`, also measure the bandwidth over a working set of that size, because the weights of a small
-    model may stay in the last-level cache. Takes seconds, and while it runs a quarter of the free memory (at most 1
+    model may stay in the last-level cache. The measurement takes seconds, and a quarter of the free memory (at most 1
     GiB).
     """
     on = _Threads(threads or available_threads())
@@ -184,11 +189,11 @@ def measure_ceilings(threads: int | None = None, weights_bytes: int | None = Non
         part = _part(buffer, max(min(weights_bytes, buffer.nbytes), WORD * on.number))
         found.append(_measured("weights_read", "bandwidth", part.nbytes, on.runner(_read, part, 1)))
     found += _cache_ceilings(on, found[0])
-    # A contraction towards 1: nothing overflows and nothing becomes denormal.
+    # x/2 + 1/2 approaches 1, so that no number overflows or becomes denormal.
     run = on.runner(_multiply_add, values, FLOAT_REPEATS, 0.5, 0.5)
     operations = 2.0 * on.number * FLOAT_REPEATS * FLOAT_CHAINS * LANES
     found.append(_measured("fma_float32", "compute", operations, run, "float32"))
-    # The instructions that products of quantised weights use.
+    # The following loops use the same instructions as products of quantised weights.
     if TIER != "generic":
         run = on.runner(_multiply_bytes, values, BYTE_REPEATS)
         operations = 2.0 * on.number * BYTE_REPEATS * BYTE_CHAINS * LINE
@@ -205,21 +210,21 @@ def measure_ceilings(threads: int | None = None, weights_bytes: int | None = Non
 
 
 def _part(buffer: Any, size_bytes: int) -> Any:
-    """Return the first bytes of it, whole words."""
+    """Return the first `size_bytes` bytes of the buffer, rounded down to whole words."""
     return buffer[:, : size_bytes // WORD * WORD // 4]
 
 
 def _cache_ceilings(on: _Threads, dram: Ceiling) -> list[Ceiling]:
-    """Measure how fast each level of cache is read, the nearest first; kind `cache`.
+    """Measure how fast each level of cache is read, with the nearest level first. The roofs have the kind `cache`.
 
-    A level that is not read faster than memory is left out, such as a last level that others fill.
+    A level that is not read faster than memory is left out, such as a last level that other processes fill.
     """
     found = []
     for level, size_bytes in cache_bytes(on.number).items():
         each_bytes = max(size_bytes // CACHE_SHARE, WORD)
         part = _part(on.buffer, each_bytes * on.number)
         repeats = max(1, CACHE_READ_BYTES // each_bytes)
-        on.runner(_read, part, 1)()  # into the cache
+        on.runner(_read, part, 1)()  # reads the part into the cache
         run = on.runner(_read, part, repeats)
         one = _measured(f"l{level}_read", "cache", part.nbytes * repeats, run)
         if part.nbytes < on.buffer.nbytes and one.value > dram.value:
@@ -228,9 +233,9 @@ def _cache_ceilings(on: _Threads, dram: Ceiling) -> list[Ceiling]:
 
 
 def cache_bytes(threads: int, folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> dict[int, int]:
-    """Return the bytes of data cache that each of `threads` threads has, by level (Linux sysfs).
+    """Return the bytes of data cache per thread, by cache level (Linux sysfs).
 
-    The cache of several processors is divided among as many of the threads.
+    A cache that several processors share is divided among the threads that run on these processors.
     """
     found: dict[int, int] = {}
     for index in sorted(folder.glob("index*")):
@@ -243,7 +248,7 @@ def cache_bytes(threads: int, folder: Path = Path("/sys/devices/system/cpu/cpu0/
 
 
 def _processors(text: str) -> int:
-    """Return how many processors a list like `0-3,8` holds."""
+    """Return the number of processors in a list like `0-3,8`."""
     ends = [part.partition("-") for part in text.split(",") if part]
     return sum(int(last or first) - int(first) + 1 for first, _, last in ends)
 
@@ -255,7 +260,7 @@ def measure_product(threads: int) -> Ceiling:
 
     def product(size: int) -> Callable[[], object]:
         left, right, out = (torch.randn(size, size).to(torch.bfloat16) for _ in range(3))
-        return lambda: torch.mm(left, right.t(), out=out)  # as a linear layer multiplies
+        return lambda: torch.mm(left, right.t(), out=out)  # a linear layer also multiplies by the transposed matrix
 
     try:
         with torch.no_grad():
@@ -268,16 +273,19 @@ def measure_product(threads: int) -> Ceiling:
 
 
 def largest_size(sizes: Sequence[int], smallest_s: float, longest_s: float) -> int:
-    """Return the largest of `sizes` whose product of square matrices takes at most `longest_s`.
+    """Return the largest of `sizes` that lets a product of square matrices take at most `longest_s` seconds.
 
-    The times are estimated from the smallest size, which takes `smallest_s`."""
+    The times are estimated from the smallest size, which takes `smallest_s` seconds.
+    """
     return next((size for size in sizes if smallest_s * (size / sizes[-1]) ** 3 <= longest_s), sizes[-1])
 
 
 def ceiling(name: str, kind: str, amount: float, seconds: Sequence[float], dtype: str = "") -> Ceiling:
-    """Return a roof from rounds that each moved `amount` bytes or did `amount` operations on numbers of `dtype`.
+    """Return a roof from the times of several rounds. Each round moved `amount` bytes, or did `amount` operations on
+    numbers of `dtype`.
 
-    It is the best round: a ceiling is what is possible, and other processes can only slow a round down.
+    The roof is the rate of the best round: a ceiling is the possible rate, and other processes can only slow a round
+    down.
     """
     rates = sorted(amount / each / 1e9 for each in seconds)
     unit = "GB/s" if kind != "compute" else "GOP/s" if is_integer(dtype) else "GFLOP/s"
@@ -287,14 +295,15 @@ def ceiling(name: str, kind: str, amount: float, seconds: Sequence[float], dtype
 
 
 def _measured(name: str, kind: str, amount: float, run: Callable[[], object], dtype: str = "") -> Ceiling:
-    """Return a roof of the processors, with the share that other processes used meanwhile."""
+    """Return a roof of the processors, with the share of the processors that other processes used during the
+    measurement."""
     others = OtherProcesses()
     found = ceiling(name, kind, amount, _seconds(run), dtype)
     return replace(found, load_percent=others.percent())
 
 
 def dram_buffer_bytes() -> int:
-    """Return the size of a buffer that does not fit the last-level cache, if there is enough free memory."""
+    """Return the size of a buffer that is too large for the last-level cache, or less if little memory is free."""
     wanted = max(CACHES_PER_BUFFER * _last_level_cache_bytes(), SMALLEST_BUFFER_BYTES)
     available = available_bytes()
     if available is None:
@@ -303,7 +312,7 @@ def dram_buffer_bytes() -> int:
 
 
 def _seconds(run: Callable[[], object]) -> list[float]:
-    """Return the time of each of ROUNDS."""
+    """Run the function ROUNDS times. Returns the seconds of each run."""
     found = []
     for _ in range(ROUNDS):
         start = time.perf_counter()
@@ -313,7 +322,7 @@ def _seconds(run: Callable[[], object]) -> list[float]:
 
 
 def _last_level_cache_bytes() -> int:
-    """Return the largest cache of the first processor (Linux sysfs: `size` reads like 32768K)."""
+    """Return the bytes of the first processor's largest cache (Linux sysfs: `size` reads like 32768K)."""
     sizes = []
     for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = file.read_text().strip()

@@ -1,4 +1,4 @@
-"""Assertions about a brick's output, and their results."""
+"""Assertions about a brick's output, and the results of these assertions."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Output = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class AssertionResult:
-    """One assertion evaluated on one output. Values that are not finite have no error to show."""
+    """The result of one assertion on one output. An output that is not finite has no `max_error`."""
 
     passed: bool
     max_error: float | None = None
     tolerance: float | None = None
     not_finite: str = ""  # "NaN" or "infinity"
-    mended: bool = False  # values that were not finite were replaced by the reference's, which are
-    skipped: str = ""  # why it was not evaluated; `passed` then means nothing
+    mended: bool = False  # whether values that are not finite were replaced by the reference's finite values
+    skipped: str = ""  # why the assertion was not evaluated; if it is set, `passed` means nothing
 
 
 class Assertion(Protocol):
-    """Something that must hold for an output, alone or compared with the reference's output for the same input."""
+    """A condition on an output, either alone or compared with the reference's output for the same input."""
 
     needs_reference: ClassVar[bool]
 
@@ -39,7 +39,7 @@ class Assertion(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Finite:
-    """No NaN and no infinity."""
+    """The assertion that the output contains no NaN and no infinity."""
 
     needs_reference: ClassVar[bool] = False
 
@@ -54,7 +54,8 @@ class Finite:
 
 @dataclass(frozen=True, slots=True)
 class Equivalent:
-    """max|output - expected| <= tolerance * max|expected|. `peer` names the source of `expected`."""
+    """The assertion that max|output - expected| <= tolerance * max|expected|. `peer` names the source of
+    `expected`."""
 
     needs_reference: ClassVar[bool] = True
     tolerance: float
@@ -74,18 +75,18 @@ class Equivalent:
 
 
 def _not_finite(values: Output) -> str:
-    """Return the kind of a value that is not finite, or "" if all are."""
+    """Return "NaN" or "infinity" if a value is not finite, or "" if all values are finite."""
     if np.isfinite(values).all():
         return ""
     return "NaN" if np.isnan(values).any() else "infinity"
 
 
 def summary(findings: Iterable[tuple[str, str, AssertionResult]]) -> list[CheckResult]:
-    """Return one CheckResult for each (brick name, assertion name). It passes if all passed, and has the largest
-    error. It is skipped if one was skipped and none failed.
+    """Return one CheckResult for each pair of brick name and assertion name.
 
-    If a value was not finite, the result says so and has no error, because another output's error would be misread as
-    its own.
+    A result passes if all its findings passed, and has the largest of their errors. It is skipped if a finding was
+    skipped and none failed. If a value was not finite, the result says so and has no error, because the error of a
+    different output would be misleading.
     """
     results: dict[tuple[str, str], CheckResult] = {}
     for brick, assertion, found in findings:

@@ -1,13 +1,14 @@
-"""Find the amounts of work at which threads, bfloat16 or plain weights begin to win on this machine. A decoder's own
-kernels are timed both ways."""
+"""Find the smallest amounts of work that are faster with threads, bfloat16 or plain weights on this machine. The
+decoder's own kernels are timed with and without each of these."""
 
 # Rules
 # - Times are wall-clock times, because the question is whether several threads end sooner.
-# - Rounds go over all sizes and both ways in turn, so that a disturbance of the machine affects all of them.
-# - Each call comes after a pause as long as the one between a decoder's bricks: waiting threads may sleep by then.
-# - A crossover is the first size at which the other way wins beyond the spread, there and at every larger size. If it
-#   does not win at the largest size, the static value stays. The layout's static value is NEVER; it counts as
-#   measured if the other way is slower beyond the spread.
+# - Each round times both methods at all sizes in turn, so that a disturbance of the machine affects all of them.
+# - Before each call there is a pause as long as the pause between a decoder's bricks, because waiting threads may
+#   fall asleep in it.
+# - A crossover is the first size at which the second method is faster beyond the spread, there and at every larger
+#   size. If the second method is not faster at the largest size, the static value stays. The static crossover of the
+#   weights' layout is NEVER. It counts as measured if the second method is slower beyond the spread.
 
 from __future__ import annotations
 
@@ -34,14 +35,15 @@ from cbtop.protocol.crossovers import NEVER, Crossover
 from cbtop.protocol.vocabulary import Provenance
 
 ROUNDS = 51
-PAUSE_NS = 20_000  # Python and small kernels between two products of a decoder
-COLUMNS = 768  # columns of the products: a small model's, which has the least work
-PRODUCT_ROWS = tuple(ROWS << step for step in range(10))  # 7 KB to 3.5 MB of Q4_K
+PAUSE_NS = 20_000  # time that Python and small kernels take between two products of a decoder
+COLUMNS = 768  # columns of the products, as in a small model, which has the least work
+PRODUCT_ROWS = tuple(ROWS << step for step in range(10))  # these rows are 7 KB to 3.5 MB of Q4_K
 HEADS, KV_HEADS, HEAD_DIM = 14, 2, 64
-POSITIONS = tuple(16 << step for step in range(9))  # 14 K to 3.7 M products
+POSITIONS = tuple(16 << step for step in range(9))  # these positions are 14 K to 3.7 M products
 TOKENS = (4, 6, 8, 12, 16, 24, 32, 48, 64)
 TOKEN_ROWS = 768
-LAYOUT_ROWS = tuple(ROWS << step for step in (0, 3, 6, 9, 12))  # 7 KB to 28 MB: in each cache, and in none of a core
+# Number of rows: 7 KB to 28 MB of Q4_K. The sizes fit in each level of cache, and the largest in no cache of a core.
+LAYOUT_ROWS = tuple(ROWS << step for step in (0, 3, 6, 9, 12))
 SEED = 11
 
 Run = Callable[[], object]
@@ -49,7 +51,7 @@ Run = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """An amount of work, with the way it is done below the crossover and from it on."""
+    """An amount of work with two methods. The first is used below the crossover, the second from the crossover on."""
 
     size: int
     before: Run
@@ -58,7 +60,7 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class PairedTimes:
-    """The duration of a call, both ways, in each round."""
+    """The duration of a call in each round, with both methods."""
 
     size: int
     before_ns: list[int]
@@ -66,8 +68,8 @@ class PairedTimes:
 
     @property
     def wins(self) -> bool:
-        """Whether the second method wins beyond the spread: three quarters of its rounds were faster than three
-        quarters of the first method's."""
+        """Whether the second method is faster beyond the spread: three quarters of its rounds were faster than three
+        quarters of the first method's rounds."""
         return statistics.quantiles(self.after_ns)[2] < statistics.quantiles(self.before_ns)[0]
 
     @property
@@ -77,14 +79,15 @@ class PairedTimes:
 
     @property
     def spread_percent(self) -> float:
-        """The middle half of the rounds, in percent of their median: the larger of both."""
+        """The interquartile range of the rounds in percent of their median. It is the larger range of the two
+        methods."""
         quartiles = [statistics.quantiles(each) for each in (self.before_ns, self.after_ns)]
         return max((100 * (high - low) / middle if middle else 0.0) for low, middle, high in quartiles)
 
 
 def measure_crossovers(threads: int, progress: Callable[[str], None] = lambda what: None) -> tuple[Crossover, ...]:
-    """Measure each of `Crossovers`, for one thread against `threads`. Takes seconds; the first call also compiles
-    kernels that are not cached."""
+    """Measure each field of `Crossovers`, for one thread against `threads` threads. Takes seconds. The first call
+    also compiles kernels that are not cached."""
     ladders: dict[str, Callable[[], Sequence[Rung]] | str] = {
         "product_bytes": partial(_products, threads) if threads > 1 else "one thread",
         "attention_products": partial(_attentions, threads) if threads > 1 else "one thread",
@@ -98,7 +101,7 @@ def measure_crossovers(threads: int, progress: Callable[[str], None] = lambda wh
             found.append(Crossover(name, getattr(STATIC_CROSSOVERS, name), Provenance.STATIC, ladder))
             continue
         progress(name)
-        # Crossovers of 1 spread work of every size over threads, or give it tiles.
+        # A crossover of 1 makes work of every size run on several threads or in tiles.
         with with_crossovers(Crossovers(1, 1, 1)):
             found.append(crossover(name, timed(ladder())))
     return tuple(found)
@@ -107,10 +110,10 @@ def measure_crossovers(threads: int, progress: Callable[[str], None] = lambda wh
 def timed(
     rungs: Sequence[Rung], clock_ns: Callable[[], int] = time.perf_counter_ns, pause_ns: int = PAUSE_NS
 ) -> list[PairedTimes]:
-    """Return the times of ROUNDS rounds over a ladder of sizes."""
+    """Time ROUNDS rounds of both methods at every size. Returns the times of each size."""
     found = [PairedTimes(rung.size, [], []) for rung in rungs]
     for rung in rungs:
-        rung.before()  # the first call compiles, or loads what was compiled
+        rung.before()  # the first call compiles the kernel or loads it from the cache
         rung.after()
     for _ in range(ROUNDS):
         for rung, times in zip(rungs, found, strict=True):
@@ -123,8 +126,8 @@ def timed(
 
 
 def crossover(name: str, ladder: Sequence[PairedTimes], note: str = "") -> Crossover:
-    """Return a crossover from the times at growing sizes: measured, with `note`, or static with the reason. Without a
-    static value it is NEVER, and a static NEVER may count as measured."""
+    """Return a crossover from the times at growing sizes. It is measured, with `note`, or static, with the reason as
+    its note. Without a static value the crossover is NEVER. A static NEVER may count as measured."""
     at = len(ladder)
     while at and ladder[at - 1].wins:
         at -= 1
@@ -146,7 +149,8 @@ def _busy(clock_ns: Callable[[], int], pause_ns: int) -> None:
 
 
 def _products(threads: int) -> list[Rung]:
-    """Return products of one token, the most common ones, with Q4_K; in int8 if this processor multiplies in int8."""
+    """Return products of one token with Q4_K weights, the most common products. They run in int8 if this processor
+    multiplies in int8."""
     x, no_bias = _floats(1, COLUMNS), np.zeros(0, np.float32)
     if TIER == "generic":
         run: Callable[..., None] = linear.linear
@@ -182,7 +186,7 @@ def _attentions(threads: int) -> list[Rung]:
 
 
 def _tokens() -> list[Rung]:
-    """Return products on one thread: in int8, and in bfloat16 by tiles."""
+    """Return products on one thread. The first method is int8, the second is bfloat16 in tiles."""
     weights, no_bias = InterleavedMatrix.of(_weights(TOKEN_ROWS)).data, np.zeros(0, np.float32)
     found = []
     for tokens in TOKENS:
@@ -197,8 +201,8 @@ def _tokens() -> list[Rung]:
 
 
 def _layouts() -> list[Rung]:
-    """Return products of one token on one thread: with interleaved weights in int8, and with plain weights in
-    floats."""
+    """Return products of one token on one thread. The first method multiplies interleaved weights in int8, the second
+    plain weights in floats."""
     plain, x, no_bias = _weights(LAYOUT_ROWS[-1]), _floats(1, COLUMNS), np.zeros(0, np.float32)
     interleaved = InterleavedMatrix.of(_weights(LAYOUT_ROWS[-1])).data
     int8, floats = linear_int8.Int8Scratch.of(1, COLUMNS, 1), np.zeros((1, COLUMNS), np.float32)
@@ -214,10 +218,11 @@ def _layouts() -> list[Rung]:
 
 
 def _weights(rows: int) -> QuantizedMatrix:
-    """Return sixteen rows of weights, repeated, because finding the scales of all rows would take seconds."""
+    """Return a matrix of ROWS random rows, repeated, because computing the scales of all rows would take seconds."""
     few = QuantizedMatrix.of(Q4_K, _floats(ROWS, COLUMNS))
     data = np.tile(few.data, (rows // ROWS, 1))
-    data.flags.writeable = False  # otherwise other code is compiled than a decoder runs
+    # a writable array has another Numba type, so that other code would be compiled than a decoder runs
+    data.flags.writeable = False
     return QuantizedMatrix(Q4_K, data, COLUMNS)
 
 

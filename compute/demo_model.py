@@ -1,4 +1,5 @@
-"""The model that runs if none is given: random weights, seeded, in the shape of a small Qwen2, written once."""
+"""The model that runs if no model is given. It has seeded random weights and the shape of a small Qwen2, and is
+written once."""
 
 from __future__ import annotations
 
@@ -21,17 +22,19 @@ from cbtop.protocol.limits import reason
 
 Progress = Callable[[str, float | None], None]
 
-FORMAT_VERSION = 2  # raise it with any edit that changes the file, because it is part of the name
+FORMAT_VERSION = 2  # Part of the file's name. Increase it with every edit that changes the file.
 SEED = 20260
-CHUNK_ELEMENTS = 1 << 19  # quantised at a time, so that NumPy's temporaries stay in cache
+CHUNK_ELEMENTS = 1 << 19  # elements that are quantised at a time, so that NumPy's temporary arrays stay in cache
 BIAS_DEVIATION = 0.1
 NORM_DEVIATION = 0.05
-PREDICTED_LOGIT_DEVIATION = 3.0  # about as in a trained model; makes the greedy choice clear
+# Deviation of the predicted logits, about as in a trained model. It makes the greedy choice clear.
+PREDICTED_LOGIT_DEVIATION = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A model's sizes. Matrices have hidden, feed_forward or heads * head_dim columns: multiples of 256."""
+    """The sizes of a model. `hidden`, `feed_forward` and `heads * head_dim` are numbers of columns: multiples of
+    256."""
 
     architecture: str
     hidden: int
@@ -44,11 +47,12 @@ class ModelShape:
     tied: bool = True
     experts: int = 0
     experts_used: int = 0
-    key_length: int = 0  # 0: hidden / heads
+    key_length: int = 0  # columns of a head; 0: hidden / heads
     rope_base: float = 10_000.0
-    window: int = 0  # positions that a token sees in layers with a sliding window; 0: all
-    window_period: int = 0  # every window_period-th layer sees all positions; 0: the architecture's
-    rotated: int = 0  # dimensions of a head; 0: all
+    window: int = 0  # positions that a token sees in layers with a sliding window; 0: all positions
+    # Every window_period-th layer sees all positions. 0: as often as usual in the architecture.
+    window_period: int = 0
+    rotated: int = 0  # rotated dimensions of a head; 0: all dimensions
 
     @property
     def head_dim(self) -> int:
@@ -69,7 +73,7 @@ TINY_MIXTRAL = replace(TINY_LLAMA, feed_forward=256, experts=4, experts_used=2)
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """A tensor to be drawn: normal around `mean`. `shape` as in NumPy, rows first."""
+    """A tensor of random numbers, normally distributed around `mean`. `shape` is as in NumPy, with rows first."""
 
     name: str
     shape: tuple[int, ...]
@@ -83,13 +87,14 @@ class _Tensor:
 
 
 def demo_model(progress: Progress) -> Path:
-    """Return the path of the demo model, after writing it if it is missing. Raises ModelError if it cannot be
+    """Return the path of the demo model. Writes the model if it is missing. Raises ModelError if it cannot be
     written."""
     path = cache_dir() / f"demo-{DEMO.architecture}-v{FORMAT_VERSION}.gguf"
     try:
         if not path.exists():
             write_model(path, DEMO, progress)
-    except OSError as error:  # if the disk is full, without a file name: a caller that prints it would blame stdout
+    # If the disk is full, the error has no file name. A caller that prints it would blame stdout.
+    except OSError as error:
         raise ModelError(
             f"{path} cannot be written ({reason(error)}), the demo's model of 82 MB; give another directory as "
             "XDG_CACHE_HOME, or a model of your own"
@@ -98,14 +103,14 @@ def demo_model(progress: Progress) -> Path:
 
 
 def write_model(path: Path, shape: ModelShape, progress: Progress, seed: int = SEED) -> None:
-    """Write a random model of `shape` at `path`, whole or not at all."""
+    """Write a random model of `shape` at `path`. If writing fails, `path` is left as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         _write(temporary, shape, progress, seed)
         os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)  # also after Ctrl-C
+        temporary.unlink(missing_ok=True)  # also runs after Ctrl-C
 
 
 def _write(path: Path, shape: ModelShape, progress: Progress, seed: int) -> None:
@@ -124,7 +129,7 @@ def _write(path: Path, shape: ModelShape, progress: Progress, seed: int) -> None
 
 
 def _draw(tensor: _Tensor, rng: np.random.Generator) -> Bytes:
-    """Return the tensor's bytes, uint8 (rows, row_bytes), quantised a few rows at a time."""
+    """Return the random tensor as bytes, uint8 (rows, row_bytes). It is quantised a few rows at a time."""
     columns = tensor.shape[-1]
     rows = tensor.elements // columns
     out = np.empty((rows, tensor.format.row_bytes(columns)), np.uint8)
@@ -170,11 +175,12 @@ def _metadata(shape: ModelShape) -> dict[str, str | int | float]:
 
 
 def _tensors(shape: ModelShape) -> Iterator[_Tensor]:
-    """Yield all tensors, in the mix that llama.cpp calls Q4_K_M: Q6_K for the output, half of v and of down."""
+    """Yield all tensors, in the mix of formats that llama.cpp calls Q4_K_M: Q6_K for the output and for every second
+    layer's v and down, Q4_K for the other matrices."""
     hidden, kv_rows, query_rows = shape.hidden, shape.kv_heads * shape.head_dim, shape.heads * shape.head_dim
-    # Deviation 1/sqrt(columns) keeps a product as large as its input.
+    # A standard deviation of 1/sqrt(columns) makes a product as large as its input.
     spread, ffn_spread = hidden**-0.5, shape.feed_forward**-0.5
-    # A tied matrix also makes the logits; the first norm takes any scale from the embedding.
+    # A tied embedding also makes the logits. The first norm accepts any scale of the embedding.
     head_spread = PREDICTED_LOGIT_DEVIATION * spread
     yield _Tensor("token_embd.weight", (shape.vocabulary, hidden), Q6_K if shape.tied else Q4_K, head_spread)
     for index in range(shape.layers):

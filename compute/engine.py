@@ -1,4 +1,4 @@
-"""Whether the demo's engine is installed: the packages of the extra `compute`."""
+"""Find out whether the demo's engine is installed: the packages of the extra `compute`."""
 
 from __future__ import annotations
 
@@ -9,5 +9,6 @@ INSTALL = "pip install 'cbtop[compute]'"
 
 
 def is_installed() -> bool:
-    """Whether each package of the engine is there. They are looked up, not loaded, because Numba is slow."""
+    """Return whether every package of the engine is installed. Packages are looked up, not imported, because Numba is
+    slow."""
     return all([find_spec(name) is not None for name in PACKAGES])

@@ -33,8 +33,11 @@ class NoTokenError(ComputeError):
 
 
 class GuardError(ComputeError):
-    """The guard has stopped a run because of `met` in the output of `brick`, in `layer` (None: outside layers).
-    `brick` is None if only the logits showed it, and no output when the step ran again."""
+    """The guard has stopped a run because of the fault `met` in the output of `brick`.
+
+    `layer` is None for a brick outside the layers. `brick` is None if only the logits showed the fault, and no output
+    did when the step ran again.
+    """
 
     def __init__(self, brick: str | None, layer: int | None, position: int, met: str) -> None:
         where = "" if layer is None else f" in layer {layer}"

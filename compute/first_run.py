@@ -1,6 +1,7 @@
-"""The first run on a machine: a fork compiles the kernels, and this process loads them.
+"""Compile the kernels in a fork on the first run on a machine, so that this process only loads them.
 
-LLVM never frees 70 MB that it takes to compile. They end with the fork. Loading the cached kernels takes 0.25 s.
+LLVM never frees the 70 MB that it needs to compile. The system frees them when the fork ends. Loading the cached
+kernels takes 0.25 s.
 """
 
 from __future__ import annotations
@@ -13,24 +14,26 @@ import time
 from collections.abc import Callable
 
 POLL_S = 0.05
-MOST_S = 600.0  # a fork that takes longer hangs, which can happen if other threads ran when it was made
+MOST_S = 600.0  # Seconds after which the fork is ended. A fork may hang if other threads ran when it was made.
 
 
 def compile_in_fork(compile_all: Callable[[], object], meanwhile: Callable[[], object]) -> None:
-    """Call `compile_all` in a fork, and `meanwhile` again and again until the fork has ended. Linux only.
+    """Call `compile_all` in a fork, and call `meanwhile` repeatedly until the fork has ended. Linux only.
 
-    The fork may fail: kernels that are not in the cache are compiled when they are called. If `meanwhile` raises, the
-    fork is ended; after `MOST_S` as well.
+    The fork may fail: kernels that are not in the cache are compiled when they are called. If `meanwhile` raises, or
+    after `MOST_S` seconds, the fork is ended.
     """
     if sys.platform != "linux":
         return
     try:
         pid = os.fork()
-    except OSError:  # no memory, no process
+    except OSError:  # there is no memory, or no process left
         return
     if not pid:
         try:
-            gc.disable()  # it takes a fifteenth of the time; what it would free ends with the fork
+            # Garbage collection takes a fifteenth of the time. The memory that it would free is freed when the fork
+            # ends.
+            gc.disable()
             compile_all()
         finally:
             os._exit(0)

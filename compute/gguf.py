@@ -1,8 +1,10 @@
-"""A GGUF file: its metadata, and its tensors, checked on access and read into our own memory."""
+"""Read a GGUF file: its metadata and its tensors. Both are checked on access; tensors are read into our own
+memory."""
 
-# The file is not mapped: cutting a mapped file ends a process that reads the lost part (SIGBUS), and writing to it
-# changes weights between two steps. The memory asks for huge pages. With them a decode step of the demo's model takes
-# 0.97 of one from a mapped file, with small pages 1.00 (2.6 GHz Xeon, one thread).
+# The file is not mapped. If a mapped file is cut, a process that reads the lost part is killed (SIGBUS). If it is
+# written to, weights change between two steps. The memory is on huge pages if possible. A decode step of the demo's
+# model takes 0.97 times as long with huge pages as with a mapped file, and 1.00 times as long with small pages (2.6
+# GHz Xeon, one thread).
 
 from __future__ import annotations
 
@@ -29,9 +31,9 @@ CACHE_LINE_BYTES = 64
 
 @dataclass(slots=True)
 class GgufFile:
-    """An open model file. `load` reads the matrices that were requested; after it the file is not needed any longer.
+    """An open model file. After `load` has read the requested matrices, the file is not needed any longer.
 
-    Every tensor is checked on access. Raises ModelError if it is missing or not what was expected.
+    Every tensor is checked on access. Raises ModelError if a tensor is missing or has another shape than expected.
     """
 
     path: Path
@@ -40,8 +42,8 @@ class GgufFile:
     _tensors: dict[str, Tensor]
     _taken: set[str] = field(default_factory=set)
     _matrices: dict[str, QuantizedMatrix] = field(default_factory=dict)
-    _places: dict[str, int] = field(default_factory=dict)  # of tensors, in the memory
-    _memory: mmap.mmap | None = None  # filled by `load`
+    _places: dict[str, int] = field(default_factory=dict)  # the offset of each tensor in the memory
+    _memory: mmap.mmap | None = None  # the bytes of the matrices, filled by `load`
 
     @classmethod
     def open(cls, path: Path) -> GgufFile:
@@ -61,19 +63,20 @@ class GgufFile:
         return name in self._tensors
 
     def rows_of(self, name: str) -> int:
-        """Return the second dimension of a matrix, its number of rows."""
+        """Return the number of rows of a matrix, which is the second dimension of its tensor."""
         shape = self._shape(name)
         if len(shape) != 2:
             raise ModelError(f"{self.path}: tensor {name!r} has shape {shape}; a matrix is wanted")
         return shape[1]
 
     def matrix(self, name: str, rows: int, columns: int) -> QuantizedMatrix:
-        """Return the tensor as a weight matrix that `load` will fill. GGUF writes its shape as (columns, rows)."""
+        """Return the tensor as a weight matrix that `load` will fill. GGUF writes the shape as (columns, rows)."""
         self._expect(name, [columns, rows])
         return self._matrix(name, rows, columns)
 
     def matrices(self, name: str, count: int, rows: int, columns: int) -> QuantizedMatrix:
-        """Return `count` matrices, one below the other, from a tensor of three dimensions. `load` will fill them."""
+        """Return a tensor of three dimensions as one matrix of `count` matrices, one below the other. `load` will
+        fill it."""
         self._expect(name, [columns, rows, count])
         return self._matrix(name, count * rows, columns)
 
@@ -84,8 +87,8 @@ class GgufFile:
         return matrix
 
     def load(self) -> None:
-        """Read the matrices. Raises ModelError if the file was written to since it was opened, or if one is not
-        finite."""
+        """Read the requested matrices. Raises ModelError if the file was written to since it was opened, or if a
+        matrix is not finite."""
         for name in self._matrices:
             self._stream.read(self._place(name), self._tensors[name].offset)
         self._stream.check_unchanged()
@@ -93,7 +96,7 @@ class GgufFile:
             self._check_finite(name, matrix.data)
 
     def vector(self, name: str, size: int) -> NDArray[np.float32]:
-        """Return the tensor as float32 (size,), copied and finite."""
+        """Return a finite copy of the tensor as float32 (size,)."""
         self._expect(name, [size])
         tensor = self._tensors[name]
         data = np.empty((1, tensor.size_bytes), np.uint8)
@@ -102,19 +105,19 @@ class GgufFile:
         return FORMATS[tensor.code].dequantize(data).reshape(-1)
 
     def untaken_tensors(self) -> list[str]:
-        """Return the tensors that nothing asked for."""
+        """Return the names of the tensors that were not requested."""
         return [name for name in self._tensors if name not in self._taken]
 
     def size_bytes(self, part: str = "") -> int:
-        """Return the bytes of all tensors with `part` in their name."""
+        """Return the bytes of all tensors with `part` in their names."""
         return sum(tensor.size_bytes for name, tensor in self._tensors.items() if part in name)
 
     def elements(self) -> int:
-        """Return the number of weights of all tensors."""
+        """Return the number of weights in all tensors."""
         return sum(tensor.elements for tensor in self._tensors.values())
 
     def format_sizes(self) -> dict[str, int]:
-        """Return the bytes of tensors by the name of their format."""
+        """Return the bytes of all tensors of each format, by the format's name."""
         sizes: dict[str, int] = {}
         for tensor in self._tensors.values():
             name = FORMATS[tensor.code].name
@@ -137,7 +140,7 @@ class GgufFile:
             )
 
     def _place(self, name: str) -> memoryview:
-        """Return the memory for the tensor's bytes. The first call takes memory for all tensors."""
+        """Return the memory for the tensor's bytes. The first call allocates memory for all tensors."""
         if self._memory is None:
             at = 0
             for other, tensor in self._tensors.items():

@@ -1,11 +1,11 @@
-"""The header of a GGUF file: its keys, and the places of its arrays and tensors, checked against the file's length.
+"""Read the header of a GGUF file: the keys, and the places of arrays and tensors, checked against the file's length.
 
 Source of the format: ggml's docs/gguf.md and ggml.h (enum ggml_type).
 """
 
-# A model file may come from anywhere. No count in it is used before the file is known to hold that much. Values that
-# not every caller needs (the tokenizer's arrays, long texts) are skipped, not kept. The file is read, not mapped: if
-# it is cut short meanwhile, a read ends; a process that has it mapped would be killed.
+# A model file may come from anywhere. No count in it is used before the file is known to be large enough for it.
+# Values that not every caller needs (the tokenizer's arrays, long texts) are skipped. The file is read, not mapped:
+# if it is cut short meanwhile, a read returns fewer bytes. A process that had mapped the file would be killed.
 
 from __future__ import annotations
 
@@ -25,20 +25,23 @@ from cbtop.compute.quantization import FORMATS
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
-UINT32, STRING, ARRAY = 4, 8, 9  # enum gguf_metadata_value_type
+UINT32, STRING, ARRAY = 4, 8, 9  # numbers of the C enum gguf_metadata_value_type
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
-# Far above any real model, far below what hurts.
+# These limits are far above any real model, and far below sizes that would cause trouble.
 MAX_KEYS = 10_000
 MAX_TENSORS = 20_000
-MAX_ARRAY_ELEMENTS = 2_000_000  # each string is a step of Python
+MAX_ARRAY_ELEMENTS = 2_000_000  # Each element may be a string, which takes a step of Python.
 MAX_NAME_BYTES = 1_024
-MAX_TEXT_BYTES = 1_024  # longest text that is kept: names of models and architectures, not chat templates
+# Bytes of the longest text that is kept. Names of models and architectures are shorter, chat templates are longer.
+MAX_TEXT_BYTES = 1_024
 MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
 LARGEST_DIMENSION = 1 << 31
-PIECE_BYTES = 1 << 14  # read at a time while strings are skipped: some hundred of them; little is read of a long one
+# Bytes that are read at a time to skip strings. They hold some hundred short strings. Of a long string, little is
+# read.
+PIECE_BYTES = 1 << 14
 
 SUPPORTED_TYPES = ", ".join(block_format.name for block_format in FORMATS.values())
-# enum ggml_type, to name unsupported types; numbers that were withdrawn are their own names.
+# Names of the C enum ggml_type, for messages about unsupported types. A withdrawn number has itself as its name.
 _TYPE_NAMES = (
     "F32", "F16", "Q4_0", "Q4_1", "4", "5", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
     "Q6_K", "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS", "I8", "I16",
@@ -50,7 +53,7 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """The place of an array's elements in the file; `kind` is the type of each, STRING or one of SCALARS."""
+    """The place of an array's elements in the file. `kind` is the type of an element: STRING or a key of SCALARS."""
 
     kind: int
     count: int
@@ -66,18 +69,20 @@ Value = str | int | float | Array
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor as in the header; `shape` has the fastest-varying dimension first, as in the file."""
+    """A tensor of the header. `shape` has the fastest-varying dimension first, as in the file."""
 
-    code: int  # code of its format, one of FORMATS
+    code: int  # code of the tensor's format, a key of FORMATS
     shape: tuple[int, ...]
-    offset: int  # its first byte: in the data; once the header is read, in the file
+    # Offset of the first byte: from the start of the data while the header is read, later from the start of the file.
+    offset: int
     elements: int
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """The keys and the tensors. All of them are inside the file's `size_bytes`, and no two tensors overlap."""
+    """The keys and the tensors of a file. All tensors are inside the file's `size_bytes`, and no two of them
+    overlap."""
 
     metadata: dict[str, Value]
     tensors: dict[str, Tensor]
@@ -85,7 +90,7 @@ class GgufHeader:
 
 
 def texts_of(elements: bytes, count: int) -> list[str]:
-    """Return the `count` strings of an array, given its bytes."""
+    """Return the `count` strings of an array from the bytes of its elements."""
     texts, at = [], 0
     for _ in range(count):
         begin = at + _LENGTH.size
@@ -95,12 +100,13 @@ def texts_of(elements: bytes, count: int) -> list[str]:
 
 
 def aligned(size_bytes: int, alignment: int = DEFAULT_ALIGNMENT) -> int:
-    """Return the first place from `size_bytes` on that is aligned."""
+    """Return `size_bytes`, rounded up to a multiple of `alignment`."""
     return -(-size_bytes // alignment) * alignment
 
 
 def read_header(stream: BinaryIO, path: Path) -> GgufHeader:
-    """Read the header of the file `stream`. Raises ModelError unless it is a whole GGUF file of supported tensors."""
+    """Read the header of the file `stream`. Raises ModelError unless it is a complete GGUF file of supported
+    tensors."""
     return _Reader(stream, path).header()
 
 
@@ -202,7 +208,7 @@ class _Reader:
             self._alignment = value
 
     def _value(self, kind: int) -> str | int | float:
-        """Return one value; only the beginning of a long text."""
+        """Return one value. A text of more than MAX_TEXT_BYTES is cut."""
         if kind == STRING:
             size = self._number("<Q")
             kept = self._read(min(size, MAX_TEXT_BYTES))
@@ -213,7 +219,7 @@ class _Reader:
         return value
 
     def _array(self, name: str) -> Array:
-        """Skip the elements of the array that is the value of the key `name`."""
+        """Return the place of the array that is the value of the key `name`, and skip the array's elements."""
         kind, count = self._number("<I"), self._number("<Q")
         if kind == ARRAY:
             raise ModelError(
@@ -234,14 +240,14 @@ class _Reader:
         return Array(kind, count, begin, self._offset - begin)
 
     def _skip_texts(self, count: int) -> None:
-        """Skip strings by pieces of the file: reading them one by one takes five times as long."""
+        """Skip `count` strings, in pieces of the file. Reading the strings one by one takes five times as long."""
         while count:
             piece = self._stream.read(PIECE_BYTES)
             at, last = 0, len(piece) - _LENGTH.size
             while count and at <= last:
                 at += _LENGTH.size + _LENGTH.unpack_from(piece, at)[0]
                 count -= 1
-            if not at:  # the file was cut meanwhile
+            if not at:  # the file was cut while it was read
                 raise self._truncated(_LENGTH.size - len(piece))
             self._offset += at
             self._require(self._offset)
@@ -253,7 +259,7 @@ class _Reader:
         return SCALARS[kind]
 
     def _tensor(self, tensors: dict[str, Tensor]) -> None:
-        """Read one tensor; its offset is in the data."""
+        """Read one tensor. Its offset counts from the start of the data."""
         name = self._name(tensors)
         dimensions = self._number("<I")
         if not 1 <= dimensions <= MAX_DIMENSIONS:

@@ -1,4 +1,4 @@
-"""Files that are given as a model but are something else: what each one is, and what to do."""
+"""Recognise files that are given as a model but are something else, and tell the user what to do."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from cbtop.compute.errors import ModelError
 
 LFS_POINTER = b"version https://git-lfs."
-# The names of large files that publishers cut, byte by byte: model.gguf.part1of2, model.gguf-split-a.
+# Names of pieces of a large file that a publisher has cut byte by byte: model.gguf.part1of2, model.gguf-split-a.
 _PIECE = re.compile(r"(?P<whole>.+?)(?P<suffix>\.part\d+of\d+|-split-[a-z])", re.IGNORECASE)
 _SPLIT = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
-_KINDS = {  # of `general.type`
+_KINDS = {  # by `general.type`: what the file is, and what to do
     "adapter": "is a LoRA adapter, not a model; merge it into its model with llama-export-lora and give the result",
     "imatrix": "is an importance matrix, with which llama-quantize quantises a model; give the model itself",
     "mmproj": "is a projector of images or sound (mmproj), not a language model; give the .gguf file of its model",
@@ -20,7 +20,7 @@ _KINDS = {  # of `general.type`
 
 
 def refuse_beginning(path: Path, beginning: bytes) -> None:
-    """Raise ModelError if the first bytes or the name of a file show that it is not a whole GGUF file."""
+    """Raise ModelError if the first bytes or the name of a file show that it is not a complete GGUF file."""
     if beginning.startswith(LFS_POINTER):
         raise ModelError(
             f"{path} is a Git LFS pointer, not the model itself; run `git lfs pull` in its repository, or download "
@@ -36,12 +36,12 @@ def refuse_beginning(path: Path, beginning: bytes) -> None:
 
 
 def refuse_metadata(path: Path, metadata: Mapping[str, object]) -> None:
-    """Raise ModelError if the metadata of a GGUF file show that it is not a whole model."""
+    """Raise ModelError if the metadata of a GGUF file shows that it is not a complete model."""
     count = metadata.get("split.count", 1)
     if isinstance(count, int) and count > 1:
         raise ModelError(_split(path, metadata.get("split.no"), count))
     kind = metadata.get("general.type")
-    if kind not in _KINDS and metadata.get("general.architecture") == "clip":  # as it was written before 2025
+    if kind not in _KINDS and metadata.get("general.architecture") == "clip":  # projectors written before 2025
         kind = "mmproj"
     if isinstance(kind, str) and kind in _KINDS:
         raise ModelError(f"{path} {_KINDS[kind]}")

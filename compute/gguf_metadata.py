@@ -14,13 +14,13 @@ from cbtop.compute.gguf_stream import GgufStream
 
 @dataclass(frozen=True, slots=True)
 class GgufMetadata:
-    """The values of the header, by key. Arrays are read from the file.
+    """The values of a header by their key. Arrays are read from the file on access.
 
-    Every value is checked on access. Raises ModelError if it is missing or not what was expected.
+    Every value is checked on access. Raises ModelError if a value is missing or has another type than expected.
     """
 
     _stream: GgufStream
-    values: dict[str, Value]  # as in the header, unchecked
+    values: dict[str, Value]  # the unchecked values of the header
     _asked: set[str] = field(default_factory=set)
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -37,8 +37,8 @@ class GgufMetadata:
         return value
 
     def integer_of_all(self, key: str, most: int, count: int, default: int | None = None) -> int:
-        """Return a whole number from 1 to `most`, also if it is an array of `count` of them, one a layer, that are
-        all the same."""
+        """Return a whole number from 1 to `most`. The value may also be an array of `count` equal numbers, one for
+        each layer."""
         value = self._value(key)
         if not isinstance(value, Array):
             return self.integer(key, most, default)
@@ -53,14 +53,14 @@ class GgufMetadata:
         return numbers[0]
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return true or false; some converters write them as 1 and 0."""
+        """Return true or false. Some converters write 1 and 0."""
         value = self._value(key, default)
         if not isinstance(value, int) or value not in (0, 1):
             raise self._bad_key(key, value, "true or false")
         return bool(value)
 
     def flags(self, key: str, count: int) -> tuple[bool, ...]:
-        """Return an array of `count` of true or false, or of 1 and 0."""
+        """Return an array of `count` values, each of them true or false, or 1 or 0."""
         value = self._value(key)
         flags = (
             self.numbers(key) if isinstance(value, Array) and value.kind != STRING and value.count == count else []
@@ -77,8 +77,8 @@ class GgufMetadata:
         return self._value(key, 0) != 0
 
     def unasked_keys(self, prefix: str) -> dict[str, str]:
-        """Return the keys beginning with `prefix` that are on and that nothing asked for, each with its value in
-        words."""
+        """Return the keys that begin with `prefix`, are on, and were not requested. The values are texts for a
+        message."""
         unasked = [key for key in self.values if key.startswith(prefix) and key not in self._asked]
         return {key: f"{str(self.values[key])[:60]!r}" for key in unasked if self.is_on(key)}
 
@@ -90,7 +90,7 @@ class GgufMetadata:
         return float(value)
 
     def number_or_zero(self, key: str, default: float) -> float:
-        """Return a finite number from 0."""
+        """Return a finite number that is not negative."""
         return 0.0 if self._value(key, default) == 0 else self.number(key, default)
 
     def numbers(self, key: str) -> list[int | float]:

@@ -1,4 +1,4 @@
-"""The bytes of an open GGUF file, and whether it was written to since it was opened."""
+"""The bytes of an open GGUF file, with a check that the file has not changed since it was opened."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cbtop.compute.errors import ModelError
 from cbtop.compute.gguf_header import GgufHeader, read_header
 from cbtop.protocol.limits import reason
 
-READ_BYTES = 64 << 20  # at a time: Ctrl-C works in between
+READ_BYTES = 64 << 20  # bytes that are read at a time, so that Ctrl-C works between two reads
 
 
 @dataclass(frozen=True, slots=True)
 class GgufStream:
-    """An open file. Raises ModelError if it cannot be read."""
+    """An open file. Its methods raise ModelError if the file cannot be read."""
 
     path: Path
     _stream: BinaryIO
@@ -24,17 +24,17 @@ class GgufStream:
 
     @classmethod
     def open(cls, path: Path) -> tuple[GgufStream, GgufHeader]:
-        """Open the file at `path` and check its header."""
+        """Open the file at `path` and read its header, with all checks."""
         try:
             if path.is_dir():
                 raise ModelError(f"{path} is a directory; give the path of a .gguf model in it")
-            # Opening a pipe would wait for its writer.
+            # Opening a pipe would wait until another process writes to it.
             if path.exists() and not path.is_file():
                 raise ModelError(f"{path} is not a regular file; give the path of a .gguf model")
             stream = path.open("rb")
         except FileNotFoundError as error:
             raise ModelError(f"{path} does not exist; give the path of a .gguf model") from error
-        except (OSError, ValueError) as error:  # ValueError: no path at all
+        except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
             raise _unreadable(path, error) from error
         try:
             opened = os.fstat(stream.fileno())

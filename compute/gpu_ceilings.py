@@ -1,9 +1,9 @@
 """Measure the roofs of NVIDIA GPUs: how fast memory is read and copied, and how fast matrices are multiplied.
 
 Rules
-- Two kernels of ours measure memory, over far more than the second-level cache holds, with 16-byte loads and several
-  of them in flight in every thread. cuBLAS multiplies matrices, called by torch.
-- Before a round counts, the same work has run for a while, so that the clocks have settled.
+- Two kernels of ours measure memory. Their buffers are far larger than the second-level cache, and each thread has
+  several 16-byte loads in flight. Matrices are multiplied by cuBLAS, through torch or CuPy.
+- Before a round counts, the same work runs for a while until the clocks have settled.
 - Nothing is measured in a profiled process: a separate `cbtop calibrate` does it.
 """
 
@@ -27,13 +27,15 @@ Progress = Callable[[str, float | None], None]
 GIB = 1 << 30
 LARGEST_BUFFER_BYTES = 4 * GIB
 SHARE_OF_FREE_MEMORY = 4
-CACHES_PER_BUFFER = 4  # at least: a smaller buffer would partly be read from the cache
+# Least size of the buffer, in second-level caches. A smaller buffer would partly be read from the cache.
+CACHES_PER_BUFFER = 4
 ROUNDS = 9
 ROUND_S = 0.03
 WARM_S = 0.3
-# The best of those tried on an H100 (1 to 8 loads, 256 to 1024 threads, a grid that strides): all within 3 %.
+# The best values of those tried on an H100 (1 to 8 loads, 256 to 1024 threads, a grid that strides). All tried values
+# were within 3 %.
 THREADS = 512
-LOADS = 2  # loads of 16 bytes in flight in each thread; written out in SOURCE
+LOADS = 2  # loads of 16 bytes in flight in each thread; SOURCE repeats this number
 LOAD_BYTES = 16
 PRECISIONS = ("bfloat16", "float16", "tf32", "float32")
 PRODUCT_SIZES = (8192, 4096, 2048)
@@ -60,10 +62,10 @@ extern "C" __global__ void memory_copy(const uint4* from, uint4* to)
 
 
 def measure_gpus(progress: Progress, only: int | None = None) -> Iterator[tuple[DeviceRoofs, list[str]]]:
-    """Yield the roofs of each GPU that this process may use, or only of GPU number `only`, and the failed
-    measurements. Takes seconds for each GPU.
+    """Yield the roofs and the failed measurements of each GPU that this process may use, or only of GPU number
+    `only`. Takes seconds for each GPU.
 
-    Raises ComputeError if no library here can use a GPU.
+    Raises ComputeError if neither torch nor CuPy can use a GPU.
     """
     library = gpu_library()
     for index in range(library.count()) if only is None else (only,):
@@ -95,7 +97,8 @@ def _measure(library: Library, gpu: GpuProperties, progress: Progress) -> tuple[
 
 
 def _bandwidth(library: Library, gpu: GpuProperties, name: str, ways: int) -> Ceiling:
-    """Measure with the kernel `name`. `ways`: how often each byte that is read crosses the memory bus."""
+    """Measure the bandwidth with the kernel `name`. `ways` is 1 if bytes are only read, and 2 if they are also
+    written."""
     block_bytes = THREADS * LOADS * LOAD_BYTES
     wanted = min(LARGEST_BUFFER_BYTES, gpu.free_bytes // SHARE_OF_FREE_MEMORY)
     if wanted < CACHES_PER_BUFFER * gpu.l2_bytes:

@@ -1,9 +1,10 @@
-"""Measure how much work makes a GPU faster than this processor: a decoder's own passes, timed on both.
+"""Measure how much work a decoder's pass needs to be faster on a GPU than on this processor. Passes are timed on
+both.
 
 Rules
-- Work is counted per layer, because on both sides the time of a pass is proportional to the number of layers.
-- As with other crossovers, a size counts if the GPU wins beyond the spread, there and at every larger size. If the
-  result is unclear, all work stays on the CPU.
+- Work is counted per layer, because the time of a pass is proportional to the number of layers on both processors.
+- A size counts if the GPU is faster beyond the spread, there and at every larger size, as with the other crossovers.
+  If the result is unclear, all work stays on the CPU.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.crossovers import Crossover
 
 DECODING, PROMPTS = "gpu_layer_bytes", "gpu_prompt_bytes"
-HIDDEN = (256, 512, 1024, 2048)  # 0.6 to 36 MB of Q4_K a layer
+HIDDEN = (256, 512, 1024, 2048)  # models of these sizes have 0.6 to 36 MB of Q4_K a layer
 LAYERS, HEAD_DIM, VOCABULARY = 2, 64, 1024
 HIDDEN_OF_PROMPTS, TOKENS = 512, (1, 4, 16, 64, 256)
 SEED = 11
@@ -38,9 +39,12 @@ SEED = 11
 def measure_gpu_crossovers(
     threads: int, progress: Callable[[str], None], time: Callable[..., list[PairedTimes]] = timed
 ) -> tuple[Crossover, ...]:
-    """Measure the work at which the first GPU begins to take less time than `threads` of the CPU. DECODING is in
-    bytes of a layer's weights that a token reads, PROMPTS in these bytes times the tokens of a prompt. The note is
-    the GPU's name. Raises ComputeError without a GPU, or without enough room."""
+    """Measure how much work a pass needs to be faster on the first GPU than on `threads` CPU threads.
+
+    DECODING is in bytes of a layer's weights that a token reads. PROMPTS is in these bytes times the tokens of a
+    prompt. The note of each crossover is the GPU's name. Raises ComputeError without a GPU, or without enough GPU
+    memory.
+    """
     gpu = Gpu()
     progress(DECODING)
     decoding = crossover(DECODING, time([_step(gpu, hidden, threads, None) for hidden in HIDDEN]), gpu.name)
@@ -50,8 +54,8 @@ def measure_gpu_crossovers(
 
 
 def layer_bytes(path: Path) -> int:
-    """Return the bytes of weights that a token reads in a layer of the model at `path`. Raises ModelError if it is
-    not one."""
+    """Return the bytes of weights that a token reads per layer of the model at `path`. Raises ModelError if the file
+    is not a model."""
     with GgufFile.open(path) as file:
         prefix = file.metadata.text("general.architecture")
         size, of_experts = file.size_bytes("blk."), file.size_bytes("_exps.")
@@ -62,7 +66,8 @@ def layer_bytes(path: Path) -> int:
 
 
 def _step(gpu: Gpu, hidden: int, threads: int, tokens: int | None) -> Rung:
-    """Return the timings of a prompt of `tokens` tokens or, if None, of decoding the first token of a sequence."""
+    """Return both methods for a prompt of `tokens` tokens, or for decoding the first token of a sequence if `tokens`
+    is None. The first method runs on the CPU, the second on the GPU."""
     model = _model(hidden)
     on_gpu = model_on(gpu, model, is_exact=False)
     on_cpu = model if TIER == "generic" else interleaved(model)
@@ -119,8 +124,9 @@ def _products(layer: LayerWeights) -> tuple[Projection, ...]:
 
 
 def _matrix(rows: int, columns: int) -> QuantizedMatrix:
-    """Return sixteen rows of weights, repeated, because finding the scales of all rows would take seconds."""
+    """Return a matrix of ROWS random rows, repeated, because computing the scales of all rows would take seconds."""
     few: Any = np.random.default_rng(SEED).standard_normal((ROWS, columns), dtype=np.float32)
     data = np.tile(QuantizedMatrix.of(Q4_K, few * np.float32(columns**-0.5)).data, (rows // ROWS, 1))
-    data.flags.writeable = False  # otherwise other code is compiled than a decoder runs
+    # a writable array has another Numba type, so that other code would be compiled than a decoder runs
+    data.flags.writeable = False
     return QuantizedMatrix(Q4_K, data, columns)

@@ -1,4 +1,5 @@
-"""The library that launches on a GPU here: torch, or CuPy if torch cannot. Both compile kernels with NVRTC."""
+"""Find the library that launches kernels on a GPU: torch, or CuPy if torch cannot. Both compile kernels with
+NVRTC."""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ from cbtop.compute.errors import ComputeError
 
 Run = Callable[[], object]
 
-# CuPy has no bfloat16, cuBLAS has: the numbers of cudaDataType_t and cublasComputeType_t.
+# Values of (cudaDataType_t, cublasComputeType_t) by precision. CuPy has no bfloat16, but cuBLAS has.
 _CUBLAS_TYPES = {"bfloat16": (14, 68), "float16": (2, 68), "tf32": (0, 77), "float32": (0, 68)}
 _CUBLAS_TRANSPOSED, _CUBLAS_AS_IT_IS, _CUBLAS_DEFAULT_ALGORITHM = 1, 0, -1
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProperties:
-    """The properties of a GPU that decide how it is measured, and the uuid that identifies it."""
+    """The properties of a GPU that decide how it is measured, and the uuid that identifies the GPU."""
 
     name: str
     uuid: str
@@ -28,7 +29,7 @@ class GpuProperties:
 
 
 class Library(Protocol):
-    """The functions that are needed of torch or CuPy. They act on the GPU that was used last."""
+    """The functions of torch or CuPy that the measurements need. They act on the GPU that `use` selected last."""
 
     name: str
 
@@ -37,21 +38,22 @@ class Library(Protocol):
     def use(self, index: int) -> GpuProperties: ...
 
     def buffer(self, size_bytes: int) -> Any:
-        """Return memory of random bits."""
+        """Return a buffer of random bits on the GPU."""
 
     def kernel(self, source: str, name: str) -> Callable[[int, int, list[Any]], object]:
-        """Return a kernel of `source`, to be called with its grid, its block and its arguments."""
+        """Return the kernel `name` of `source` as a function of its grid, its block and its arguments."""
 
     def product(self, precision: str, size: int) -> Run:
-        """Return a product of two square matrices of random numbers by cuBLAS, the right one transposed."""
+        """Return a function that multiplies two square matrices of random numbers with cuBLAS. The right one is
+        transposed."""
 
     def seconds(self, run: Run, repeats: int) -> float:
-        """Return how long the GPU took for `repeats` runs, by its own clock."""
+        """Return how many seconds the GPU took for `repeats` runs, by its own clock."""
 
 
 def gpu_library() -> Library:
-    """Return torch if it can use a GPU and compile kernels, otherwise CuPy. Raises ComputeError if there is
-    neither."""
+    """Return torch if it can use a GPU and compile kernels, otherwise CuPy. Returns torch without a compiler if CuPy
+    cannot use a GPU either. Raises ComputeError if neither can."""
     found: Library | None = None
     try:
         import torch
@@ -61,7 +63,7 @@ def gpu_library() -> Library:
             if hasattr(torch.cuda, "_compile_kernel"):
                 return found
     except (ImportError, OSError):
-        pass  # perhaps CuPy can
+        pass  # CuPy may still be able to
     try:
         import cupy
 
@@ -152,7 +154,7 @@ class Cupy:  # pragma: no cover - gpu
         compiled = self._cupy.RawModule(code=source).get_function(name)
 
         def launch(grid: int, block: int, arguments: list[Any]) -> object:
-            # Arguments that are not arrays become C ints, as with torch.
+            # CuPy passes these integers as C ints, as torch does.
             given = [self._cupy.int32(one) if isinstance(one, int) else one for one in arguments]
             return compiled((grid,), (block,), tuple(given))
 
@@ -179,7 +181,7 @@ class Cupy:  # pragma: no cover - gpu
     def _matrix(self, precision: str, size: int) -> Any:
         cupy = self._cupy
         numbers = cupy.random.standard_normal((size, size), dtype=cupy.float32)
-        if precision == "bfloat16":  # the upper half of a float32
+        if precision == "bfloat16":  # bfloat16 is the upper half of a float32
             return (numbers.view(cupy.uint32) >> cupy.uint32(16)).astype(cupy.uint16)
         return numbers.astype(cupy.float16) if precision == "float16" else numbers
 

@@ -1,13 +1,14 @@
-"""The guard: checks what bricks compute while a model runs, and stops, counts or mends faults."""
+"""The guard checks the outputs of bricks while a model runs. It stops the run, counts faults or replaces faulty
+outputs."""
 
 # Rules
-# - Each step's logits are checked, because a value that is not finite anywhere in a pass reaches them. The pass then
-#   runs again with every brick compared with its reference, to name the brick that began it. If no brick is wrong
-#   this time, the logits are reported without a brick. Only an infinite score may not reach them: a soft cap of
-#   scores ends it.
-# - A fault that the reference computes, too, comes from the input or the weights. In such a second run the first
-#   brick that shows it is blamed, in a sample no brick is.
-# - Finite faults are found by samples: one brick at a time, in turn, is compared with its reference. Samples rest
+# - The logits of each step are checked, because a value that is not finite anywhere in a pass reaches them. The pass
+#   then runs again, and every brick is compared with its reference, to name the first faulty brick. If no brick is
+#   wrong in the second run, the logits are reported without a brick. The only exception is an infinite attention
+#   score, which a soft cap of the scores may make finite.
+# - A fault that the reference computes too comes from the input or the weights. In a second run, the first brick with
+#   such a fault is blamed. In a sample, no brick is blamed for it.
+# - Finite faults are found by samples: one brick at a time, in turn, is compared with its reference. Samples pause
 #   once they have taken MAX_SHARE of the time. Their time is recorded as a brick of its own, `Guard`.
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from cbtop.protocol.messages import CheckResult
 from cbtop.protocol.vocabulary import GUARD_CHECK, LOGITS_CHECK
 
 GUARD_BRICK = "Guard"
-FACTORS = "factors"  # the contracts' name
-MAX_SHARE = 0.005  # share of the time since the guard began that samples may take
+FACTORS = "factors"  # name of the int8 factors in the contracts
+MAX_SHARE = 0.005  # largest share of the time since the guard began that samples may take
 
 Calls = Sequence[Arguments]
 Run = Callable[..., None]  # (brick, elements, *calls)
@@ -44,28 +45,28 @@ class Reaction(Enum):
 
 
 class Fault(Enum):
-    """The kinds of fault of an output."""
+    """The kinds of faults in an output."""
 
     NAN = "NaN"
     INFINITY = "infinity"
-    OVERFLOW = "overflow"  # finite, but larger than EXPLOSION_MAGNITUDE or than its type holds
-    DIVERGENCE = "divergence"  # an assertion that compares with the float64 reference does not hold
+    OVERFLOW = "overflow"  # finite, but larger than EXPLOSION_MAGNITUDE
+    DIVERGENCE = "divergence"  # the output does not equal the output of the float64 reference
 
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """A fault of an output, with its finding, which may have a measured error."""
+    """A fault of an output, with the failed assertion, which may have a measured error."""
 
     fault: Fault
     finding: AssertionResult
 
 
-_NOT_FINITE = {Fault.NAN: "NaN", Fault.INFINITY: "infinity"}  # the findings' names
+_NOT_FINITE = {Fault.NAN: "NaN", Fault.INFINITY: "infinity"}  # the names of these faults in an AssertionResult
 
 
 def fault_of(output: Output) -> Fault | None:
-    """Return the fault that the numbers of `output` show by themselves, if any."""
-    largest = float(np.abs(output).max(initial=0))  # NaN if it contains one
+    """Return the fault that the values of `output` show without a reference, or None."""
+    largest = float(np.abs(output).max(initial=0))  # NaN if the output contains one
     if largest <= EXPLOSION_MAGNITUDE or output.dtype.kind != "f":
         return None
     if np.isnan(largest):
@@ -74,18 +75,18 @@ def fault_of(output: Output) -> Fault | None:
 
 
 def _fault_in(name: str, output: Output) -> Fault | None:
-    """Return the fault of an output of that name. The overflow of int8 factors does not count: they are sums of 32
-    numbers in an output of the same brick, and only too large if that output is."""
+    """Return the fault of the output with this contract name, or None. An overflow of int8 factors does not count:
+    factors are sums of 32 numbers of the brick's main output, and are too large only if that output is."""
     fault = fault_of(output)
     return None if fault is Fault.OVERFLOW and name == FACTORS else fault
 
 
 class JidokaGuard:
-    """Watches the passes of a decoder. `places` names its bricks with their layers (None: outside layers).
+    """Watches the passes of a decoder. `places` maps its bricks to their layers (None: outside layers).
 
-    `run` returns the function that runs the bricks of a pass. `has_fault` says whether the pass must run again, with
-    `again`, and then `finish_again`. `clock_s` measures the cost of samples. All of them raise GuardError if the
-    reaction is to stop.
+    `run` returns the function that runs the bricks of a pass. `has_fault` returns whether the pass must run again,
+    with the function that `again` returns. After that, call `finish_again`. `clock_s` measures the cost of samples.
+    The functions and `finish_again` raise GuardError if the reaction is to stop.
     """
 
     def __init__(
@@ -101,20 +102,22 @@ class JidokaGuard:
         self._in_turn = tuple(places)
         self._turn = 0
         self._position = 0
-        self._of_pass: Fault | None = None  # the fault of the pass's logits
-        self._not_found = 0  # passes with faulty logits whose second run found no wrong brick
+        self._of_pass: Fault | None = None  # the fault of the logits of the current pass
+        self._not_found = 0  # number of passes with faulty logits whose second run found no wrong brick
         self._bears_all = False  # whether the next brick is blamed even if its reference shows the fault
         self._clock_s = clock_s
         self._began_s = clock_s()
         self._spent_s = 0.0
         self._times: dict[ComputeBrick, int] = {}
-        self._fallen: dict[ComputeBrick, tuple[Met, str]] = {}  # the fault that made it fall back
+        # by brick: the fault that made the brick fall back, and its place
+        self._fallen: dict[ComputeBrick, tuple[Met, str]] = {}
         self._checked: dict[tuple[str, str], bool] = {}
-        self._spoilt: set[tuple[str, str]] = set()  # not checked, because the input was not finite
+        # (brick, assertion) pairs that were not checked, because the input was not finite
+        self._spoilt: set[tuple[str, str]] = set()
 
     def run(self, run_brick: Run, position: int) -> Run:
-        """Return `run_brick` for the bricks of the pass that begins at `position`, with one brick checked when it is
-        due."""
+        """Return a function that runs the bricks of the pass that begins at `position`. It also checks one brick if a
+        sample is due."""
         self._position = position
         self._bears_all = False
         if self._spent_s > MAX_SHARE * (self._clock_s() - self._began_s):
@@ -131,12 +134,12 @@ class JidokaGuard:
         return run
 
     def has_fault(self, logits: Output) -> bool:
-        """Return whether the logits of a pass show that something in it was wrong."""
+        """Return whether the logits of a pass show a fault."""
         self._of_pass = fault_of(logits)
         return self._of_pass is not None
 
     def again(self, run_brick: Run) -> Run:
-        """Return a function that runs the bricks of the same pass again, each checked."""
+        """Return a function that runs the bricks of the same pass again and checks each of them."""
         self._bears_all = True
 
         def run(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
@@ -145,8 +148,8 @@ class JidokaGuard:
         return run
 
     def finish_again(self, last: ComputeBrick) -> None:
-        """If no brick was wrong in the second run, report the first run's logits under `last`, which computed them:
-        any brick may have begun it. The second run's results are kept."""
+        """If no brick was wrong in the second run, report the fault of the first run's logits under the brick `last`,
+        which computed them. Any brick may have caused the fault. The results of the second run are kept."""
         if not self._bears_all or self._of_pass is None:
             return
         self._not_found += 1
@@ -157,8 +160,8 @@ class JidokaGuard:
             raise GuardError(None, None, self._position, met.fault.value)
 
     def finish(self) -> None:
-        """Report how often bricks that fell back were still wrong, and which assertions were never checked: they are
-        skipped."""
+        """Report how often bricks were still wrong after they had fallen back. Also report assertions that were never
+        checked, as skipped."""
         for brick, (met, where) in self._fallen.items():
             if (times := self._times[brick]) > 1:
                 self._announce(brick, met, f"{where}; met {times} times, computed in float64, too")
@@ -182,7 +185,7 @@ class JidokaGuard:
         compared_s = self._clock_s()
         timer = self._profiler.start_brick(GUARD_BRICK)
         try:
-            with np.errstate(all="ignore"):  # a reference warns of the infinities that this looks for
+            with np.errstate(all="ignore"):  # no warnings about infinities, because the checks look for them
                 met = self._compare(brick, calls, before)
                 if met is not None:
                     self._react(brick, met, calls, before)
@@ -191,10 +194,12 @@ class JidokaGuard:
             self._spent_s += ran_s - began_s + self._clock_s() - compared_s
 
     def _compare(self, brick: ComputeBrick, calls: Calls, before: Calls) -> Met | None:
-        """Return the first fault of an output. Announces each assertion the first time, and when it fails."""
+        """Return the first fault of an output, or None. Announces an assertion when it is first evaluated, and when
+        it first fails."""
         first = None
         compared = list(brick.compared(calls, before))
-        given = {_fault_in(of, expected) for *_, expected, of in compared} - {None}  # given by the input
+        # faults that the reference shows too, which come from the input or the weights
+        given = {_fault_in(of, expected) for *_, expected, of in compared} - {None}
         is_spoilt = not self._bears_all and not given.isdisjoint(_NOT_FINITE)
         for name, found, output, _, of in compared:
             key = brick.spec.name, _sampled(name)
@@ -205,7 +210,8 @@ class JidokaGuard:
                 result = CheckResult(*key, found.passed, found.max_error, found.tolerance, found.not_finite)
                 self._profiler.announce(result)
             fault = _fault_in(of, output)
-            if fault is None or (fault in given and not self._bears_all):  # too large and also wrong?
+            # the output may still differ from the reference
+            if fault is None or (fault in given and not self._bears_all):
                 fault = None if found.passed else Fault.DIVERGENCE
             if fault is not None and first is None and not is_spoilt:
                 first = Met(fault, found)
@@ -214,7 +220,7 @@ class JidokaGuard:
 
     def _react(self, brick: ComputeBrick, met: Met, calls: Calls, before: Calls) -> None:
         note = self._noted(brick, met.fault)
-        if brick in self._fallen:  # its reference shows it, too: `finish` reports how often
+        if brick in self._fallen:  # the reference has the fault, too; `finish` reports how often
             return
         if self._reaction is Reaction.FALLBACK:
             note += "; computed in float64 from here on"

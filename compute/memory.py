@@ -1,4 +1,5 @@
-"""Memory: how much this process may still take, memory on huge pages, and code pages given back."""
+"""Measure how much memory this process may still take, allocate memory on huge pages, and give code pages back to the
+system."""
 
 from __future__ import annotations
 
@@ -21,12 +22,13 @@ LINE_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """The mount point of a version of control groups, and its names of the files and counters that are read."""
+    """The mount point of one version of control groups, and its names of files and counters."""
 
     mounted: str
     limit: str
     used: str
-    files: tuple[str, str]  # in memory.stat: pages of files, which count as used but are given back under pressure
+    # Counters of memory.stat: pages of files. They count as used memory. The system frees them when memory is short.
+    files: tuple[str, str]
 
 
 _ONE = _Version(
@@ -39,27 +41,28 @@ _TWO = _Version("sys/fs/cgroup", "memory.max", "memory.current", ("inactive_file
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Return what the system (MemAvailable) and every control group of this process leave; None if neither is known.
+    """Return the bytes that the system (MemAvailable) and every control group of this process leave, or None if
+    neither is known.
 
-    Linux, control groups of both versions, if they are visible. `root` is the root of their files.
+    Works on Linux, with both versions of control groups, if they are visible. `root` is the root of the file system.
     """
     left = [*_of_the_system(root), *_of_groups(root)]
     return max(min(left), 0) if left else None
 
 
 def on_huge_pages(size_bytes: int) -> mmap.mmap:
-    """Return private memory, zeros, on huge pages if the system has some. Raises OSError if it has no memory."""
+    """Return private memory of zeros, on huge pages if the system has some. Raises OSError if there is not enough
+    memory."""
     memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel that was built without huge pages
+        with suppress(OSError):  # the system's kernel was built without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
 
 def zeros_on_huge_pages(shapes: Sequence[tuple[int, ...]], dtype: Any) -> list[NDArray[Any]]:
-    """Return arrays of zeros, adjacent, on huge pages. Each begins at a cache line. They take memory when they are
-    written to. Raises MemoryError if the system does not give it.
-    """
+    """Return adjacent arrays of zeros on huge pages. Each array begins at a cache line. Memory is taken when it is
+    first written to. Raises MemoryError if the system does not give it."""
     sizes = [math.prod(shape) * np.dtype(dtype).itemsize for shape in shapes]
     begins = list(accumulate((-(-size // LINE_BYTES) * LINE_BYTES for size in sizes), initial=0))
     try:
@@ -73,10 +76,10 @@ def zeros_on_huge_pages(shapes: Sequence[tuple[int, ...]], dtype: Any) -> list[N
 
 
 def line_aligned_zeros(shape: tuple[int, ...], dtype: Any, behind_bytes: int = 0) -> NDArray[Any]:
-    """Return zeros that begin at a cache line, or `behind_bytes` after one.
+    """Return an array of zeros that begins at a cache line, or `behind_bytes` after one.
 
-    NumPy's large arrays begin 16 bytes after a line, so that each vector of 64 bytes is in two lines. Its small ones
-    begin anywhere.
+    NumPy's large arrays begin 16 bytes after a line, so that each vector of 64 bytes is in two lines. NumPy's small
+    arrays begin anywhere.
     """
     size_bytes = math.prod(shape) * np.dtype(dtype).itemsize
     memory = np.zeros(size_bytes + 2 * LINE_BYTES, np.uint8)
@@ -86,9 +89,9 @@ def line_aligned_zeros(shape: tuple[int, ...], dtype: Any, behind_bytes: int = 0
 
 
 def give_back_code(library: str) -> None:
-    """Unmap the code that this process has run of the shared library with this file name. Linux only.
+    """Unmap the code of the shared library with this file name. Linux only.
 
-    The pages are the file's and stay in the system's cache. Code that runs again is mapped again, 64 KiB in a
+    The pages belong to the file and stay in the system's cache. Code that runs again is mapped again, 64 KiB in a
     microsecond.
     """
     for begin, size_bytes in _code_of(library):
@@ -97,8 +100,8 @@ def give_back_code(library: str) -> None:
 
 @cache
 def _code_of(library: str) -> tuple[tuple[int, int], ...]:
-    """Return the places of its code, (address, bytes): pages that may be run but not written, so that they equal the
-    file."""
+    """Return the places of the library's code as (address, bytes). These pages may be run but not written, so that
+    they equal the file."""
     found = []
     for line in _lines(Path("/proc/self/maps")):
         place, permissions, _, _, _, *path = line.split(maxsplit=5)
@@ -126,7 +129,7 @@ def _of_groups(root: Path) -> Iterator[int]:
             continue
         version = _ONE if controllers else _TWO
         group = PurePosixPath(path)
-        for one in (group, *group.parents):  # a container may see its own group as the root, whatever the path
+        for one in (group, *group.parents):  # A container may see its own group as the root, whatever the path is.
             yield from _of_group(root / version.mounted / one.relative_to("/"), version)
 
 

@@ -1,4 +1,4 @@
-"""NVIDIA's management library: the power limit of a measured GPU, and its use by other processes."""
+"""Read from NVIDIA's management library the power limit of a measured GPU and its use by other processes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import time
 from typing import Any
 
-SETTLE_S = 1.0  # a utilisation covers up to a second before the call
+SETTLE_S = 1.0  # a reported utilisation covers at most this many seconds before the call
 PER_WATT = 1000
 
 
 class ManagedGpu:
-    """A GPU as nvidia-ml-py sees it. `missing` gives the reason if that is not installed or fails."""
+    """A GPU as nvidia-ml-py sees it. `missing` is the reason if nvidia-ml-py is not installed or fails."""
 
     def __init__(self, uuid: str) -> None:
         self.missing = ""
@@ -29,12 +29,12 @@ class ManagedGpu:
             self.missing = f"NVML: {error}"
 
     def power_limit_w(self) -> int | None:
-        """Return the limit that is enforced now."""
+        """Return the power limit in force, in watts, or None if it is not known."""
         limit = self._ask("nvmlDeviceGetEnforcedPowerLimit")
         return None if limit is None else round(limit / PER_WATT)
 
     def used_percent(self) -> int | None:
-        """Return the percentage of a second that any process used it. Call it before we run anything on it."""
+        """Return the percentage of the last second that any process used the GPU. Call this before we use the GPU."""
         if self._handle is None:
             return None
         time.sleep(SETTLE_S)
@@ -42,10 +42,11 @@ class ManagedGpu:
         return None if rates is None else int(rates.gpu)
 
     def others_percent(self, since_s: float) -> int | None:
-        """Return the highest percentage of its multiprocessors that one other process took since then (wall clock).
+        """Return the highest percentage of the GPU's multiprocessors that another process used after `since_s` (wall
+        clock).
 
-        Returns None if that is not known, also if our own process id is missing because the ids are from a different
-        namespace.
+        Returns None if the use is not known. It is not known either if our own process id is missing, because the ids
+        then belong to a different namespace.
         """
         samples = self._ask("nvmlDeviceGetProcessUtilization", int(since_s * 1e6)) or []
         if all(sample.pid != os.getpid() for sample in samples):
@@ -57,5 +58,5 @@ class ManagedGpu:
             return None
         try:
             return getattr(self._nvml, name)(self._handle, *arguments)
-        except self._nvml.NVMLError:  # this GPU, driver or container does not tell
+        except self._nvml.NVMLError:  # this GPU, driver or container does not report the value
             return None

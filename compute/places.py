@@ -1,4 +1,4 @@
-"""The place that a model runs on: the CPU, or a GPU."""
+"""The processor that a model runs on: the CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ComputeTarget(Protocol):
-    """The place that a model runs on. `threads`: the number of CPU threads that compute; None: none."""
+    """A processor that a model runs on. `threads` is the number of CPU threads that compute, or None on a GPU."""
 
     label: str
     threads: int | None
@@ -34,14 +34,14 @@ class ComputeTarget(Protocol):
 
 
 def place_of(options: WorkloadOptions) -> ComputeTarget:
-    """Return the place that the options name. Raises ComputeError if it does not exist."""
+    """Return the processor that the options name. Raises ComputeError if it does not exist."""
     if options.backend == "cuda":
         return OnGpu(options)
     return OnCpu(options)
 
 
 class OnCpu:
-    """On CPU threads."""
+    """Runs a model on CPU threads."""
 
     def __init__(self, options: WorkloadOptions) -> None:
         from cbtop.compute.backends import cpu_backend
@@ -53,13 +53,14 @@ class OnCpu:
         self._options, self._threads = options, backend.threads
 
     def model(self, path: Path) -> Model:
-        """Return the model with products as fast as this processor can, or exact."""
+        """Read the model at `path`. Its products are as fast as this processor allows, or exact if the options say
+        so."""
         from cbtop.compute.decoder.int8 import model_to_run
 
         return model_to_run(path, is_exact=self._options.is_exact)
 
     def decoder(self, model: Model, profiler: Profiler, context: int) -> Decoder:
-        """Return a decoder with the settings of the options."""
+        """Return a decoder with the user's settings."""
         from cbtop.compute.decoder.decoder import Decoder
         from cbtop.compute.settings import DecoderSettings
 
@@ -68,15 +69,17 @@ class OnCpu:
         return Decoder(model, self.label, self._threads, profiler, context, settings)
 
     def ceilings(self, model: Model, progress: Progress) -> Iterable[Ceiling]:
-        """Measure this machine's memory and cores."""
+        """Measure the roofs of this machine's memory and cores."""
         from cbtop.compute.ceilings import measure_ceilings
 
         return measure_ceilings(self._threads, model.weights_bytes)
 
 
 class OnGpu:
-    """On the first GPU that this process may use; a rank on the GPU of its number. Raises ComputeError if there is
-    none, and for options that need a CPU."""
+    """Runs a model on the first GPU that this process may use, or on the GPU with the rank's number.
+
+    Raises ComputeError if there is no such GPU, and for options that need a CPU.
+    """
 
     def __init__(self, options: WorkloadOptions) -> None:
         from cbtop.compute.decoder.ranks import ALONE
@@ -90,10 +93,10 @@ class OnGpu:
         self._rank = ALONE if options.rank is None else _joined(self._gpu, options.rank)
         self.label = self._gpu.label
         self.threads: int | None = None
-        self.guard: str | None = None  # it would have to copy each brick's input
+        self.guard: str | None = None  # a guard would have to copy the input of each brick
 
     def model(self, path: Path) -> Model:
-        """Return the model with its weights on the device; for a rank, its part of the model."""
+        """Read the model at `path` and put its weights on the GPU. A rank gets only its part of the model."""
         from cbtop.compute.decoder import FAMILIES
         from cbtop.compute.decoder.base import read_model
         from cbtop.compute.decoder.on_gpu import model_on
@@ -103,14 +106,14 @@ class OnGpu:
         return model_on(self._gpu, part, is_exact=self._options.is_exact, rank=self._rank)
 
     def decoder(self, model: Model, profiler: Profiler, context: int) -> Decoder:
-        """Return a decoder with the settings of the options."""
+        """Return a decoder with the user's settings."""
         from cbtop.compute.decoder.on_gpu import GpuDecoder
 
         how = self._options
         return GpuDecoder(self._gpu, model, profiler, context, how.cache_type, how.sampling, rank=self._rank)
 
     def ceilings(self, model: Model, progress: Progress) -> Iterable[Ceiling]:
-        """Measure this GPU's memory and multiprocessors."""
+        """Measure the roofs of this GPU's memory and multiprocessors."""
         from cbtop.compute.gpu_ceilings import measure_gpus
 
         for roofs, _ in measure_gpus(progress, self._gpu.device.id):
@@ -118,7 +121,7 @@ class OnGpu:
 
 
 def _joined(gpu: Gpu, options: RankOptions) -> Rank:
-    """Return the rank once every rank has joined."""
+    """Return this process's rank, after all ranks have joined."""
     from cbtop.compute.decoder.ranks import Rank
     from cbtop.compute.gpu.nccl import NcclLink, new_id
 

@@ -1,4 +1,4 @@
-"""PTX by its hash: every module that was compiled on this machine, kept so that a hash in a tree can be looked up."""
+"""Store every PTX module that was compiled on this machine, so that its hash in a brick tree can be looked up."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from pathlib import Path
 from cbtop.compute.cuda.compiler import hash_of
 from cbtop.protocol.cache import bytes_of, cache_dir, replace_whole
 
-MAX_BYTES = 1 << 24  # of one module
+MAX_BYTES = 1 << 24  # limit of one module
 MAX_KEPT = 1024
 
 
 class PtxRegistry:
-    """One file each in a folder of the cache, named by the hash. If there are more than MAX_KEPT, the oldest are
-    removed."""
+    """Modules stored as files in a folder of the cache, each named by its hash. If there are more than MAX_KEPT, the
+    oldest files are removed."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = cache_dir() / "ptx" if folder is None else folder
 
     def add(self, ptx: bytes) -> None:
-        """Keep `ptx`, if the folder can be written. A run does not depend on it."""
+        """Store `ptx` if the folder can be written. No error is raised otherwise, because a run does not depend on
+        it."""
         ptx_hash = hash_of(ptx)
         path = self._path(ptx_hash)
         try:
@@ -34,7 +35,7 @@ class PtxRegistry:
             return
 
     def lookup(self, ptx_hash: int) -> str | None:
-        """Return the PTX of a hash, or None if it was not compiled here, was removed, or has changed."""
+        """Return the PTX with this hash, or None if it was not compiled here, was removed, or has changed."""
         try:
             found = bytes_of(self._path(ptx_hash), MAX_BYTES)
         except (OSError, ValueError):
@@ -42,14 +43,14 @@ class PtxRegistry:
         return None if found is None or hash_of(found) != ptx_hash else found.decode("utf-8", "replace")
 
     def hashes(self) -> list[int]:
-        """Return those that are kept, newest first."""
+        """Return the hashes of the stored modules, newest first."""
         return [int(path.stem, 16) for path in reversed(self._files())]
 
     def _path(self, ptx_hash: int) -> Path:
         return self._folder / f"{ptx_hash:016x}.ptx"
 
     def _files(self) -> list[Path]:
-        """Return the files, oldest first, without those that another process removes meanwhile."""
+        """Return the stored files, oldest first. Files that another process removes meanwhile are left out."""
         found = []
         with suppress(OSError):
             for entry in os.scandir(self._folder):

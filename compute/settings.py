@@ -1,4 +1,4 @@
-"""The user's settings of how a model runs; light to import."""
+"""The user's settings for running a model. This module is quick to import."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ LOWEST_TEMPERATURE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class TokenSampling:
-    """The choice of the next token: `seed` draws from the `top_k` likeliest tokens (0: all), limited to those that
-    together have `top_p` of their probability, at a `temperature`. A temperature of 0 is the greedy choice. Below
-    1e-6 a quotient by it could be infinite, and the choice would be greedy anyway.
+    """The settings for choosing the next token.
 
-    Raises ComputeError for other values, because a draw with them would still return a token.
+    A generator seeded with `seed` draws from the `top_k` likeliest tokens (0: all), limited to those that together
+    have `top_p` of the probability, at a `temperature`. A temperature of 0 is the greedy choice. Below 1e-6, dividing
+    by the temperature could give infinity, and the choice would be greedy anyway. Raises ComputeError for values that
+    are out of range, because a draw with them would still return a token.
     """
 
     temperature: float = 0.0
@@ -56,22 +57,23 @@ GREEDY = TokenSampling()
 
 @dataclass(frozen=True, slots=True)
 class Crossovers:
-    """The amounts of work at which the faster way changes. Each value belongs to the second way.
+    """The smallest amounts of work that are done with the second of two methods.
 
-    `product_bytes`: bytes of weights times tokens; below it a product runs on one thread, from it on on several.
-    `attention_products`: products of a query's number and a key's; below it attention runs on one thread, from it on
-    on several.
-    `bf16_tokens`: tokens; below it products run in int8, from it on in bfloat16 if the processor has AMX.
-    `exact_bytes`: bytes of a matrix; below it a matrix is interleaved, for int8, from it on it stays as in the file,
+    `product_bytes`: bytes of weights times tokens. Smaller products run on one thread, others on several.
+    `attention_products`: products of a query's number and a key's number. Attention with fewer runs on one thread,
+    otherwise on several.
+    `bf16_tokens`: tokens. Products of fewer tokens run in int8, others in bfloat16 if the processor has AMX.
+    `exact_bytes`: bytes of a matrix. A smaller matrix is interleaved for int8. Other matrices stay as in the file,
     for products of floats.
-    `measured`: the names of those that were measured on this machine; the rest are static.
+    `measured`: the names of the crossovers that were measured on this machine. The rest are static.
 
-    Raises ComputeError for anything but a whole number from 1.
+    Raises ComputeError for a value that is not a whole number from 1.
     """
 
-    product_bytes: int = 96 << 10  # 10-20 us of one thread's work; waking a second one takes 2-40 us
-    attention_products: int = 1 << 17  # some 20 us of one thread's work
-    bf16_tokens: int = 12  # 1.35x of int8's speed at 12; 0.92x at 8, which are twice int8's four
+    product_bytes: int = 96 << 10  # 10-20 us of work of one thread; waking a second thread takes 2-40 us
+    attention_products: int = 1 << 17  # some 20 us of work of one thread
+    # bfloat16 has 1.35x the speed of int8 at 12 tokens, and 0.92x at 8, two groups of int8's four
+    bf16_tokens: int = 12
     exact_bytes: int = 1 << 40  # no matrix is so large; equals `protocol.crossovers.NEVER`
     measured: frozenset[str] = frozenset()
 
@@ -88,20 +90,20 @@ _in_effect = STATIC_CROSSOVERS
 
 
 def crossovers() -> Crossovers:
-    """Return the crossovers of this process. Kernels ask before every call, in Python, so that no value compiles
-    anew."""
+    """Return the crossovers of this process. Python code asks for them before every kernel call, so that they are not
+    compiled into kernels."""
     return _in_effect
 
 
 def use_crossovers(wanted: Crossovers) -> None:
-    """Make `wanted` the crossovers of this process. For the code that starts a decoder."""
+    """Make `wanted` the crossovers of this process. The code that starts a decoder calls this."""
     global _in_effect
     _in_effect = wanted
 
 
 @contextmanager
 def with_crossovers(wanted: Crossovers) -> Iterator[None]:
-    """Use `wanted` for a while: to run, or to check, both sides of one."""
+    """Use `wanted` inside this context, to run or check the work on both sides of a crossover."""
     before = crossovers()
     use_crossovers(wanted)
     try:
@@ -111,16 +113,19 @@ def with_crossovers(wanted: Crossovers) -> Iterator[None]:
 
 
 BACKENDS = ("cpu", "cuda")
-Split = Literal["layers", "heads"]  # what ranks divide
+Split = Literal["layers", "heads"]  # the part of a model that ranks divide among themselves
 SPLITS: tuple[Split, ...] = get_args(Split)
-GUARD_REACTIONS = ("stop", "log", "fallback")  # to a fault that the guard finds
+GUARD_REACTIONS = ("stop", "log", "fallback")  # reactions to a fault that the guard finds
 
 
 @dataclass(frozen=True, slots=True)
 class RankOptions:
-    """The number of this process among `count` that run a model together, each on the GPU of its number. `of_first`
-    returns in every rank what the first one makes, once all ask for it. `split`: the part of the model that they
-    divide."""
+    """The number of this process among the `count` processes that run a model together, each on the GPU with its
+    number.
+
+    `of_first` returns in every rank what the first rank computes, once all ranks have called it. `split` is the part
+    of the model that the ranks divide among themselves.
+    """
 
     number: int
     count: int
@@ -130,7 +135,8 @@ class RankOptions:
 
 @dataclass(frozen=True, slots=True)
 class DecoderSettings:
-    """Settings of a decoder. `cache_type` and `check_contracts`: as in WorkloadOptions."""
+    """Settings of a decoder. `cache_type` is the type of the KV cache, f16 or f32. With `check_contracts`, each brick
+    also checks the conditions of its kernels' contracts."""
 
     cache_type: str = "f16"
     sampling: TokenSampling = GREEDY
@@ -142,17 +148,17 @@ DEFAULT_SETTINGS = DecoderSettings()
 
 @dataclass(frozen=True, slots=True)
 class WorkloadOptions:
-    """What to run. None means: the demo model; until stopped; all processors but one; the model's context, up to
-    2048.
+    """What to run. None means the demo model (`model`), no limit (`steps`), all processors except one (`threads`), or
+    the model's context up to 2048 (`context`).
 
     `cache_type`: type of the KV cache, f16 or f32.
-    `is_exact`: products take unrounded activations, not int8. `trace` holds names of `cbtop.profiler.traces.TRACES`:
-    what to trace in a sample of the decode steps.
-    `guard`: the reaction to a brick's wrong output (GUARD_REACTIONS); None: do not check.
-    `check_contracts`: run each brick between the conditions of its kernels' contracts.
-    `prompt`: the text to continue, once, to its end; None: the same random tokens, again and again.
+    `is_exact`: whether products read unrounded activations instead of int8.
+    `trace`: names of `cbtop.profiler.traces.TRACES` that are traced in a sample of the decode steps.
+    `guard`: the reaction to a brick's wrong output (GUARD_REACTIONS). None: outputs are not checked.
+    `check_contracts`: whether each brick checks the conditions of its kernels' contracts.
+    `prompt`: a text that is continued once, to its end. None: the same random tokens are repeated.
     `backend`: one of BACKENDS.
-    `rank`: this process's part if several GPUs run the model; None: it runs the model alone.
+    `rank`: the part of this process if several GPUs run the model. None: this process runs the model alone.
     """
 
     model: Path | None = None

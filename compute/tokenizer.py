@@ -1,10 +1,11 @@
-"""Text to the tokens of a model and back, by the vocabulary in its GGUF file.
+"""Convert text to the tokens of a model and back, with the vocabulary in the model's GGUF file.
 
-Source of the keys: ggml's docs/gguf.md; of their meaning: llama.cpp's src/llama-vocab.cpp.
+Source of the keys: ggml's docs/gguf.md. Source of their meaning: llama.cpp's src/llama-vocab.cpp.
 """
 
-# Hugging Face's `tokenizers`, made from the file's lists, turns text into tokens. Tokens become text here: each has a
-# list of bytes, and a character that spans several tokens appears with its last one.
+# Text becomes tokens in Hugging Face's `tokenizers`, which is configured with the lists of the file. Tokens become
+# text in this module. Each token has a list of bytes; a character that spans several tokens appears with its last
+# token.
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ from cbtop.compute.gguf import GgufFile
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
 
-UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6  # enum llama_token_type
+UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6  # numbers of the C enum llama_token_type
 WITHOUT_TEXT = (UNKNOWN, CONTROL, UNUSED)
-NO_TOKEN = 0xFFFFFFFF  # LLAMA_TOKEN_NULL, which converters write for "none"
-SPACE = "\u2581"  # how SentencePiece writes one
-MAX_TOKEN_CHARACTERS = 1_024  # the longest in real vocabularies are runs of some hundred spaces
+NO_TOKEN = 0xFFFFFFFF  # LLAMA_TOKEN_NULL, which converters write for "no token"
+SPACE = "\u2581"  # SentencePiece's character for a space
+MAX_TOKEN_CHARACTERS = 1_024  # the longest tokens of real vocabularies are runs of some hundred spaces
 
 _CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
@@ -33,7 +34,7 @@ _LLAMA3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace("{1,3}", "")
-# `tokenizer.ggml.pre` selects the patterns that cut a text into words, one after the other.
+# Patterns that cut a text into words, one after the other, by the value of `tokenizer.ggml.pre`.
 PATTERNS = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
     "gpt-2": (_GPT2,),
@@ -42,9 +43,11 @@ PATTERNS = {
     "stablelm2": (_QWEN2,),
     "smollm": (r"\p{N}", _GPT2),
 }
-BEGINS = frozenset({"llama-bpe"})  # texts begin with a special token unless the file says otherwise
-WHOLE_WORDS = frozenset({"llama-bpe"})  # a word that is a token is that token, whatever the merges
-# Control tokens that end a text, whatever the file says, as in llama.cpp.
+# For these values of `tokenizer.ggml.pre`, a text begins with a special token unless the file says otherwise.
+BEGINS = frozenset({"llama-bpe"})
+# For these values, a word that is a token becomes that token, whatever the merges are.
+WHOLE_WORDS = frozenset({"llama-bpe"})
+# Control tokens that end a text even if the file does not say so, as in llama.cpp.
 ENDS = frozenset(
     {
         "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>",
@@ -54,7 +57,7 @@ ENDS = frozenset(
 
 
 def _byte_characters() -> dict[str, int]:
-    """Return the byte of each character of a byte-level vocabulary (GPT-2's encoder.py, bytes_to_unicode)."""
+    """Return the byte of each character in a byte-level vocabulary (GPT-2's encoder.py, bytes_to_unicode)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
@@ -62,18 +65,19 @@ def _byte_characters() -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """The vocabulary of a model. `pieces` holds each token's bytes, empty for control tokens."""
+    """The vocabulary of a model. `pieces` holds the bytes of each token. Control tokens have no bytes."""
 
     pieces: tuple[bytes, ...]
     ends: frozenset[int]  # tokens that end a text
     begin: int | None  # the token that begins a text
-    drops_first_space: bool  # encoding added it
+    drops_first_space: bool  # whether the first space is dropped from decoded text, because encoding added it
     _library: Library
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of `text`, with the begin token first if the model has one.
+        """Return the tokens of `text`. The begin token is first if the model has one.
 
-        Names of control tokens in the text become these tokens. Raises ComputeError if it is not Unicode text.
+        Names of control tokens in the text become control tokens. Raises ComputeError if the text is not valid
+        Unicode.
         """
         try:
             text.encode()
@@ -83,20 +87,20 @@ class Tokenizer:
         return begin + list(self._library.encode(text, add_special_tokens=False).ids)
 
     def stream(self, before: Sequence[int] = ()) -> TextStream:
-        """Return the text of the tokens that follow those `before`."""
+        """Return a stream that decodes the tokens that follow the tokens `before`."""
         stream = TextStream(self)
         for token in before:
             stream.text_of(token)
         return stream
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of `tokens`, which begin a text. Bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of `tokens`, which are the beginning of a text. Bytes that are not UTF-8 become U+FFFD."""
         stream = self.stream()
         return "".join(map(stream.text_of, tokens)) + stream.rest()
 
 
 class TextStream:
-    """The text of tokens as they come."""
+    """Decodes tokens to text one by one."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._pieces = tokenizer.pieces
@@ -104,22 +108,22 @@ class TextStream:
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
 
     def text_of(self, token: int) -> str:
-        """Return the characters that `token` completes."""
+        """Return the characters that are complete with `token`."""
         piece = self._pieces[token]
         if self._drops_space and piece:
             piece, self._drops_space = piece.removeprefix(b" "), False
         return self._characters.decode(piece)
 
     def rest(self) -> str:
-        """Return the replacement of a character that the end has cut short."""
+        """Return the replacement character if the text ends inside a character, otherwise ""."""
         return self._characters.decode(b"", final=True)
 
 
 def read_tokenizer(file: GgufFile) -> Tokenizer:
-    """Return the tokenizer of an open file. Raises ModelError if it has none, or one that is damaged or not
-    supported.
+    """Return the tokenizer of an open file. Raises ModelError if the file has no tokenizer, or a damaged or
+    unsupported one.
 
-    Raises ComputeError if the library is not installed.
+    Raises ComputeError if the package `tokenizers` is not installed.
     """
     if not file.metadata.has_key("tokenizer.ggml.tokens"):
         raise ModelError(
@@ -132,7 +136,7 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
             f"{file.path} has a tokenizer of kind {kind[:60]!r}; supported are gpt2 and llama: leave the prompt away"
         )
     try:
-        # It takes 40 ms to load, and 12 MB to install, and only a prompt needs it.
+        # The package takes 40 ms to load and 12 MB to install, and only a prompt needs it.
         import tokenizers
     except ImportError as error:
         raise ComputeError(
@@ -154,7 +158,7 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
             getattr(library, name)([tokenizers.AddedToken(one, normalized=False, special=special) for one in added])
     except ModelError:
         raise
-    except Exception as error:  # the library raises no narrower one
+    except Exception as error:  # the library raises no narrower class
         raise _damaged(file, f"a vocabulary that is none ({str(error)[:200]!r})") from error
     begin = _token(file, "bos", len(tokens), 1 if kind == "llama" else None)
     ends = {_token(file, name, len(tokens), 2 if kind == "llama" and name == "eos" else None)
@@ -170,7 +174,8 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
 
 
 def _byte_level(file: GgufFile, tokens: list[str], tokenizers: Any) -> tuple[Library, bool]:
-    """Return a library of merges of byte characters, and whether a text begins with a special token."""
+    """Return a tokenizer that merges characters that represent bytes, and whether a text begins with a special
+    token."""
     pre = file.metadata.text("tokenizer.ggml.pre", "default")
     if pre not in PATTERNS:
         raise ModelError(
@@ -189,8 +194,8 @@ def _byte_level(file: GgufFile, tokens: list[str], tokenizers: Any) -> tuple[Lib
 def _sentence_piece(
     file: GgufFile, tokens: list[str], types: Sequence[float], tokenizers: Any
 ) -> tuple[Library, bool]:
-    """Return a library of merges, ordered by the scores of their results. Characters without a token become their
-    bytes."""
+    """Return a tokenizer that merges characters, and whether a text begins with a special token. Merges are ordered
+    by the scores of their results. Characters without a token become bytes."""
     scores = _numbers(file, "tokenizer.ggml.scores", len(tokens), None)
     vocabulary = {token: at for at, token in enumerate(tokens)}
     merges = [
@@ -238,7 +243,7 @@ def _space_pieces(tokens: list[str], types: Sequence[float]) -> list[bytes]:
 
 
 def _numbers(file: GgufFile, key: str, count: int, default: Sequence[float] | None) -> Sequence[float]:
-    """Return one number for each of `count` tokens."""
+    """Return one number for each of the `count` tokens. Without the key, returns `default`."""
     if default is not None and not file.metadata.has_key(key):
         return default
     numbers = file.metadata.numbers(key)

@@ -1,9 +1,9 @@
-"""Check every kernel variant against its peer, and every check against outputs that are wrong on purpose.
+"""Check every kernel variant against its peer, and check that outputs which are wrong on purpose are found.
 
 Rules
-- The called function is a decoder's: `implementation`, chosen by the same arguments.
-- `variants` is the only table of variants, and the tolerance is always the one in the kernel's contract.
-- A check that lets a planted fault pass is itself a failure, because it would pass anything.
+- The called function is the decoder's own `implementation`, chosen by the same arguments.
+- `variants` is the only table of variants. The tolerance is always taken from the kernel's contract.
+- A check that does not find a planted fault is itself a failure, because it would pass any output.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from cbtop.compute.settings import crossovers, with_crossovers
 
 SIZES = (1, 7, 32, 200)
 SEED = 20261123
-MANY = 127  # tokens: the largest batch minus one, so that it is not a multiple of four
+MANY = 127  # tokens: the largest batch minus one, so that the number is not a multiple of four
 PRODUCTS_WITH = ((1, 1), (1, 2), (6, 1), (MANY, 2))  # (tokens, threads)
 PRODUCTS = (
     brick_specs.QKV_PROJECTION,
@@ -54,7 +54,7 @@ PRODUCTS = (
     brick_specs.MOE_EXPERTS,
     brick_specs.LM_HEAD,
 )
-# The bricks that a kernel runs in, by its contract's name; products run in all of PRODUCTS.
+# The bricks that run a kernel, by the name of its contract. Products run in all of PRODUCTS.
 BRICKS_OF: Mapping[str, tuple[BrickSpec, ...]] = {
     "embedding": (brick_specs.EMBEDDING,),
     "rms_norm": (brick_specs.RMS_NORM,),
@@ -88,8 +88,9 @@ OF_SEVERAL_SHAPES = (
     "gated",
     "kv_write",
     "qkv",
-)  # kernels that run in a brick and have variants of their own
-Run = Callable[[Kernel, Arguments], None]  # calls a kernel, which writes its outputs into the arguments
+)  # contract names of kernels with several shapes, which have variants of their own
+# a function that calls a kernel, which writes its outputs into the arguments
+Run = Callable[[Kernel, Arguments], None]
 REFERENCE, SINGLE_TOKENS, PARTS = "reference", "single tokens", "its parts"
 
 
@@ -108,7 +109,8 @@ def _by_parts(kernel: Kernel, arguments: Arguments) -> None:
         part.implementation(*call)
 
 
-# The peers of a kernel: its reference, the same tokens one by one, or the kernels that it fuses.
+# The computations that a kernel's outputs are compared with. They are the kernel's reference, the same kernel token
+# by token, and the kernels that it fuses.
 PEERS: Mapping[str, Callable[[Kernel, Arguments], None]] = {
     REFERENCE: _by_reference,
     SINGLE_TOKENS: _by_single_tokens,
@@ -118,8 +120,8 @@ PEERS: Mapping[str, Callable[[Kernel, Arguments], None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A kernel as it may run: `how` gives its shape, `peer` which of PEERS it must agree with. Its examples have
-    `tokens` rows if they have a row for each token."""
+    """A kernel with one set of shapes. `how` describes the shapes, and `peer` is the key in PEERS of the computation
+    that the kernel is compared with. Its examples have `tokens` rows if they have a row for each token."""
 
     kernel: Kernel
     how: str = ""
@@ -133,9 +135,12 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """The result of one variant. `max_error` (of the largest value) is the largest over all sizes; None if a value is
-    not finite, with "NaN" or "infinity" in `not_finite`. `missed` names planted faults that no check found, and
-    conditions of the contract that still hold for arguments that should break them."""
+    """The result of verifying one variant.
+
+    `max_error` is the largest error over all sizes, relative to the largest value. It is None if a value is not
+    finite, and `not_finite` is then "NaN" or "infinity". `missed` names planted faults that no check found, and
+    conditions of the contract that hold for arguments which should break them.
+    """
 
     kernel: str
     contract: str
@@ -146,7 +151,7 @@ class Verified:
     max_error: float | None
     not_finite: str
     tolerance: float
-    failed: tuple[str, ...]  # `equals reference at size 32`
+    failed: tuple[str, ...]  # such as `equals reference at size 32`
     planted: int
     missed: tuple[str, ...]
 
@@ -161,9 +166,9 @@ def run_here(kernel: Kernel, arguments: Arguments) -> None:
 
 
 def variants() -> Iterator[Variant]:
-    """Yield every kernel of a decoder: each format, one token and more, one thread and two, each type of KV cache.
-    Each is compared with its reference; with several tokens also with the same tokens one by one; if fused also with
-    its parts."""
+    """Yield every kernel of a decoder in each format, with one and several tokens, with one and two threads, and with
+    each type of KV cache. Each kernel is compared with its reference. Kernels of several tokens are also compared
+    with themselves token by token, and fused kernels with their parts."""
     for variant in _beside_reference():
         yield variant
         if variant.tokens > 1 and variant.kernel.by_token and not _is_of_tiles_where_many(variant):
@@ -173,9 +178,11 @@ def variants() -> Iterator[Variant]:
 
 
 def variants_on_gpu() -> Iterator[Variant]:
-    """Yield the kernels of a GPU, the same on every processor. Each is compared with its reference, on one thread,
-    because threads are the CPU's. Products of many tokens are in int8 and in bfloat16, whichever of the two this
-    processor has."""
+    """Yield the kernels of a GPU, which are the same on every processor.
+
+    Each is compared with its reference, without regard to threads, which only the CPU has. Products of many tokens
+    are yielded in int8 and in bfloat16, even if this processor has only one of the two.
+    """
     of_many = (
         Variant(kernel_for(FORMATS[code], MANY), f"{MANY} tokens")
         for kernel_for, codes in (
@@ -193,7 +200,8 @@ def variants_on_gpu() -> Iterator[Variant]:
 
 
 def _is_of_tiles_where_many(variant: Variant) -> bool:
-    """Return whether its many tokens run in bfloat16 and one would run in int8, with other results."""
+    """Return whether many tokens of the variant run in bfloat16 but single tokens in int8. The results then
+    differ."""
     is_int8 = variant.kernel.parts is not None and variant.kernel.name.endswith("int8")
     return HAS_TILES and is_int8 and variant.tokens >= crossovers().bf16_tokens
 
@@ -238,8 +246,8 @@ def _attention() -> Iterator[Variant]:
 
 
 def _fused() -> Iterator[Variant]:
-    """Yield products in one call: each format in one way, and two formats in every way, as Q4_K_M models have
-    them."""
+    """Yield kernels that fuse several products or run experts. Each format is yielded with one number of tokens and
+    threads. A mix of two formats, as in Q4_K_M models, is yielded with all numbers."""
     for is_int8, codes in ((False, tuple(FORMATS)), (True, tuple(linear_int8.LINEAR_INT8))):
         for turn, code in enumerate(codes):
             tokens, threads = PRODUCTS_WITH[turn % len(PRODUCTS_WITH)]
@@ -267,10 +275,12 @@ def _of_experts(kernel: Kernel, threads: int, more: str = "") -> Variant:
 
 
 def verified(variant: Variant, sizes: Sequence[int] = SIZES, run: Run = run_here) -> Verified:
-    """Run the kernel on inputs of every size, and plant each fault that its contract names. Faults in arguments and
-    broken conditions are only planted for the peer `reference`. `run` calls the kernel, on some backend.
+    """Run the kernel on inputs of every size, and plant each fault that its contract names. Faults of the arguments
+    and broken conditions are planted only for the peer `reference`. `run` calls the kernel, on the CPU or another
+    backend.
 
-    Kernels with threads use them at every size, even if that does not pay: one thread has variants of its own.
+    Kernels with several threads use them at every size, even if one thread would be faster. One thread has variants
+    of its own.
     """
     with with_crossovers(replace(crossovers(), product_bytes=1, attention_products=1)):
         return _verified(variant, sizes, run)
@@ -319,16 +329,16 @@ def _verified(variant: Variant, sizes: Sequence[int], run: Run) -> Verified:
 
 
 def _failed(kernel: Kernel, found: Arguments, expected: Arguments, peer: str) -> list[str]:
-    """Return the checks that the outputs among the arguments fail after a call."""
+    """Return the names of the checks that fail for the outputs among the arguments."""
     checks = Finite(), Equivalent(kernel.contract.tolerance, peer)
     outputs = [(from_bits(found[place]), from_bits(expected[place])) for place in kernel.outputs]
     return [check.name for output in outputs for check in checks if not check.evaluate(*output).passed]
 
 
 def planted(kernel: Kernel, earlier: Arguments, right: Arguments) -> Iterator[tuple[str, bool]]:
-    """Plant every fault that the kernel's contract names. Yields its name, and whether a check found it.
+    """Plant every fault that the kernel's contract names. Yields the name of each, and whether a check found it.
 
-    `earlier` are the arguments before a call, `right` those after a correct one.
+    `earlier` are the arguments before a call, and `right` those after a correct call.
     """
     yield from _found(kernel, faults(kernel, earlier, right), right)
     yield from kernel.contract.broken(earlier, right)
@@ -340,10 +350,10 @@ def _found(kernel: Kernel, wrong: Iterable[tuple[str, Arguments]], right: Argume
 
 
 def faults(kernel: Kernel, earlier: Arguments, right: Arguments) -> Iterator[tuple[str, Arguments]]:
-    """Yield arguments after calls that were wrong in typical ways, each with its name: the faults that the kernel's
-    contract names. A fault that would change nothing is left out.
+    """Yield the arguments after calls that were wrong on purpose, each with the name of the fault. The faults are
+    those that the kernel's contract names. A fault that would change nothing is left out.
 
-    `earlier` are the arguments before a call, `right` those after a correct one.
+    `earlier` are the arguments before a call, and `right` those after a correct call.
     """
     yield from _wrong_outputs(kernel, right)
     for change in kernel.contract.argument_faults:
@@ -378,7 +388,7 @@ def _swapped(values: Any) -> None:
 
 
 def _left_out(values: Any) -> None:
-    """Drop the largest value, as if it had not been written."""
+    """Set the largest value to 0, as if it had not been written."""
     flat = values.reshape(-1)
     flat[np.abs(flat).argmax()] = 0
 

@@ -1,4 +1,4 @@
-"""The main job of `cbtop demo`: prefill and decode of a model, again and again, through bricks."""
+"""The main work of `cbtop demo`: run a model's prefill and decode through bricks, repeatedly."""
 
 from __future__ import annotations
 
@@ -32,21 +32,22 @@ _log = logging.getLogger("cbtop")
 
 MAX_DEFAULT_CONTEXT = 2048
 SHORTEST_CONTEXT = 2
-# The checks of `verify_pass`
+# The names of the checks of `verify_pass`.
 WHOLE_PASS = "logits are those of float64"
 EACH_LOGIT = "each token's logit is that of float64"
 PROMPT_TOKENS = 32
 PROMPT_SEED = 7
-VERIFIED_TOKENS = 6  # five together, which do not divide by four, and one alone
-MOST_VERIFIED = 128  # references for more tokens take too long, and a pass takes at most this many together
-# For a whole pass: more tokens than one pass takes together, then some alone.
+VERIFIED_TOKENS = 6  # tokens to check bricks with: five together, not a multiple of four, and one alone
+# Checks with tiles have fewer tokens. References for more take too long, and a pass takes at most this many together.
+MOST_VERIFIED = 128
+# Tokens to verify a whole pass with: more tokens than one pass takes together, then some tokens alone.
 PASS_TOKENS, PASS_DECODED = 140, 7
-# The tolerated difference of logits from float64's, in their standard deviations. Static. Exact products differ by
-# 0.1 %, because the KV cache rounds to float16. int8 activations differ by 2 % on the demo, as in llama.cpp
-# (`benchmarks compute`).
+# The tolerated difference of logits from float64's logits, in standard deviations of these. The values are static.
+# Exact products differ by 0.1 %, because the KV cache rounds to float16. int8 activations differ by 2 % on the demo,
+# as in llama.cpp (`benchmarks compute`).
 PASS_TOLERANCE = {True: 3e-3, False: 0.15}
-# The same for each token's own logit. On the demo the largest differences are 0.1 % and 5 %. A wrong token's logit
-# differs by about 1.
+# The tolerated difference of each token's own logit, in the same unit. On the demo the largest differences are 0.1 %
+# and 5 %. The logit of a wrong token differs by about 1.
 LOGIT_TOLERANCE = {True: 3e-2, False: 0.5}
 
 
@@ -59,9 +60,9 @@ def run(
 ) -> object:
     """Announce the model, its checks and the machine's ceilings, then decode until `should_stop` or the end.
 
-    The returned object keeps a GPU's memory: giving it back takes seconds, and the caller can say goodbye first.
-    `should_stop` is called between steps. `progress` gets the name of each long task, and "" when none is running.
-    `write` gets a prompt and the model's continuation, as it comes.
+    The returned object keeps a GPU's memory. Freeing it takes seconds, and the caller may print its last message
+    first. `should_stop` is called between steps. `progress` gets the name of each long task, and "" when none is
+    running. `write` gets a prompt and the model's continuation as it is decoded.
 
     Raises ModelError if the model cannot be run.
     """
@@ -89,14 +90,16 @@ def run(
     if tokenizer is not None and options.prompt is not None:
         prompt = _tokens(tokenizer, options.prompt, model, context)
     _announce_checks(decoder, place, prompt, profiler, progress)
-    if place.guard:  # only now: its samples take a share of the decoding time, without compiling
+    # The guard begins only now. Its samples take a share of the decoding time, which does not include compiling.
+    if place.guard:
         decoder.guard = JidokaGuard(Reaction(place.guard), profiler, decoder.bricks.places())
     _decode(decoder, prompt, options, profiler, should_stop, tokenizer, write)
     return decoder
 
 
 def _compile_in_fork(options: WorkloadOptions, progress: Progress) -> Path | None:
-    """On a first run compile in a fork. Returns the model's path, or None if that is not known yet."""
+    """Compile the kernels in a fork if this is the first run. Returns the model's path, or None if it is not known
+    yet."""
     from cbtop.compute.backends import is_first_run
     from cbtop.compute.demo_model import demo_model
     from cbtop.compute.first_run import compile_in_fork
@@ -109,9 +112,10 @@ def _compile_in_fork(options: WorkloadOptions, progress: Progress) -> Path | Non
 
 
 def _warn_of_less_context(options: WorkloadOptions, context: int, progress: Progress) -> None:
-    """Log a warning if the model has a smaller context than requested; of several ranks only in the first."""
+    """Log a warning if the model has a smaller context than requested. With several ranks, only the first one logs
+    it."""
     if (options.context or 0) > context and (options.rank is None or options.rank.number == 0):
-        progress("", None)  # clears its line, which is not part of the log
+        progress("", None)  # clears the progress line, which is not part of the log
         _log.warning(
             "a context of %s tokens is cut to the %s that the model was trained for",
             f"{options.context:,}",
@@ -146,7 +150,7 @@ def _decode(
     tokenizer: Tokenizer | None,
     write: Write,
 ) -> None:
-    """Decode until `should_stop` or the end, with what traces and guard find."""
+    """Decode until `should_stop` or the end, and report the findings of traces and guard."""
     from cbtop.compute.decoder.tracing import DecodeTracing
     from cbtop.profiler.traces.base import TracerConfig
 
@@ -166,9 +170,12 @@ def _decode(
 
 
 def _set_budgets(decoder: Decoder, roofs: Mapping[str, Ceiling]) -> None:
-    """Set the budgets of bricks that read weights, under the lower of the roofs of reading weights and memory,
-    because weights in a cache come faster than contracts' bounds assume. A roof that is unsure sets none, nor do
-    bounds that are not for this processor or for a format of the model."""
+    """Set time budgets for bricks that read weights.
+
+    The budgets assume the lower of two roofs, reading weights and reading memory, because the contracts' bounds do
+    not hold at the speed of weights in a cache. No budget is set if a roof is unsure, or if the bounds are not for
+    this processor or for a format of the model.
+    """
     from cbtop.compute.contracts import WEIGHTS
     from cbtop.compute.jit.cpu import TIER
     from cbtop.compute.quantization import FORMATS
@@ -184,14 +191,14 @@ def _set_budgets(decoder: Decoder, roofs: Mapping[str, Ceiling]) -> None:
 
 
 def _compile(options: WorkloadOptions, path: Path) -> None:
-    """Compile what a run calls, by calling it, with nothing recorded."""
+    """Compile the kernels of a run by calling them. Nothing is recorded."""
     from cbtop.compute.backends import is_first_run
     from cbtop.compute.places import place_of
     from cbtop.profiler.profiler import BrickProfiler
 
     silent = BrickProfiler(enabled=False)
     place = place_of(replace(options, check_contracts=False))  # contract checks would announce their findings
-    if is_first_run():  # the disk cannot be written: compiled kernels would be lost
+    if is_first_run():  # the disk cannot be written, so that compiled kernels would be lost
         return
     model = place.model(path)
     context = _context(options, model)
@@ -201,7 +208,7 @@ def _compile(options: WorkloadOptions, path: Path) -> None:
 
 
 def _context(options: WorkloadOptions, model: Model) -> int:
-    """Return the tokens of a sequence. Raises ComputeError if they leave no room to decode."""
+    """Return the length of a sequence in tokens. Raises ComputeError if it leaves no room to decode."""
     wanted = MAX_DEFAULT_CONTEXT if options.context is None else options.context
     context = min(wanted, model.context_length)
     if context < SHORTEST_CONTEXT:
@@ -210,13 +217,15 @@ def _context(options: WorkloadOptions, model: Model) -> int:
 
 
 def verify_model(path: Path, threads: int, *, is_exact: bool, backend: str = "cpu") -> list[CheckResult]:
-    """Check every brick of the model at `path`, in both kinds of pass. Raises ModelError if it cannot be run."""
+    """Check every brick of the model at `path`, with one token and with several. Raises ModelError if the model
+    cannot be run."""
     model, decoder = _to_verify(path, threads, 2 * PROMPT_TOKENS, is_exact=is_exact, backend=backend)
     return decoder.verify(*_verified(_prompt(model, decoder.context), decoder.context))
 
 
 def _verified(prompt: Sequence[int], context: int) -> list[Sequence[int]]:
-    """Return the tokens to check bricks with: a few, and if larger products use tiles, also enough for tiles."""
+    """Return lists of tokens to check bricks with: a few tokens and, if larger products use tiles, enough tokens for
+    tiles."""
     from cbtop.compute.jit.cpu import HAS_TILES
     from cbtop.compute.settings import crossovers
 
@@ -227,14 +236,14 @@ def _verified(prompt: Sequence[int], context: int) -> list[Sequence[int]]:
 
 
 def verify_pass(path: Path, threads: int, *, is_exact: bool, backend: str = "cpu") -> list[CheckResult]:
-    """Check whether the logits of the model at `path` equal those of a float64 pass in NumPy. Checks of single bricks
-    miss faults in their arguments, and compare only some rows. Raises ModelError if the model cannot be run.
+    """Check whether the logits of the model at `path` equal the logits of a float64 pass in NumPy. Checks of single
+    bricks miss faults in their arguments, and compare only some rows. Raises ModelError if the model cannot be run.
 
-    The error of a position is the root mean square of its logits' differences, in their standard deviations. The
-    result is the largest of all compared positions. For a mixture of experts it is their median, because rounding
-    chooses between two experts that are about as good for a token. A few wrong logits hardly change it. So a second
-    check takes the difference of each token's logit, as the median of all positions, and reports the largest of all
-    tokens.
+    The error of a position is the root mean square of the differences of its logits, in standard deviations of the
+    logits. The first check reports the largest error of all compared positions. For a mixture of experts it reports
+    their median, because rounding chooses between two experts that are about as good for a token. A few wrong logits
+    hardly change these errors. A second check therefore takes the difference of each token's logit, as the median of
+    all positions, and reports the largest difference of all tokens.
     """
     import numpy as np
 
@@ -285,7 +294,8 @@ def _of_logits(assertion: str, error: float, tolerance: float, note: str) -> Che
 
 
 def _to_verify(path: Path, threads: int, context: int, *, is_exact: bool, backend: str) -> tuple[Model, Decoder]:
-    """Return the model at `path`, in its place, and a decoder of it with that context, or the model's."""
+    """Return the model at `path` on its processor, with a decoder. The decoder has the given context, or the model's
+    if that is smaller."""
     from cbtop.compute.places import place_of
     from cbtop.profiler.profiler import BrickProfiler
 
@@ -303,8 +313,8 @@ def _unseen(model: Model, tokens: int) -> str:
 
 
 def bare_decoder(model: Model, threads: int, context: int, cache_type: str = "f16") -> Decoder:
-    """Return a decoder of `model` that records nothing. Raises ComputeError for more threads than this process may
-    use."""
+    """Return a decoder of `model` that records nothing. Raises ComputeError if there are more threads than this
+    process may use."""
     from cbtop.compute.backends import cpu_backend
     from cbtop.compute.decoder.decoder import Decoder
     from cbtop.profiler.profiler import BrickProfiler
@@ -320,7 +330,8 @@ def _decode_until(
     should_stop: ShouldStop,
     tracing: DecodeTracing | None,
 ) -> None:
-    """Prefill, decode until the context is full, restart; `steps` counts decode steps over all sequences."""
+    """Prefill, decode until the context is full, and start again. `steps` limits the decode steps of all sequences
+    together."""
     done = 0
     while not should_stop() and (steps is None or done < steps):
         decoder.restart()
@@ -339,7 +350,8 @@ def _go_on(
     tokenizer: Tokenizer,
     write: Write,
 ) -> None:
-    """Prefill and decode once, to the end of the text, the context or `steps`, and write the text as it comes."""
+    """Prefill once and decode to the end of the text, the context or `steps`. Each decoded text is written at
+    once."""
     stream = tokenizer.stream(prompt)
     decoder.restart()
     token, done = decoder.prefill(prompt), 0
@@ -353,11 +365,11 @@ def _go_on(
 
 
 def _warm_up(decoder: Decoder, prompt: list[int], profiler: Profiler) -> None:
-    """Run both kinds of step unrecorded: their first call compiles."""
+    """Run both kinds of step unrecorded, because the first call of each compiles kernels."""
     was_enabled = profiler.enabled
     profiler.disable()
     try:
-        with suppress(NoTokenError):  # the checks, the guard or the first step report it
+        with suppress(NoTokenError):  # the checks, the guard or the first step report the fault
             decoder.decode(decoder.prefill(prompt))
         decoder.restart()
     finally:
@@ -366,7 +378,7 @@ def _warm_up(decoder: Decoder, prompt: list[int], profiler: Profiler) -> None:
 
 
 def _prompt(model: Model, context: int) -> list[int]:
-    """Return a fixed prompt of seeded random tokens that leaves at least half of the context to decode into."""
+    """Return a fixed prompt of seeded random tokens. It leaves at least half of the context to decode into."""
     import numpy as np
 
     count = max(min(PROMPT_TOKENS, context // 2), 1)
@@ -382,8 +394,8 @@ def _tokenizer(path: Path) -> Tokenizer:
 
 
 def _tokens(tokenizer: Tokenizer, prompt: str, model: Model, context: int) -> list[int]:
-    """Return the tokens of `prompt`. Raises ComputeError if they leave no room for one more, or are not this
-    model's."""
+    """Return the tokens of `prompt`. Raises ComputeError if they leave no room for another token, or if they are not
+    tokens of this model."""
     if len(tokenizer.pieces) != model.vocabulary:
         raise ComputeError(
             f"the model has {len(tokenizer.pieces):,} tokens in its tokenizer and {model.vocabulary:,} in its "

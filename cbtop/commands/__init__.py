@@ -1,9 +1,9 @@
-"""The subcommands, in the order of `cbtop --help`. Each is a module with `add_arguments` and `run`.
+"""The subcommands, in the order of `cbtop --help`. Each subcommand is a module with `add_arguments` and `run`.
 
-Only the one that runs is imported, so that `cbtop keys` does not wait for the imports of others.
+Only the module of the given subcommand is imported, so that `cbtop keys` does not wait for all imports.
 """
 
-# Name and help line of each; the module has the same name, with _ for -.
+# Name and help line of each subcommand. The module has the same name, with _ for -.
 COMMANDS = {
     "demo": "decode a model with instrumented bricks, and watch it",
     "run": "start a program whose torch models are shown, without a change to it",
@@ -27,5 +27,5 @@ COMMANDS = {
     "doctor": "say what profiling finds on this machine, and what is missing",
 }
 DEFAULT_COMMAND = "top"
-# Commands that do nothing without the extra `compute`. Some options of others need it, too.
+# Commands that do nothing without the extra `compute`. Some options of other commands also need it.
 NEED_ENGINE = frozenset({"demo", "map", "bench", "tune", "verify", "overhead"})

@@ -24,7 +24,7 @@ from cbtop.errors import UsageError
 from cbtop.tuning.measuring import Test, took_ns
 from cbtop.tuning.paired import CONFIDENCE_PERCENT, mean_and_deviation, with_deviation
 
-if TYPE_CHECKING:  # they load Numba
+if TYPE_CHECKING:  # imported for types only, because these modules load Numba
     from cbtop.compute.decoder.base import Model
 
 DESCRIPTION = (
@@ -55,7 +55,7 @@ more than noise. Ctrl-C leaves the rounds that are over.
 """
 EXACT = "products take activations as they are, not rounded to int8: slower"
 REPETITIONS = 5
-LEFT = (0, 3)  # text columns
+LEFT = (0, 3)  # indices of the columns with text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,13 +83,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """The result of one test, with each repetition."""
+    """The result of one test, with the time of each repetition."""
 
     test: Test
     threads: int
     backend: str
     cache_type: str
-    begun: str  # UTC, ISO 8601
+    begun: str  # start of the test in UTC, ISO 8601
     samples_ns: list[int]
 
     @property
@@ -130,13 +130,13 @@ def run(options: argparse.Namespace) -> int:
         if longest.tokens > model.context_length:
             raise UsageError(f"{longest.name} does not fit the model's context of {model.context_length} tokens")
         if is_on_cpu:
-            cpu_backend(max(threads))  # reject too many threads before anything is measured
+            cpu_backend(max(threads))  # raises for too many threads, before anything is measured
         asked = [(each, test) for each in threads for test in tests]
         measured = _measured(model, asked, options, line)
         for part in OUTPUTS[options.output](path, model, measured):
             line.clear()
             sys.stdout.write(part)
-            sys.stdout.flush()  # the next part takes seconds
+            sys.stdout.flush()  # the next part is printed seconds later
     except ComputeError as error:
         raise UsageError(str(error)) from error
     finally:
@@ -174,7 +174,7 @@ def _asked(options: argparse.Namespace, threads: int) -> WorkloadOptions:
 
 
 def _fields(path: Path, model: Model, result: _Result) -> dict[str, Any]:
-    """Return the result under llama-bench's names where the meaning is the same."""
+    """Return the result as a dictionary. It has llama-bench's keys if their meaning is the same."""
     ns, ns_deviation = mean_and_deviation(result.samples_ns)
     rate, rate_deviation = mean_and_deviation(result.samples_ts)
     return {
@@ -211,7 +211,7 @@ _Results = Iterator[_Result]
 
 
 def _markdown(path: Path, model: Model, results: _Results) -> Iterator[str]:
-    """Yield the rows as they are measured."""
+    """Yield the rows of the table as they are measured."""
     head = ("model", "size", "params", "backend", "threads", "test", "t/s")
     size = _scaled(model.weights_bytes, 1024, ("B", "KiB", "MiB", "GiB"))
     facts = (_model_type(model), size, _scaled(model.parameters, 1000, ("", "K", "M", "B")))

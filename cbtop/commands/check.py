@@ -1,4 +1,4 @@
-"""`cbtop check`: whether a run is as fast as its baseline, and within its budgets."""
+"""`cbtop check`: check whether a run is as fast as its baseline, and within its budgets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cbtop.errors import FailedCheckError, NoDataError, UntrustedError, UsageErr
 from cbtop.protocol.vocabulary import PRECONDITION
 from cbtop.units import counted
 
-if TYPE_CHECKING:  # they load numpy
+if TYPE_CHECKING:  # imported for types only, because these modules load numpy
     from cbtop.comparison.items import Brick
     from cbtop.comparison.run_diff import RunDiff
     from cbtop.comparison.runs import Run
@@ -81,7 +81,7 @@ CHECKS = "checks of bricks"
 CONTRACTS = "contracts"
 DEMO_RUNS = 7
 FORMATS = ("text", "markdown", "json", "junit", "sarif", "github")
-_FAILS = ("broken", "unknown")  # outcomes that do not pass
+_FAILS = ("broken", "unknown")  # outcomes that are failures in the reports
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -134,7 +134,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def gate_of_demo(command: Sequence[str], report: str) -> int:
-    """Run the whole gate on the workload of `command`. All runs but the last are the baseline."""
+    """Run the whole gate on the workload of `command`. All runs except the last are the baseline."""
     options = argparse.Namespace(
         baseline=[], connect=None, server_key=None, key=None, source=None, anyway=False, format=[(report, None)]
     )
@@ -159,11 +159,11 @@ def gate(
     by_contract: bool = False,
     by_definition: bool = True,
 ) -> int:
-    """Judge, print, and raise the error that sets the exit code.
+    """Judge the runs, print the result, and raise the error that sets the exit code.
 
-    `again` makes another new run, which confirms what looks slower without thresholds. `by_contract` also judges the
-    factors in contracts, `by_definition` the budgets of definitions. The demo excludes the latter: it derives them
-    from a roof that each run measures anew.
+    `again` makes another new run, which must confirm a slowdown that was found without thresholds. With
+    `by_contract`, the factors in contracts are judged too, and with `by_definition` the budgets of definitions. The
+    demo does not judge its definitions' budgets, because it derives them from a roof that each run measures anew.
     """
     from cbtop.comparison.thresholds import (
         LOSS,
@@ -205,7 +205,7 @@ def gate(
 
 
 def _warn_of_few(base_runs: int, *, has_thresholds: bool) -> None:
-    """Write on stderr what too few base runs mean for the result."""
+    """Write on stderr what a small number of base runs means for the result."""
     from cbtop.comparison.runs import MIN_LEARNED
 
     if not 0 < base_runs < MIN_LEARNED:
@@ -222,7 +222,7 @@ def _warn_of_few(base_runs: int, *, has_thresholds: bool) -> None:
 def _compared(
     bases: Sequence[Run], news: Sequence[Run], options: argparse.Namespace, *, may_lack_records: bool
 ) -> RunDiff:
-    """Return the comparison. If the runs are not comparable, report it and raise an error."""
+    """Return the comparison. If the runs are not comparable, report that and raise an error."""
     from cbtop.comparison.run_diff import diff_of
     from cbtop.comparison.thresholds import Judged, Outcome
 
@@ -234,7 +234,7 @@ def _compared(
 
 
 def _besides(found: RunDiff, *, by_definition: bool) -> list[Judged]:
-    """Return results that are independent of thresholds: checks of bricks, and budgets of definitions."""
+    """Return the results that do not depend on thresholds: checks of bricks, and budgets of definitions."""
     from cbtop.comparison.thresholds import Judged, Outcome, of_definitions
 
     return (of_definitions(found) if by_definition else []) + [
@@ -257,7 +257,7 @@ def _is_broken(judged: Sequence[Judged]) -> bool:
 
 
 def budgets(path: Path) -> list[Threshold]:
-    """Return the thresholds of a TOML file. Raises UsageError if it or one of them is invalid."""
+    """Return the thresholds in a TOML file. Raises UsageError if the file or one of its thresholds is invalid."""
     from cbtop.comparison.thresholds import parse
 
     try:
@@ -280,16 +280,16 @@ def budgets(path: Path) -> list[Threshold]:
 
 
 def _bounds(run: Run) -> dict[Brick, tuple[float, tuple[str, int]]]:
-    """Return the allowed slow-down of each brick's calls in its kernels' contracts, with file and line.
+    """Return the allowed slow-down of each brick's calls, with the file and line of the contract that allows it.
 
-    Raises UsageError if no brick's contract has one.
+    Raises UsageError if no brick's contract allows one.
     """
-    # Loading Numba and every kernel takes half a second.
+    # Imported here, because loading Numba and every kernel takes half a second.
     from cbtop.compute.contracts import file_of
     from cbtop.compute.kernels import all_kernels
     from cbtop.compute.verification import variants
 
-    # Kernels of this processor, and those that another may have run.
+    # Kernels of this processor, then all other kernels, because the run may come from another processor.
     kernels = (*(variant.kernel for variant in variants()), *all_kernels())
     contracts = {kernel.name: kernel.contract for kernel in kernels}
     found = {}
@@ -325,7 +325,7 @@ def _flat(path: Path, table: dict[str, Any], above: tuple[str, ...]) -> Iterator
 
 
 def _line(lines: Sequence[str], name: str, value: str) -> int:
-    """Return the line of a budget: the one with its last word and its value."""
+    """Return the line of a budget: the first line that contains the last word of its name and its value."""
     last = name.rpartition(".")[2]
     return next((at for at, line in enumerate(lines, 1) if last in line and value in line), 1)
 
@@ -353,7 +353,7 @@ def _learn(options: argparse.Namespace) -> int:
 
 
 def _run_of(options: argparse.Namespace, name: str = "the new run") -> Run:
-    """Return a run of the command after --, recorded as by `cbtop run --record`."""
+    """Return a run of the command after `--`, recorded as `cbtop run --record` does."""
     under = [sys.executable, "-m", "cbtop", "run", "--overhead", recorded_overhead(), "--"]
     return run_of_command([*under, *options.command], repr(shlex.join(options.command)), options, name)
 
@@ -386,7 +386,7 @@ def _written(judged: Sequence[Judged], found: RunDiff, name: str, baselines: Seq
         ]
         return junit("cbtop check", [("thresholds", cases)]).rstrip("\n")
     if name == "sarif":
-        beside = next(iter(baselines), found.now.name)  # for rules without a file of their own
+        beside = next(iter(baselines), found.now.name)  # place of the rules that have no file of their own
         rules = {one.rule: SarifRule(one.rule, one.rule, one.where[0] or beside, one.where[1]) for one in judged}
         failures = [Failure(rules[one.rule], report.line_of(one)) for one in judged if one.outcome in _FAILS]
         return sarif(list(rules.values()), failures).rstrip("\n")

@@ -1,4 +1,4 @@
-"""`cbtop daemon`: read every ring of this user and publish, until stopped."""
+"""`cbtop daemon`: read every ring of this user and publish the data, until stopped."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ examples:
 
 PARENT_CHECK_S = 0.25
 MAX_MINUTES = 60
-LAST_WORDS_S = 1.0  # a sidecar outlives its host this long, so that viewers hear how it ended
+LAST_WORDS_S = 1.0  # time that a sidecar outlives its host, so that viewers learn how the host ended
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     for name, service in SERVICES.items():
         parser.add_argument(f"--{name}", type=service.address, metavar=service.METAVAR, help=service.HELP)
-    parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)  # serve while this is our parent
+    # process id of a parent; the daemon ends when its parent does
+    parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -102,9 +103,9 @@ def _minutes(text: str) -> float:
 
 
 def _stay_beside(host: int, stop: threading.Event) -> None:
-    """Serve while the process `host` is our parent, without keeping its terminal or pipes open."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both: the host decides
-    # A reader of the host's stderr must not wait for us to close it.
+    """Serve while the process `host` is our parent. Its terminal and pipes are not kept open."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends SIGINT to both processes, and the host decides
+    # A process that reads the host's stderr must not wait until we close it.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
     def watch() -> None:

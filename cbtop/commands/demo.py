@@ -1,4 +1,4 @@
-"""`cbtop demo`: decode a model in a separate process, and watch it like any other."""
+"""`cbtop demo`: decode a model in a separate process, and watch that process like any other."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ examples:
   cbtop demo --serve-only                       only the workload; watch it with `cbtop`
 """
 POLL_MS = 100
-CHECKED_STEPS = 300  # finds +5 % on one brick of one layer: docs/gate.md
+CHECKED_STEPS = 300  # enough steps to detect +5 % on one brick of one layer (docs/gate.md)
 STOP_S = 5.0
-STDERR = 2  # where the text goes when stdout is for a report
+STDERR = 2  # descriptor for the model's text if stdout is for a report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -114,12 +114,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "which six tell how runs scatter and the last is judged",
     )  # fmt: skip
     group.add_argument("--serve-only", action="store_true", help="run only the workload, show nothing")
-    group.add_argument("--parent", type=int, help=argparse.SUPPRESS)  # run while this process is our parent
+    # process id of a parent; the workload ends when its parent does
+    group.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     add_show_arguments(parser)
 
 
 def _add_sampling_arguments(group: argparse._ArgumentGroup) -> None:
-    """Add the options for how each token is drawn."""
+    """Add the options that decide how each token is drawn."""
     group.add_argument(
         "--temperature", type=temperature, metavar="T", default=GREEDY.temperature,
         help="draw tokens at this temperature (default: 0, the likeliest each time)",
@@ -139,7 +140,7 @@ def _add_sampling_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_watching_arguments(group: argparse._ArgumentGroup) -> None:
-    """Add the options for what is traced and checked while the model computes."""
+    """Add the options that decide what is traced and checked while the model computes."""
     group.add_argument(
         "--trace", type=_traces, metavar="NAMES", default=(),
         help=f"trace one decode step in {TRACED_EVERY_STEPS}: a comma list of {', '.join(TRACES)}, or all "
@@ -170,12 +171,12 @@ def run(options: argparse.Namespace) -> int:
         return serve(options)
     settle_options(options)
     if options.check:
-        from cbtop.commands.check import gate_of_demo  # loads numpy and the comparison
+        from cbtop.commands.check import gate_of_demo  # imported here, because it loads numpy and the comparison
 
         options.steps = options.steps or CHECKED_STEPS
         return gate_of_demo(_command(options), options.format)
     headless = is_headless(options)
-    # On screen, the workload's output would disturb the picture, so keep it and show it on failure.
+    # On the screen, the workload's output would disturb the picture. It is stored and shown if the workload fails.
     with (
         tempfile.TemporaryFile("w+") as said,
         tempfile.TemporaryFile("w+", encoding="utf-8") as written,
@@ -195,7 +196,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Run the instrumented workload until its steps are done or it is stopped."""
+    """Run the instrumented workload until its steps are done or the workload is stopped."""
     if options.gpus > 1:
         return _serve_ranks(options)
     from cbtop.profiler.profiler import BrickProfiler
@@ -205,7 +206,7 @@ def serve(options: argparse.Namespace) -> int:
     profiler.announce(Activity("starting"))
     first_rank = FirstRank.of(os.environ)
     stopped_by = _stopping_signals(options)
-    if first_rank and first_rank.number:  # the first rank stops it; a SIGTERM kills it if that fails
+    if first_rank and first_rank.number:  # the first rank stops the others; SIGTERM must kill a rank if that fails
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     line = ProgressLine(sys.stderr)
 
@@ -221,7 +222,7 @@ def serve(options: argparse.Namespace) -> int:
     def should_stop() -> bool:
         return bool(int(first_rank.said(lambda: b"%d" % is_told_to()))) if first_rank else is_told_to()
 
-    # Numba loads slowly, and the process is already visible.
+    # Imported here, because Numba loads slowly. The process is already visible to viewers.
     from cbtop.compute.errors import ComputeError, GuardError, NoTokenError
     from cbtop.compute.workload import run as run_workload
 
@@ -233,7 +234,7 @@ def serve(options: argparse.Namespace) -> int:
         line.clear()
         profiler.close("stopped by the guard")
         raise FailedCheckError(str(error)) from error
-    except NoTokenError as error:  # during a run; warm-up ignores it
+    except NoTokenError as error:  # raised during the run; the warm-up ignores this error
         line.clear()
         profiler.close(str(error).partition(";")[0])
         raise FailedCheckError(str(error)) from error
@@ -252,11 +253,12 @@ def _workload_options(
     progress: Callable[[str, float | None], None],
     line: ProgressLine,
 ) -> WorkloadOptions:
-    """Return the options of the workload, with the backend chosen if it is `auto`.
+    """Return the options of the workload. If the backend is `auto`, it is chosen here.
 
-    Choosing writes the random model into the cache, with its `progress`, and a reason on stderr, below `line`.
+    The choice writes the random model into the cache if no model is given, and reports that to `progress`. It writes
+    its reason on stderr, after clearing `line`.
     """
-    from cbtop.compute.demo_model import demo_model  # loads numpy
+    from cbtop.compute.demo_model import demo_model  # imported here, because it loads numpy
 
     model, backend = options.model, options.backend
     if backend == AUTO:
@@ -288,9 +290,9 @@ def _workload_options(
 
 
 def _stopping_signals(options: argparse.Namespace) -> list[int]:
-    """Install handlers for the signals that stop this process. Returns the list that they append to.
+    """Install handlers for the signals that stop this process. Returns the list that the handlers append to.
 
-    A watched workload leaves Ctrl-C to its watcher, because the terminal sends it to both.
+    A workload that is watched ignores Ctrl-C, because the terminal also sends it to the watching process.
     """
     stopped_by: list[int] = []
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -300,12 +302,12 @@ def _stopping_signals(options: argparse.Namespace) -> list[int]:
 
 
 def _is_left(options: argparse.Namespace) -> bool:
-    """Whether the parent process that it serves has ended."""
+    """Return whether the parent process that this workload serves has ended."""
     return options.parent is not None and os.getppid() != options.parent
 
 
 def _serve_ranks(options: argparse.Namespace) -> int:
-    """Like `serve`, with a process for each GPU. This one only starts and ends them."""
+    """Start one workload process for each GPU and wait for them. This process computes nothing itself."""
     stopped_by = _stopping_signals(options)
     alone = argparse.Namespace(**vars(options) | {"gpus": 1})
     run_ranks(options.gpus, _command(alone), lambda: bool(stopped_by) or _is_left(options))
@@ -313,7 +315,7 @@ def _serve_ranks(options: argparse.Namespace) -> int:
 
 
 class DemoFeed(Feed):
-    """A feed that shows the workload it was made for."""
+    """A feed that shows only its own workload."""
 
     def __init__(self, process: subprocess.Popen[bytes], said: IO[str], window_s: float) -> None:
         super().__init__(window_s=window_s)
@@ -321,7 +323,7 @@ class DemoFeed(Feed):
         self._said = said
 
     def sources(self) -> tuple[SourceSummary, ...]:
-        """Return only the workload or its ranks. Other processes are not shown."""
+        """Return the workload or its ranks. Other processes are left out."""
         own, job, seen = self.links.key_of(self._process.pid), job_of(self._process.pid), self.seen()
         hellos = {key: one.record.hello for key, one in seen.items()}
         return tuple(
@@ -331,7 +333,7 @@ class DemoFeed(Feed):
         )
 
     def finished(self) -> FeedEnd | None:
-        """Return the workload's exit code and last message if it has failed."""
+        """Return the exit code and the last message of the workload if it has failed, otherwise None."""
         if not (self._process.poll() or 0) > 0:
             return None
         self._said.seek(0)
@@ -345,7 +347,7 @@ class DemoFeed(Feed):
 def _workload(
     options: argparse.Namespace, stdout: IO[str] | int, stderr: IO[str] | None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the workload as a child process, which is always stopped on exit."""
+    """Run the workload as a child process. It is always stopped on exit."""
     if options.prompt is None:
         stdout = subprocess.DEVNULL
     command = _command(options)
@@ -357,7 +359,7 @@ def _workload(
 
 
 def _command(options: argparse.Namespace) -> list[str]:
-    """Return the command of the workload."""
+    """Return the command line of the workload."""
     command = [sys.executable, "-m", "cbtop", "demo", "--serve-only", "--parent", str(os.getpid())]
     for name in ("model", "steps", "threads", "context"):
         if (value := getattr(options, name)) is not None:
@@ -383,7 +385,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
         process.wait(STOP_S)
-    except subprocess.TimeoutExpired:  # it is suspended, or busy compiling
+    except subprocess.TimeoutExpired:  # the workload is suspended, or busy compiling
         process.kill()
         process.wait()
 
@@ -394,14 +396,14 @@ def _print_when_done(feed: DemoFeed, process: subprocess.Popen[bytes], options: 
     with noted_interrupt() as is_interrupted:
         while process.poll() is None and not is_interrupted():
             feed.poll(POLL_MS)
-            if options.prompt is None:  # otherwise the text shows the progress
+            if options.prompt is None:  # with a prompt, the text shows the progress
                 _show_steps(line, feed.view(), options.steps)
         interrupted = is_interrupted()
-    if interrupted:  # what was measured before is still worth printing
+    if interrupted:  # the measurements until now are still worth printing
         _stop(process)
     line.clear()
     if process.returncode and not interrupted and process.returncode > 0:
-        return process.returncode  # it has reported the reason itself
+        return process.returncode  # the workload has reported the reason itself
     views = [view for view in _last_views(feed) if view.has_data]
     if not views:
         if interrupted:
@@ -427,7 +429,7 @@ def _signal_name(process: subprocess.Popen[bytes]) -> str:
 
 
 def _last_views(feed: DemoFeed) -> list[SourceView]:
-    """Return the view of the ended workload, or of each of its ranks in order, read to its last record."""
+    """Return the view of the ended workload, or of each rank in order, after reading all of its records."""
     deadline_s = time.monotonic() + STOP_S
 
     def views() -> list[SourceView]:
@@ -451,7 +453,7 @@ def _show_steps(line: ProgressLine, view: SourceView | None, steps: int | None) 
 
 
 class _Prompted:
-    """The output of a workload with a prompt, for the screen."""
+    """The text of a workload with a prompt, as a program's output on the screen."""
 
     def __init__(self, process: subprocess.Popen[bytes], written: IO[str]) -> None:
         self._process = process
@@ -474,17 +476,17 @@ class _Prompted:
         self._process.terminate()
 
     def resize(self, columns: int, rows: int) -> None:
-        """Do nothing: its text is wrapped by the screen."""
+        """Do nothing, because the screen wraps the text."""
 
 
 def _write(text: str) -> None:
-    """Print what a model has written at once, without control characters."""
+    """Print a model's text immediately, without control characters."""
     sys.stdout.write("".join(map(_shown, text)))
     sys.stdout.flush()
 
 
 def _shown(character: str) -> str:
-    # Python does not count spaces of special width, and the joiners of emoji and scripts, as printable.
+    # Python counts neither spaces of special width nor the joiners of emoji and scripts as printable.
     is_kept = character.isprintable() or character in "\n\t\u200c\u200d" or unicodedata.category(character) == "Zs"
     return character if is_kept else "\ufffd"
 

@@ -1,4 +1,4 @@
-"""`cbtop diff`: the changes from one run to another, by brick and layer."""
+"""`cbtop diff`: compare two runs, by brick and layer."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_anyway_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the option to compare runs of different conditions."""
+    """Add the option that allows comparing runs with different conditions."""
     parser.add_argument(
         "--anyway", action="store_true",
         help="compare also where host, GPU or sampling are others or records were lost: say so, and go on",
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     for where, runs in ((options.base, bases), (options.new, news)):
         if len(runs) == 2:
             sys.stderr.write(f"cbtop: {where}: of its two runs the first counts: three or more are taken together\n")
-    # These load numpy.
+    # Imported here, because these modules load numpy.
     from cbtop.comparison.run_diff import diff_of
     from cbtop.reports.run_diff import FORMATS
 

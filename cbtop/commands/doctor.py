@@ -1,6 +1,6 @@
-"""`cbtop doctor`: what profiling can use on this machine, each fact looked up or measured now."""
+"""`cbtop doctor`: list what profiling can use on this machine. Each fact is looked up or measured now."""
 
-# Slow imports are inside the facts that need them, because the command line lists this module.
+# Slow imports are inside the functions that need them, because the command line imports this module.
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ from cbtop.protocol.vocabulary import DeviceKind
 DESCRIPTION = "One line for each fact, measured now, with the way out where something is missing."
 EPILOG = "exit codes: 0 profiling works here, 1 it cannot: nothing can be recorded\n"
 
-ANSWER_S = 1.0  # a daemon answers within a quarter of it
-DRIVER_S = 5.0  # loading a driver takes up to three
+ANSWER_S = 1.0  # a daemon answers within a quarter of this time
+DRIVER_S = 5.0  # loading a driver takes up to three seconds
 CLOCK_READS = 10_000
 CLOCK_SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
 OLDEST_PYTHON = (3, 11)
 CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
-VECTORS = ("avx512f", "avx2", "avx", "sse4.2", "sve", "neon")  # the widest first, with LLVM's names
+VECTORS = ("avx512f", "avx2", "avx", "sse4.2", "sve", "neon")  # LLVM's names of vector instructions, the widest first
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """`state`: `ok`, `missing` (optional) or `failed` (nothing can be recorded)."""
+    """One fact about this machine. `state` is `ok`, `missing` (optional) or `failed` (nothing can be recorded)."""
 
     name: str
     value: str
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
             facts.append(fact)
             if not options.json:
                 sys.stdout.write(_line(fact) + "\n")
-                sys.stdout.flush()  # some take a second
+                sys.stdout.flush()  # some facts take a second
     works = all(fact.state != "failed" for fact in facts)
     if options.json:
         document = {"schema": "cbtop.doctor/1", "works": works, "facts": [asdict(fact) for fact in facts]}
@@ -142,7 +142,7 @@ def _runtime_directory() -> Iterator[Fact]:
 
 
 def _daemon(endpoint: str) -> Fact:
-    """Return whether a daemon answers, because a socket may exist without one."""
+    """Return whether a daemon answers. A socket may exist without a daemon."""
     none = "viewers start one inside themselves; `cbtop daemon` serves many"
     if not Path(endpoint.removeprefix("ipc://")).is_socket():
         return Fact("daemon", f"none runs at {endpoint}", "missing", none)
@@ -163,7 +163,8 @@ def _daemon(endpoint: str) -> Fact:
 
 def _sources(directory: Path) -> Fact:
     rings = [directory / name for name in rings_of(os.listdir(directory))]
-    rings = [ring for ring in rings if ring.exists()]  # otherwise it has not begun to record yet, or never did
+    # without the file, the process has not begun to record, or never did
+    rings = [ring for ring in rings if ring.exists()]
     live = [int(ring.stem.partition("-")[0]) for ring in rings if runs(ring)]
     ended = len(rings) - len(live)
     if not live and not ended:
@@ -173,7 +174,7 @@ def _sources(directory: Path) -> Fact:
 
 
 def _gpu() -> Iterator[Fact]:
-    """Yield the result of NVML, asked in a thread because a hung driver must not block us."""
+    """Yield the facts that NVML reports. A thread asks it, because a hung driver must not block this process."""
     found: list[tuple[DeviceSample, str]] = []
 
     def look() -> None:
@@ -224,7 +225,7 @@ def _numba() -> Iterator[Fact]:
         yield Fact("numba", "the engine is not installed, and profiling does not need it", "missing", str(error))
         return
     try:
-        # Takes half a second to load, and more if its kernels are not in the cache yet.
+        # This takes half a second to load, and more if the kernels are not in the cache.
         from llvmlite import binding
 
         from cbtop.compute.backends import cpu_backend
@@ -243,7 +244,8 @@ def _numba() -> Iterator[Fact]:
 
 
 def _cuda() -> Iterator[Fact]:
-    """Yield what `--backend cuda` needs besides a driver: CuPy, and NVIDIA's compiler, which needs no GPU."""
+    """Yield the facts about what `--backend cuda` needs besides a driver: CuPy, and NVIDIA's compiler, which needs no
+    GPU."""
     from cbtop.compute.errors import ComputeError
 
     way_out = "pip install 'cbtop[cuda]': `cbtop demo --backend cuda` needs it"

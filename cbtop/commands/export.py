@@ -1,4 +1,4 @@
-"""`cbtop export`: the records of a recording or of a process's ring, in the formats other tools read."""
+"""`cbtop export`: write the records of a recording or of a process's ring in formats that other tools read."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _chosen(processes: dict[str, RecordedProcess], options: argparse.Namespace) 
     holds_many, chosen = EXPORTERS[options.format].holds_many, processes
     if options.source is not None:
         chosen = {key: recorded for key, recorded in processes.items() if options.source in (key, str(recorded.pid))}
-    elif not holds_many:  # a process that ended before the recording has no records in it
+    elif not holds_many:  # a process that ended before the recording began has no records in it
         chosen = {key: recorded for key, recorded in processes.items() if len(recorded.records)} or processes
     if not chosen or (len(chosen) > 1 and not holds_many):
         known = "; ".join(f"{key} ({one.process}, pid {one.pid})" for key, one in (chosen or processes).items())
@@ -117,12 +117,12 @@ def _opened(options: argparse.Namespace) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    output = options.output.resolve()  # a link stays one
+    output = options.output.resolve()  # the target of a symbolic link is replaced, not the link
     if output.exists() and not output.is_file():
         raise UsageError(f"{options.output}: not a regular file")
     if output.exists() and not options.force:
         raise UsageError(f"{options.output} exists; pass --force to overwrite it")
-    # It gets its final name when complete, so that an interrupted export leaves nothing behind.
+    # The file gets its final name when it is complete, so that an interrupted export leaves no partial file.
     unfinished = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_EXCL, 0o600)

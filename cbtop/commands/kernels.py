@@ -1,4 +1,4 @@
-"""`cbtop kernels`: the kernels a running process launches for each brick, recorded now for a few steps."""
+"""`cbtop kernels`: list the kernels that a running process launches for each brick. A few steps are recorded now."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ the kernels of the last burst, too, and its key K asks for three steps as this c
 exit codes: 0 kernels seen, 1 refused, 2 usage, 3 no such process or no step in time
 """
 SCHEMA = "cbtop.kernels/1"
-NAME_CHARS = 64  # longest kernel name shown if lines may have any length
+NAME_CHARS = 64  # characters of the longest kernel name if lines may have any length
 LEAST_NAME_CHARS = 24
 
 
@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _chosen(wanted: Sequence[str]) -> Source:
-    """Return the running process that is meant. Raises NoDataError if there is none, UsageError for several."""
+    """Return the chosen running process. Raises NoDataError if there is none, and UsageError if several match."""
     directory = runtime_dir()
     found: list[Source] = []
     try:
@@ -115,7 +115,7 @@ def _is_meant(source: Source, wanted: Sequence[str]) -> bool:
     return not wanted or any(name in wanted for name in names)
 
 
-# --- what is printed ------------------------------------------------------------------------------------------------
+# --- output --------------------------------------------------------------------------------------------------------
 
 
 def _json(found: BurstView) -> str:
@@ -180,7 +180,7 @@ _HEAD = (
     "max",
     "µs/step",
 )
-_NUMBERS_CHARS = 96  # width of the other columns
+_NUMBERS_CHARS = 96  # characters of all columns except the name
 
 
 def _rows(phase: PhaseKernels) -> Table:

@@ -1,4 +1,4 @@
-"""`cbtop keys`: who may listen over the network, and with which key."""
+"""`cbtop keys`: manage the viewers that may listen over the network, and their keys."""
 
 from __future__ import annotations
 

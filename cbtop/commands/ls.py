@@ -1,4 +1,4 @@
-"""`cbtop ls`: the sources to watch, one line each."""
+"""`cbtop ls`: list the sources that can be watched, one per line."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _wait_for_answers(feed: Feed, timeout_s: float) -> None:
-    """Wait until every daemon has answered and each live source has ended a step, or time is up."""
+    """Wait until every daemon has answered and each live source has ended a step, or until the timeout."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s and (
         feed.links.unanswered or feed.links.unread or _left_unread(feed) or not all(map(has_data, running(feed)))
@@ -101,7 +101,8 @@ def _exit_code(feed: Feed, rows: list[SourceRow]) -> int:
 
 
 def _rows(feed: Feed) -> list[SourceRow]:
-    """Return rows by host and rank. Rates of live sources cover recent seconds if their daemon keeps a history."""
+    """Return one row per source, by host and rank. Rates of live sources cover recent seconds if the daemon keeps a
+    history."""
     found = {row.key: row for row in feed.listed().rows()}
     if any(row.state is SourceStatus.LIVE for row in found.values()):
         for past in remembered(feed):
@@ -116,7 +117,7 @@ def _rows(feed: Feed) -> list[SourceRow]:
 
 
 def _with_rates(row: SourceRow, recent: SourceRow) -> SourceRow:
-    """Return `row` with the steps of `recent`, and the reasons of unknown figures."""
+    """Return `row` with the step figures of `recent`, and with reasons for unknown figures."""
     of_steps = ("steps_per_sec", "tokens_per_sec")
     unknown = [one for one in row.unknown if one.figure not in of_steps]
     unknown += [one for one in recent.unknown if one.figure in of_steps]

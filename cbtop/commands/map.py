@@ -1,4 +1,5 @@
-"""`cbtop map`: the kernels a model runs, by layer and brick, and where each is defined."""
+"""`cbtop map`: list the kernels that a model runs, by layer and brick, with the place where each kernel is
+defined."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from cbtop.compute.decoder.plan import MULTIPROCESSORS, planned  # loads numpy and Numba
+    from cbtop.compute.decoder.plan import MULTIPROCESSORS, planned  # imported here, because it loads numpy and Numba
 
     tokens = PREFILL_TOKENS if options.prefill else 1
     if options.backend == "cpu":
@@ -83,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _by_layer(launched: Sequence[Planned]) -> str:
-    """Return a table in which layers that launch the same share one block, in execution order."""
+    """Return a table in execution order. Layers that launch the same kernels share one block."""
     blocks: dict[tuple[Planned, ...], list[int | None]] = {}
     for layer, same in groupby(launched, key=lambda one: one.layer):
         blocks.setdefault(tuple(replace(one, layer=None) for one in same), []).append(layer)
@@ -97,7 +98,7 @@ def _by_layer(launched: Sequence[Planned]) -> str:
 
 
 def _by_kernel(launched: Sequence[Planned]) -> str:
-    """Return a table of each kernel launch with the bricks and layers that use it."""
+    """Return a table of all kernel launches, with the bricks and layers that use each launch."""
     users: dict[Planned, dict[str, list[int | None]]] = {}
     for one in launched:
         users.setdefault(replace(one, layer=None, brick=""), {}).setdefault(one.brick, []).append(one.layer)
@@ -114,7 +115,7 @@ def _kernel(one: Planned) -> tuple[str, ...]:
 
 
 def _sizes(sizes: Sequence[int] | None) -> str:
-    """Return for example `1184x2`, without trailing ones."""
+    """Return a size such as `1184x2`, without trailing ones."""
     if sizes is None:
         return ""
     used = max([at for at, size in enumerate(sizes) if size > 1], default=0) + 1
@@ -122,7 +123,7 @@ def _sizes(sizes: Sequence[int] | None) -> str:
 
 
 def _layers(layers: Sequence[int | None]) -> str:
-    """Return for example `0-3, 5`, with `-` for launches outside layers."""
+    """Return layers such as `0-3, 5`. A `-` means launches outside the layers."""
     runs: list[list[int]] = []
     for number in sorted({layer for layer in layers if layer is not None}):
         if runs and number == runs[-1][-1] + 1:
@@ -134,6 +135,6 @@ def _layers(layers: Sequence[int | None]) -> str:
 
 
 def _without_empty(rows: Table) -> Table:
-    """Drop empty columns: a CPU's kernels have no grid and no block."""
+    """Remove empty columns. On a CPU, kernels have no grid and no block."""
     kept = [at for at in range(len(rows[0])) if any(row[at] for row in rows[1:])]
     return [tuple(row[at] for at in kept) for row in rows]

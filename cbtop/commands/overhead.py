@@ -1,4 +1,4 @@
-"""`cbtop overhead`: the cost of profiling on this machine, measured now."""
+"""`cbtop overhead`: measure the cost of profiling on this machine."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ BRICKS_A_ROUND = 2_000
 ROUNDS = 41
 STEPS_A_TURN = 8
 TURNS = 15
-ALPHA = 0.025  # probability that the true value is above an interval, and the same below
+ALPHA = 0.025  # probability that the true value is above its interval, and also that it is below
 FLOOR = "two clock reads"
 NOTHING = "nothing"
 OFF = "disabled"
-PLAIN = "plain step"  # a step that is not sampled, timed only as a whole
+PLAIN = "plain step"  # a step that is not sampled, and only timed as a whole
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A median and its 95 % interval, which is None if there were too few rounds."""
+    """A median with its 95 % interval. The interval is None if there were too few rounds."""
 
     median: float
     low: float | None
@@ -54,7 +54,7 @@ class Measured:
 
     @property
     def below_noise(self) -> bool | None:
-        """For a ratio: whether it may be 1."""
+        """Whether this ratio may be 1."""
         return None if self.low is None or self.high is None else self.low <= 1 <= self.high
 
 
@@ -62,8 +62,9 @@ class Measured:
 class Cost:
     """The cost of one way of profiling.
 
-    `times_floor` is relative to two clock reads, `step_ratio` is a decode step's time relative to a disabled
-    profiler. Each is the median over pairs of one round. The references themselves have None.
+    `times_floor` is the time relative to two clock reads. `step_ratio` is the time of a decode step relative to that
+    with a disabled profiler. Both are medians of ratios, each between two times of the same round. They are None for
+    the references themselves.
     """
 
     mode: str
@@ -80,7 +81,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     line = ProgressLine(sys.stderr)
-    # Rings in a directory of their own, invisible to daemons, because a reader would disturb the measurement.
+    # The rings are in a directory of their own, which daemons do not read, because a reader would disturb the
+    # measurement.
     with tempfile.TemporaryDirectory(prefix="cbtop-overhead-") as directory:
         profilers = _profilers(Path(directory))
         costs = _costs(_brick_ns(profilers, line), _step_us(profilers, options.model, line))
@@ -107,11 +109,12 @@ def _profilers(directory: Path) -> dict[str, BrickProfiler]:
 
 
 def _brick_ns(profilers: dict[str, BrickProfiler], line: ProgressLine) -> dict[str, list[float]]:
-    """Return the time (ns) of one start and stop with each profiler, and of the floor, less an empty loop."""
+    """Return the times (ns) of one start and stop with each profiler and of the floor. The time of an empty loop is
+    subtracted."""
     loops = {NOTHING: _nothing, FLOOR: _clock_reads} | {name: _pairs(one) for name, one in profilers.items()}
     found: dict[str, list[float]] = {name: [] for name in loops}
     step = profilers[PLAIN].step("bricks")
-    with step:  # the first of its name is sampled
+    with step:  # the first step of each name is sampled
         pass
     with step:
         for turn in range(ROUNDS):
@@ -147,7 +150,7 @@ def _pairs(profiler: BrickProfiler) -> Callable[[int], None]:
 
 
 def _step_us(profilers: dict[str, BrickProfiler], model: Path | None, line: ProgressLine) -> dict[str, list[float]]:
-    """Return the times of a decode step (µs) with each profiler, turn by turn."""
+    """Return the times (µs) of a decode step with each profiler, one for each turn."""
     # Imported here, because Numba loads slowly.
     from cbtop.compute.backends import cpu_backend
     from cbtop.compute.decoder.decoder import Decoder
@@ -156,8 +159,9 @@ def _step_us(profilers: dict[str, BrickProfiler], model: Path | None, line: Prog
 
     path = model or demo_model(line.show)
     go_by_kept_crossovers(line)
-    loaded = model_to_run(path)  # as `cbtop demo` runs it: in a slower step, profiling would be a smaller part
-    backend = cpu_backend(1)  # one thread, because waits for a busy core would be measured, too
+    # the model runs as in `cbtop demo`: in a slower step, profiling would be a smaller share
+    loaded = model_to_run(path)
+    backend = cpu_backend(1)  # with several threads, waits for a busy core would also be measured
     line.show("compiling kernels")
     decoders = {
         name: Decoder(loaded, backend.label, backend.threads, profiler, context=64)
@@ -168,7 +172,7 @@ def _step_us(profilers: dict[str, BrickProfiler], model: Path | None, line: Prog
     for turn in range(TURNS):
         line.show("timing decode steps", turn / TURNS)
         for name, decoder in decoders.items():
-            decoder.position = 4  # the same context each turn: attention grows with it
+            decoder.position = 4  # each turn has the same context, because the time of attention grows with it
             begun_ns = time.perf_counter_ns()
             for _ in range(STEPS_A_TURN):
                 tokens[name] = decoder.decode(tokens[name])
@@ -197,13 +201,14 @@ def _ratio(times: list[float], others: list[float]) -> Measured:
 
 
 def _measured(values: list[float]) -> Measured:
-    """Return their median and its interval between order statistics, valid for any distribution."""
+    """Return the median of the values, with an interval between order statistics that is valid for any
+    distribution."""
     ordered, k = sorted(values), bound_of_median(len(values), ALPHA)
     return Measured(statistics.median(ordered), *((ordered[k - 1], ordered[-k]) if k else (None, None)))
 
 
 def _plain(cost: Cost) -> dict[str, object]:
-    """Return the JSON fields: each figure with its interval, each ratio with whether it is below noise."""
+    """Return the JSON fields: each figure with its interval, and whether each ratio is below noise."""
     ratios = {"times_floor": cost.times_floor, "step_ratio": cost.step_ratio}
     noise = {f"{name}_below_noise": one.below_noise if one else None for name, one in ratios.items()}
     return {**asdict(cost), **noise}
@@ -228,7 +233,7 @@ def _text(costs: list[Cost], recorder: str) -> str:
 
 
 def _between(found: Measured | None, digits: str, *, is_ratio: bool = False) -> str:
-    """Return for example `1.012 (0.998–1.031) below noise`."""
+    """Return a text such as `1.012 (0.998–1.031) below noise`."""
     if found is None:
         return units.NONE_THERE
     interval = units.NOT_MEASURED

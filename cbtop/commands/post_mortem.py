@@ -1,4 +1,4 @@
-"""`cbtop post-mortem`: what an ended process was doing when it ended."""
+"""`cbtop post-mortem`: show what an ended process was doing when it ended."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     rings.sort(key=_newest_first)
     read = [(ring, each) for ring in rings if (each := _read(ring, options.steps))]
     if options.pid is None:
-        # Processes that ended before recording anything are only shown on request.
+        # Processes that ended before they recorded anything are shown only if a pid is given.
         read = [(ring, each) for ring, each in read if each.state is not SourceStatus.LIVE and each.produced]
     found = [each for _, each in read]
     if not found:
@@ -85,8 +85,8 @@ def _newest_first(ring: Path) -> float:
 
 
 def _overview(newest: Path, found: list[PostMortem]) -> str:
-    """Return the newest process with its bricks and verdicts, and a line for each other one."""
-    # Imported here: they take 0.3 s to load, and `--help` and JSON do not need them.
+    """Return the newest process with its bricks and verdicts, and one line for each other process."""
+    # Imported here, because these modules take 0.3 s to load. `--help` and JSON do not need them.
     from cbtop.commands.shared.ring_view import view_of
     from cbtop.reports.overview import bricks_and_verdicts
 

@@ -1,4 +1,4 @@
-"""`cbtop ptx`: the PTX of a kernel, by the hash shown in the graph's tree."""
+"""`cbtop ptx`: print the PTX of a kernel, by the hash that the graph's tree shows."""
 
 from __future__ import annotations
 

@@ -37,7 +37,9 @@ examples:
 POLL_MS = 100
 DEFAULT_MAX_BYTES = 1 << 30
 ANSWER_WITHIN_S = 5.0
-READ_ON_S = 60.0  # maximum: the daemon reads four times a second if the machine is not overloaded
+# Longest time to read on after the process has ended. The daemon reads four times a second if the machine is not
+# overloaded.
+READ_ON_S = 60.0
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -49,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="stop when the file is that large; K, M and G are understood (default: 1G)",
     )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="overwrite the file")
-    # PID:DESCRIPTOR. Record new processes until this one has ended; write to the descriptor when recording begins.
+    # Used by `cbtop run`, with the value PID:DESCRIPTOR. Records new processes until process PID has ended, and
+    # writes to the descriptor when the recording begins.
     parser.add_argument("--beside", help=argparse.SUPPRESS)
     add_connect_arguments(parser)
 
@@ -68,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     line = ProgressLine(sys.stderr)
     beside = None if options.beside is None else _Beside(options.beside, there_before)
     try:
-        with noted_interrupt() as is_interrupted:  # the usual way to stop it
+        with noted_interrupt() as is_interrupted:  # Ctrl-C is the usual way to stop recording
             while not recorder.is_full and not is_interrupted():
                 if options.duration and time.monotonic() - begun_s >= options.duration:
                     break
@@ -104,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _Beside:
-    """The process of `cbtop run --record`, which waits on a descriptor until recording has begun."""
+    """The process of `cbtop run --record`. It waits on a descriptor until the recording has begun."""
 
     def __init__(self, beside: str, there_before: set[str]) -> None:
         self._pid, begun = map(int, beside.split(":"))
@@ -115,7 +118,7 @@ class _Beside:
         os.close(begun)
 
     def is_over(self, recorder: StreamRecorder) -> bool:
-        """Whether it has ended, and its data and the data of all processes begun since is read completely."""
+        """Return whether the process has ended, and all data of it and of the processes begun since is read."""
         if process_start(self._pid) == self._start:
             return False
         self._ended_s = self._ended_s or time.monotonic()

@@ -1,4 +1,4 @@
-"""`cbtop replay`: a recording on the same screens, or as text."""
+"""`cbtop replay`: show a recording on the same screens as live data, or as text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cbtop.protocol.errors import RecordingError, VersionError
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports import TIMELINE
 
-if TYPE_CHECKING:  # it loads numpy
+if TYPE_CHECKING:  # imported for types only, because it loads numpy
     from cbtop.feeds.replay import ReplayFeed
 
 DESCRIPTION = (
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a replay, except the file."""
+    """Add all options of a replay except the file."""
     parser.add_argument(
         "--at", type=_moment, metavar="SEC",
         help="begin there (default: screen the first data, report the end; of a saved range, all of it)",
@@ -80,7 +80,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _window_s(options: argparse.Namespace, *, headless: bool) -> float:
-    """Return the length of the window. A report that compares everything with a baseline needs all of it."""
+    """Return the length of the window in seconds. It is the whole recording for a report that compares with a
+    baseline, because the comparison needs all of the data."""
     if not headless or options.baseline is None or shows_window(options, by_default=False):
         return window_s(options)
     from cbtop.feeds.replay import ReplayFeed

@@ -1,12 +1,13 @@
-"""`cbtop run`: start a program and show its torch models, without a change to the program.
+"""`cbtop run`: start a program and show its torch models, without changing the program.
 
-Each import before the program begins delays it. So the plain form of the command line needs only os and the modules
-that Python has loaded by then. Any other form also loads argparse and the rest.
+Each import before the program begins delays the program. If the command line has only options with a value, `--quiet`
+and the command, only os and modules that Python has already loaded are imported. Any other command line also needs
+argparse and the modules of a screen.
 """
 
 from __future__ import annotations
 
-import _signal  # signal loads enum, which takes a third of the start time of Python
+import _signal  # `signal` would import enum, which takes a third of Python's start time
 import errno
 import os
 import sys
@@ -19,7 +20,7 @@ from cbtop.protocol.process import is_running, pid_namespace, process_start
 from cbtop.protocol.runtime_directory import runtime_directory
 from cbtop.protocol.signals import suppressed
 
-TYPE_CHECKING = False  # typing takes longer to load than Python to start
+TYPE_CHECKING = False  # not imported at run time: `typing` takes longer to import than Python to start
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
@@ -49,7 +50,7 @@ Not shown: Python with -I, -E or -S, and children with another environment (with
 Put `cbtop run` before a wrapper: cbtop run -- opentelemetry-instrument python app.py. If a shell script puts a
 directory with a sitecustomize first on PYTHONPATH, Python does not load cbtop: append that directory instead.
 """
-# The options with a value: its name in the help, its default, and the help.
+# The options with a value: the value's name in the help, the default, and the help text.
 OPTIONS: dict[str, tuple[str, str | None, str]] = {
     "--overhead": (
         "PERCENT", None,
@@ -60,11 +61,11 @@ OPTIONS: dict[str, tuple[str, str | None, str]] = {
 }  # fmt: skip
 QUIET = "--quiet"
 DEFAULT_OVERHEAD, EVERY_STEP = "3%", "100%"
-NVIDIA_DRIVERS = ("/proc/driver/nvidia", "/dev/dxg")  # one of these exists if a process may have a GPU
+NVIDIA_DRIVERS = ("/proc/driver/nvidia", "/dev/dxg")  # one of these files exists if a process may have a GPU
 HOOK = os.path.join(os.path.dirname(cbtop.profiler.__file__), "instrument", "import_hook")
-NOT_FOUND, NOT_ALLOWED = 127, 126  # the exit codes of a shell
+NOT_FOUND, NOT_ALLOWED = 127, 126  # the exit codes of a shell for these errors
 MAX_MARK_CHARS = 80
-END_SUFFIX = ".end"  # suffix of the FIFO next to a run's mark; also used by the import hook and `launched`
+END_SUFFIX = ".end"  # suffix of the FIFO next to a run's mark; the import hook and `launched` also use it
 SHELL = "/bin/sh"
 PYTHONS_LOCALES = ("C.UTF-8", "C.utf8", "UTF-8")
 
@@ -83,9 +84,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def plain(arguments: Sequence[str]) -> tuple[list[str], float, str | None, bool] | None:
-    """Return the arguments of `become` for options with a value, `--quiet`, `--` and COMMAND.
+    """Parse a command line that has only options with a value, `--quiet`, `--` and COMMAND. Returns the arguments of
+    `become`.
 
-    Returns None if there is anything else, which needs argparse.
+    Returns None for any other command line, which needs argparse.
     """
     given = {name: default for name, (_, default, _) in OPTIONS.items()}
     quiet = False
@@ -126,7 +128,7 @@ def run(options: argparse.Namespace) -> int:
             from cbtop.commands.shared.watch import watch
 
             return watch(program, command[0], options)
-    import signal  # already loaded here; its handlers have other names than in _signal
+    import signal  # already loaded here; `options.signals` has handlers of `signal`, not of `_signal`
 
     for number, found in options.signals.items():
         signal.signal(number, found)
@@ -134,9 +136,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def become(command: list[str], overhead_percent: float, record: str | None, quiet: bool) -> int:
-    """Become `command`, recorded into the file `record` if there is one.
+    """Replace this process by `command`. If `record` is not None, the run is recorded into that file.
 
-    Returns an exit code only if that fails. With `quiet`, no summary is printed when the command ends.
+    Returns an exit code only if the command cannot be run. With `quiet`, no summary is printed when the command ends.
     """
     said = []
     if isolating := isolating_option(command):
@@ -151,16 +153,18 @@ def become(command: list[str], overhead_percent: float, record: str | None, quie
             _say(f"{record} exists: choose another name, or remove it")
             return 2
         if record is not None and not _record_beside(record):
-            return 2  # the recorder has said why
+            return 2  # the recorder has printed the reason
     except OSError as error:
         _say(f"no recorder could be started: {error.strerror}")
         return 1
     if additions and not quiet:
-        with suppressed(OSError):  # no descriptor, process or room: the command runs without a summary
+        # there is no descriptor, process or room left, and the command runs without a summary
+        with suppressed(OSError):
             _summarize_at_end(additions["CBTOP_RUN_ID"].partition(":")[2], record)
-    for line in said:  # only if the command will run
+    for line in said:  # printed only if the command will run
         _say(line)
-    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them, and the command would inherit that
+    # Python ignores these signals, and the command would inherit that
+    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):
         _signal.signal(number, _signal.SIG_DFL)
     os.environ.update(additions)
     if _has_pythons_locale():
@@ -174,7 +178,7 @@ def become(command: list[str], overhead_percent: float, record: str | None, quie
 
 
 def _execute(command: list[str]) -> NoReturn:
-    """Become `command` with the environment of this process, as execvp(3) does. Raises OSError if that fails."""
+    """Replace this process by `command` with its environment, as execvp(3) does. Raises OSError if that fails."""
     if not command[0]:
         raise FileNotFoundError
     path = _found(command[0]) or command[0]
@@ -187,7 +191,8 @@ def _execute(command: list[str]) -> NoReturn:
 
 
 def _has_pythons_locale() -> bool:
-    """Return whether Python set LC_CTYPE as it started (PEP 538), so that its original environment lacks it."""
+    """Return whether Python itself set LC_CTYPE when it started (PEP 538), so that the user's environment lacks
+    it."""
     if os.environ.get("LC_CTYPE") not in PYTHONS_LOCALES:
         return False
     with suppressed(OSError), open("/proc/self/environ", "rb") as given:
@@ -196,11 +201,12 @@ def _has_pythons_locale() -> bool:
 
 
 def _record_beside(path: str) -> bool:
-    """Start a recorder that ends with this process, and wait until it has begun. Return False if it fails.
+    """Start a recorder that ends with this process, and wait until the recording has begun. Returns False if it
+    fails.
 
-    The recorder is detached and has its own session, so the command has no unexpected child, and typed keys do not
-    reach the recorder. It reports its start on its own descriptor, because a `sitecustomize` or a .pth file may print
-    to stdout first.
+    The recorder is detached and has its own session, so that the command has no unexpected child, and typed keys do
+    not reach the recorder. It reports its start on its own descriptor, because a `sitecustomize` or a .pth file may
+    print to stdout first.
     """
     begun, says = os.pipe()
     os.set_inheritable(says, True)
@@ -216,14 +222,15 @@ def _record_beside(path: str) -> bool:
 
 
 def _summarize_at_end(mark: str, record: str | None) -> None:
-    """Start a process that prints a summary of the run of `mark` when this process ends. Raises OSError if it fails.
+    """Start a process that prints a summary of the run when this process ends. Raises OSError if it cannot be
+    started.
 
-    Like the recorder, it is not a child of the command. It waits on a FIFO next to `mark` and loads
-    nothing until a process of the run has recorded a step.
+    The process is not a child of the command. It waits on a FIFO next to the run's mark, and imports nothing until a
+    process of the run has recorded a step.
     """
     path, pid = mark + END_SUFFIX, os.getpid()
     os.mkfifo(path, 0o600)
-    # Both close when this process becomes the command.
+    # `fifo` and `command` close when this process becomes the command.
     fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         command = os.pidfd_open(pid)
@@ -239,14 +246,17 @@ def _summarize_at_end(mark: str, record: str | None) -> None:
 
 
 def _is_detached_child() -> bool:
-    """Fork a process that is not a child of this one, in a session of its own; return whether this is that process.
+    """Fork a process that is not a child of this process, and has a session of its own. Returns whether this is that
+    process.
 
-    Its stdin and stdout are empty. This process counts no time of children for it: SIGCHLD is ignored meanwhile.
+    Its stdin and stdout are empty. SIGCHLD is ignored meanwhile, so that its time does not count as time of this
+    process's children.
     """
     before = _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)
     try:
         if between := os.fork():
-            with suppressed(ChildProcessError):  # the wait for a child ends so while SIGCHLD is ignored
+            # waitpid raises this when the child has ended, because SIGCHLD is ignored
+            with suppressed(ChildProcessError):
                 os.waitpid(between, 0)
             return False
     finally:
@@ -265,9 +275,10 @@ def _is_detached_child() -> bool:
 
 
 def isolating_option(command: Sequence[str]) -> str:
-    """Return the option of Python, in `command` or a script's first line, that keeps it from importing cbtop, or "".
+    """Return the option of Python that keeps it from importing cbtop, or "". Looks at `command` or the first line of
+    its script.
 
-    Python need not be the first word, as in `env A=B python -I`.
+    Python need not be the first word of the command, as in `env A=B python -I`.
     """
     words = list(command)
     if not any(map(_is_python, words)):
@@ -285,7 +296,7 @@ def isolating_option(command: Sequence[str]) -> str:
                 return f"-{letter}"
             if letter in "cm":
                 return ""
-            if letter in "WX":  # the rest, or the next word, is its value
+            if letter in "WX":  # the value is the rest of this word, or the next word
                 _ = option[at:] or next(options, "")
                 break
     return ""
@@ -297,7 +308,7 @@ def _is_python(word: str) -> bool:
 
 
 def _found(name: str) -> str:
-    """Return the file of the command `name`, as a shell finds it; "" if there is none."""
+    """Return the path of the command `name`, found as a shell does, or "" if there is none."""
     if os.path.dirname(name):
         return name
     for directory in os.environ.get("PATH", os.defpath).split(os.pathsep):
@@ -308,12 +319,13 @@ def _found(name: str) -> str:
 
 
 def _additions(overhead_percent: float) -> dict[str, str]:
-    """Return the variables to add to the command's environment: the overhead allowed, the run and the import hook."""
+    """Return the variables to add to the command's environment: the allowed overhead, the run, and the import
+    hook."""
     directory = os.path.realpath(runtime_directory())
     namespace = pid_namespace() or 0
     for name in os.listdir(directory):
         if _is_of_a_killed_run(name, namespace):
-            with suppressed(FileNotFoundError):  # another run was first
+            with suppressed(FileNotFoundError):  # another `cbtop run` has already removed the file
                 os.unlink(os.path.join(directory, name))
     nothing_yet = os.path.join(directory, f"run-{namespace}-{os.getpid()}-{process_start(os.getpid()) or 0}")
     os.close(os.open(nothing_yet, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -326,7 +338,7 @@ def _additions(overhead_percent: float) -> dict[str, str]:
 
 
 def _is_of_a_killed_run(name: str, namespace: int) -> bool:
-    """Return whether `name` in the runtime directory is the mark of a run that ended without recording a step."""
+    """Return whether `name` in the runtime directory is the mark or FIFO of a run that ended without removing it."""
     kind, *numbers = name.removesuffix(END_SUFFIX).split("-") if len(name) <= MAX_MARK_CHARS else [""]
     if kind != "run" or len(numbers) != 3 or not all([each.isascii() and each.isdecimal() for each in numbers]):
         return False
@@ -335,24 +347,24 @@ def _is_of_a_killed_run(name: str, namespace: int) -> bool:
 
 
 def _say(line: str) -> None:
-    with suppressed(OSError):  # a full disk, or no reader any longer: the command runs anyway
+    with suppressed(OSError):  # The disk is full, or no process reads stderr. The command runs anyway.
         if sys.stderr is not None:
             sys.stderr.write(f"cbtop: {line}\n")
             sys.stderr.flush()
 
 
 def _allowed(overhead: str | None, record: str | None) -> float:
-    """Return the overhead allowed, in percent. Raises UsageError if `overhead` is not valid."""
+    """Return the allowed overhead in percent. Raises UsageError if `overhead` is not valid."""
     if overhead is None:
         overhead = DEFAULT_OVERHEAD if record is None else recorded_overhead()
     return _percent(overhead)
 
 
 def recorded_overhead() -> str:
-    """Return the default overhead of a recording: every step is recorded unless there may be a GPU.
+    """Return the default overhead of a recording. Every step is recorded unless there may be a GPU.
 
-    To record every step of an eager model on a GPU, only stamps could time it, and they make it wait for the host.
-    Within the default overhead its steps are recorded by their kernels.
+    On a GPU, every step of an eager model could be timed only by stamps, which make the model wait for the host.
+    Within the smaller default overhead, steps are recorded by their kernels.
     """
     return DEFAULT_OVERHEAD if any([os.path.exists(driver) for driver in NVIDIA_DRIVERS]) else EVERY_STEP
 

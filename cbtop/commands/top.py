@@ -1,4 +1,4 @@
-"""`cbtop`: attach to whatever runs, on screen or as text."""
+"""`cbtop`: watch all running sources, on the screen or as text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from cbtop.errors import CbtopError, NoDataError, UntrustedError
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports import DEVICES, SOURCES, TIMELINE
 
-if TYPE_CHECKING:  # they load numpy and zmq
+if TYPE_CHECKING:  # imported for types only, because these modules load numpy and zmq
     from cbtop.client.source_record import SourceRecord
     from cbtop.feeds.feed import Feed
     from cbtop.viewmodels.source import SourceView
@@ -55,8 +55,9 @@ exit codes: 0 data seen, 1 runtime error or not let in, 2 usage, 3 nothing runni
 """
 
 POLL_MS = 100
-MAX_LONGER_S = 5.0  # if the daemon sends nothing for this long, it has no window
-RANKS_WATCH_S = 1.5  # long enough to find the slowest of several ranks
+# seconds to wait for a window after the duration; a daemon that sends nothing in this time has no window
+MAX_LONGER_S = 5.0
+RANKS_WATCH_S = 1.5  # seconds that are enough to find the slowest of several ranks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_attach_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the daemons to listen to, the time, and the content."""
+    """Add the options that choose the daemons, the duration and the content."""
     add_source_argument(parser)
     parser.add_argument(
         "--timeout", type=positive_seconds, default=5.0, metavar="SEC", help="how long to wait for data (default: 5)"
@@ -117,7 +118,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _wait_for_data(feed: Feed, options: argparse.Namespace) -> None:
-    """Wait until every daemon has answered and a live source has data, or time is up."""
+    """Wait until every daemon has answered and a live source has data, or until the timeout."""
     from cbtop.viewmodels.selection import has_data
 
     deadline_s = time.monotonic() + options.timeout
@@ -132,23 +133,23 @@ def _wait_for_data(feed: Feed, options: argparse.Namespace) -> None:
 
 
 def _wait_for_devices(feed: Feed, timeout_s: float) -> None:
-    """Wait for two samples of every device, which averages need, or until time is up."""
+    """Wait until every device has two samples, which averages need, or until the timeout."""
     deadline_s = time.monotonic() + timeout_s
     while not feed.knows_devices and time.monotonic() < deadline_s:
         feed.poll(POLL_MS)
 
 
 def _wait_for_records(feed: Feed, timeout_s: float) -> None:
-    """Wait for a record of every running source, or until time is up."""
+    """Wait until every running source has a record, or until the timeout."""
     deadline_s = time.monotonic() + timeout_s
     while not all(len(record.recent) for record in running(feed)) and time.monotonic() < deadline_s:
         feed.poll(POLL_MS)
 
 
 def _watch(feed: Feed, options: argparse.Namespace, duration_s: float | None) -> None:
-    """Wait until the duration is over; without one, until nothing runs any longer or Ctrl-C.
+    """Wait until the duration is over. Without a duration, wait until no source runs any longer, or until Ctrl-C.
 
-    A daemon sends a few times a second, so it may take a moment longer until there is a window to print.
+    A daemon sends a few times a second, so that it may take a moment longer until there is a window to print.
     """
     begun_s, line = time.monotonic(), ProgressLine(sys.stderr)
 
@@ -167,18 +168,18 @@ def _watch(feed: Feed, options: argparse.Namespace, duration_s: float | None) ->
                 if feed.refused:
                     raise CbtopError(feed.refused)
                 if is_interrupted():
-                    return  # seen enough: print it
+                    return  # Ctrl-C: the user has seen enough, and the report is printed
     finally:
         line.clear()
 
 
 def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
-    """Print the report. `was_live`: something ran when we began to watch."""
+    """Print the report. `was_live` is whether a source ran when this command began to watch."""
     from cbtop.viewmodels.selection import has_data, is_live, state_of
 
     records = known(feed)
     live = [record for record in records if is_live(record)]
-    # Ended processes are shown only if nothing runs, and then only the newest.
+    # Ended processes are shown only if no source runs, and then only the newest of them.
     if live:
         shown = [record for record in live if has_data(record, options.phase)]
     else:
@@ -214,7 +215,7 @@ def _report(feed: Feed, options: argparse.Namespace, was_live: bool) -> int:
 
 
 def how_to_start() -> str:
-    """Return the ways to get something to watch."""
+    """Return a text with the ways to start something that can be watched."""
     return (
         f"start {how_to_demo()} for something to watch, `cbtop run -- python …` for a torch program of yours, "
         "or instrument a process of yours: `from cbtop import BrickProfiler, BrickId`"
@@ -222,7 +223,7 @@ def how_to_start() -> str:
 
 
 def _last_with_data(feed: Feed, ended: list[SourceRecord], options: argparse.Namespace) -> list[SourceRecord]:
-    """Return the newest ended source that has data."""
+    """Return a list with the newest ended source that has data, or an empty list."""
     from cbtop.viewmodels.selection import has_data
 
     deadline_s = time.monotonic() + options.timeout
@@ -236,9 +237,9 @@ def _last_with_data(feed: Feed, ended: list[SourceRecord], options: argparse.Nam
 
 
 def _wait_for_members(feed: Feed, shown: Sequence[SourceRecord], timeout_s: float) -> int:
-    """Wait until all sources that may be merged with the shown ones are read, or time is up.
+    """Wait until all sources that may be merged with the shown sources are read, or until the timeout.
 
-    Returns how many are not.
+    Returns the number of sources that are not read.
     """
     deadline_s = time.monotonic() + timeout_s
     while (left := set[str]().union(*(feed.read_alike(one.key) for one in shown))) and time.monotonic() < deadline_s:
@@ -264,33 +265,33 @@ def _wanted(options: argparse.Namespace) -> str:
 
 
 def unanswered(feed: Feed) -> str:
-    """Return a text with the addresses from which no daemon has answered."""
+    """Return a text with the addresses at which no daemon has answered."""
     return f"no answer from {', '.join(feed.links.unanswered)}"
 
 
 def unread(feed: Feed) -> str:
-    """Return a text with the daemons that sent more than was read in time."""
+    """Return a text with the daemons that sent more data than could be read in time."""
     return f"time is up, and there is more to read from {', '.join(feed.links.unread)}"
 
 
 def known(feed: Feed) -> list[SourceRecord]:
-    """Return every source, the newest live one first."""
+    """Return every source, the newest live source first."""
     seen = feed.seen()
     return [seen[source.key].record for source in feed.sources()]
 
 
 def running(feed: Feed) -> list[SourceRecord]:
-    """Return those known to run."""
+    """Return the sources that are known to run."""
     from cbtop.viewmodels.selection import is_live
 
     return [record for record in known(feed) if is_live(record)]
 
 
 def runs_ranks(feed: Feed) -> bool:
-    """Whether several ranks run, which can be compared."""
+    """Return whether several ranks run, which can be compared."""
     return sum(record.hello is not None and record.hello.rank is not None for record in running(feed)) > 1
 
 
 def pid_of(record: SourceRecord) -> int:
-    """Return its pid, or 0 if not known yet."""
+    """Return the process id of a source, or 0 if it is not yet known."""
     return record.hello.pid if record.hello else 0

@@ -1,4 +1,4 @@
-"""`cbtop tune`: the fastest setting of a model on this machine, found from its measured bricks."""
+"""`cbtop tune`: find the fastest setting of a model on this machine from its measured bricks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ a processor, unless no setting was told from another. Ctrl-C leaves what was mea
 """
 SCHEMA = "cbtop.tune/1"
 BUDGET_S = 120
-MAX_SHARES = 6  # bricks in the text
+MAX_SHARES = 6  # largest number of bricks in the text
 INTERRUPTED = 130
 
 

@@ -1,4 +1,5 @@
-"""`cbtop verify`: every kernel against its reference, and every check against deliberately wrong outputs."""
+"""`cbtop verify`: check every kernel against its reference, and every check against outputs that are wrong on
+purpose."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from cbtop.errors import FailedCheckError, UsageError
 from cbtop.reports.tables import Table, table
 from cbtop.units import count as counted
 
-if TYPE_CHECKING:  # they load Numba
+if TYPE_CHECKING:  # imported for types only, because these modules load Numba
     from cbtop.compute.contracts import Contract
     from cbtop.compute.verification import Run, Variant, Verified
     from cbtop.protocol.messages import CheckResult
@@ -74,7 +75,8 @@ def run(options: argparse.Namespace) -> int:
         on_gpu = options.backend == "cuda"
         by = _by_gpu() if on_gpu else run_here
         chosen = _chosen(list(variants_on_gpu() if on_gpu else variants()), options.brick)
-        # First, so that an unusable file is reported before a minute of kernel checks.
+        # The model is checked first, so that an unusable file is reported before the kernels are checked for a
+        # minute.
         model = _of_model(options.model, options.backend, line) if options.model else []
         kernels = []
         for done, variant in enumerate(chosen):
@@ -85,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
     finally:
         line.clear()
     if options.brick:
-        # Include whole passes, because only there a brick's real inputs are checked.
+        # Keep the checks of whole passes, because only these check a brick with its real inputs.
         model = [result for result in model if options.brick == result.brick or result.assertion == WHOLE_PASS]
     sys.stdout.write(FORMATS[options.format](kernels, model))
     sys.stdout.flush()
@@ -119,9 +121,10 @@ def _by_gpu() -> Run:
 
 
 def _of_model(path: Path, backend: str, line: ProgressLine) -> list[CheckResult]:
-    """Return the checks of every brick of a model in both kinds of pass, and of the logits of whole passes.
+    """Return the checks of every brick of a model, with one token and with several, and of the logits of whole
+    passes.
 
-    On a CPU, runs with one thread and with all threads; with the fastest products and with exact ones.
+    The checks run with the fastest products and with exact ones, and on a CPU with one thread and with all threads.
     """
     from cbtop.compute.backends import available_threads
     from cbtop.compute.workload import verify_model, verify_pass
@@ -180,14 +183,15 @@ def _name(one: Verified) -> str:
 
 
 def _beside(one: Verified) -> str:
-    """Return the peer with which it disagreed, or "" for its reference, which every kernel is compared with."""
+    """Return a text with the peer that the kernel was compared with. It is "" for the reference, because every kernel
+    is compared with its reference."""
     from cbtop.compute.verification import REFERENCE
 
     return "" if one.peer == REFERENCE else f" beside {one.peer}"
 
 
 def _error(one: Verified | CheckResult) -> str:
-    """Return its error, or the non-finite value it met; "" if not applicable."""
+    """Return the error, or "NaN" or "infinity" if a value was not finite, or "" without an error."""
     return one.not_finite or ("" if one.max_error is None else f"{one.max_error:.1e}")
 
 
@@ -256,7 +260,7 @@ def _sarif(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
     checked = dict.fromkeys([contract_of[one.contract].name for one in kernels])
     checked |= dict.fromkeys([contract_of[one.brick].name for one in model])
     rules = {(name, rule.means): rule for name in checked for rule in _rules(contract_of[name])}
-    for one in model:  # include checks of whole passes, which are in no contract
+    for one in model:  # add the checks of whole passes, which no contract has
         name = contract_of[one.brick].name
         file = f"compute/contracts/{name}.yaml"
         rules.setdefault((name, one.assertion), SarifRule(f"{name}/{one.assertion}", one.assertion, file, 1))
@@ -264,7 +268,7 @@ def _sarif(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
 
 
 def _rules(contract: Contract) -> Iterator[SarifRule]:
-    """Yield everything checked of a kernel, with the line of its contract."""
+    """Yield a rule for everything that is checked for a kernel, with the line of its contract."""
     from cbtop.compute.verification import PEERS
 
     lines = {"finite": "equations"} | {f"equals {peer}": "tolerance" for peer in PEERS}

@@ -1,1 +1,1 @@
-"""Settings of a model, measured in turns and compared, to keep the better one."""
+"""Measure settings of a model in turns, compare them, and keep the better one."""

@@ -1,7 +1,8 @@
-"""The fastest settings found by `cbtop tune`, stored in one JSON file under the user's cache directory."""
+"""Store the fastest settings found by `cbtop tune`, in one JSON file in the user's cache directory."""
 
-# A result is valid for one model, on one type of processor with that many available, so these are its key. A model is
-# identified by its file's name and size, because reading all of it would take longer than it saves.
+# A result is valid for one model and one type of processor, with the number of available processors. These are its
+# key. A model is identified by the name and the size of its file, because reading the whole file would take longer
+# than the setting saves.
 
 from __future__ import annotations
 
@@ -20,14 +21,14 @@ from cbtop.tuning.tuner import Tuned
 
 SCHEMA = "cbtop.tuned/1"
 MAX_FILE_BYTES = 1 << 20
-MAX_KEPT = 64  # the newest are kept
+MAX_KEPT = 64  # the newest settings are kept
 
 
 @dataclass(frozen=True, slots=True)
 class KeptSetting:
-    """A setting, its conditions, and how many times as fast a request was with it as with the earlier setting.
+    """A setting with its conditions, and how many times as fast a request was with it as with the earlier setting.
 
-    The ratio is None if both settings are equal or were not measured together.
+    The ratio is None if both settings are equal, or if they were not measured together.
     """
 
     model: str
@@ -41,7 +42,7 @@ class KeptSetting:
     ratio: float | None
     ratio_low: float | None
     ratio_high: float | None
-    measured_on: str  # ISO 8601
+    measured_on: str  # date and time, ISO 8601
 
     @property
     def key(self) -> tuple[str, int, str, int]:
@@ -53,7 +54,8 @@ class KeptSetting:
 
     @property
     def text(self) -> str:
-        """For example `--threads 2, tuned on 2026-11-24: 1.83 (1.71 to 1.95) times as fast as --threads 1`."""
+        """The setting as text: `--threads 2, tuned on 2026-11-24: 1.83 (1.71 to 1.95) times as fast as --threads
+        1`."""
         said = f"{self.setting.text}, tuned on {self.measured_on[:10]}"
         if self.ratio is None:
             return (
@@ -68,14 +70,14 @@ _plain = plain_for(KeptSetting)
 
 
 def settings_file() -> Path:
-    """Return the path of the file."""
+    """Return the path of the file with all stored settings."""
     return cache_dir() / "tuned.json"
 
 
 def store_setting(path: Path, tuned: Tuned, processors: int) -> KeptSetting:
-    """Store the result for the model at `path`, replacing an earlier one.
+    """Store the result for the model at `path`. An earlier result is replaced.
 
-    Raises CbtopError if it cannot be written.
+    Raises CbtopError if the file cannot be written.
     """
     gain = tuned.gain
     low, high = (gain.interval if gain else None) or (None, None)
@@ -86,7 +88,7 @@ def store_setting(path: Path, tuned: Tuned, processors: int) -> KeptSetting:
     try:
         known = known_settings()
     except CbtopError:
-        known = ()  # an unreadable file may be replaced
+        known = ()  # a file that cannot be read may be replaced
     found = [*(one for one in known if one.key != new.key), new][-MAX_KEPT:]
     document = {"schema": SCHEMA, "settings": [_plain(one) for one in found]}
     file = settings_file()
@@ -99,7 +101,7 @@ def store_setting(path: Path, tuned: Tuned, processors: int) -> KeptSetting:
 
 
 def stored_setting(path: Path, processors: int) -> KeptSetting | None:
-    """Return the setting for the model at `path` on a machine like this, or None.
+    """Return the setting for the model at `path` on a machine like this one, or None.
 
     Raises CbtopError if the file cannot be read.
     """
@@ -108,14 +110,14 @@ def stored_setting(path: Path, processors: int) -> KeptSetting | None:
 
 
 def known_settings() -> tuple[KeptSetting, ...]:
-    """Return all stored settings, the newest last. Raises CbtopError if they cannot be read."""
+    """Return all stored settings, the newest last. Raises CbtopError if the file cannot be read."""
     file = settings_file()
     try:
         text = bytes_of(file, MAX_FILE_BYTES)
         return () if text is None else _decoded(text)
     except OSError as error:
         raise CbtopError(f"{file}: {error.strerror or error}") from error
-    except (ValueError, RecursionError, DecodeError) as error:  # ValueError: no JSON, no UTF-8
+    except (ValueError, RecursionError, DecodeError) as error:  # ValueError: the file is not JSON or not UTF-8
         raise CbtopError(f"{file} holds no settings: {error}; cbtop tune writes it anew") from error
 
 

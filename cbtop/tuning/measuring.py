@@ -1,4 +1,4 @@
-"""The wall-clock time of a model's tokens with a given setting, without recording."""
+"""Measure the wall-clock time of a model's tokens with a given setting, without recording."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # they load Numba
+if TYPE_CHECKING:  # imported for types only, because these modules load Numba
     from cbtop.compute.decoder.base import Model
     from cbtop.compute.decoder.decoder import Decoder
     from cbtop.profiler.profiler import BrickProfiler
@@ -22,7 +22,8 @@ class InterruptedTurnError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """The number of tokens of a prompt, or of tokens generated from an empty cache; the other is 0."""
+    """A test of either a prompt of `n_prompt` tokens or the generation of `n_gen` tokens from an empty cache. The
+    other number is 0."""
 
     n_prompt: int
     n_gen: int
@@ -38,7 +39,7 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class TuningRequest:
-    """A prompt of random tokens, and tokens generated after it."""
+    """A prompt of random tokens, followed by generated tokens."""
 
     n_prompt: int
     n_gen: int
@@ -48,7 +49,7 @@ class TuningRequest:
         return self.n_prompt + self.n_gen
 
     def run(self, decoder: Decoder, should_stop: Callable[[], bool] = lambda: False) -> tuple[int, int]:
-        """Return the times (ns) of both parts.
+        """Return the times (ns) of the prompt and of the generated tokens.
 
         Raises InterruptedTurnError once `should_stop` returns true between passes.
         """
@@ -70,8 +71,8 @@ class TuningRequest:
 class Setting:
     """The setting of a decoder.
 
-    `is_exact`: products use unrounded activations, not int8, and weights in their stored layout. `cache_type`: type
-    of the KV cache, f16 or f32.
+    `is_exact`: whether products use unrounded activations instead of int8, and weights in their stored layout.
+    `cache_type`: type of the KV cache, f16 or f32.
     """
 
     threads: int
@@ -80,7 +81,7 @@ class Setting:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """As options of `cbtop bench` and `cbtop demo`, without their common defaults."""
+        """The setting as options of `cbtop bench` and `cbtop demo`. Options with their default value are left out."""
         return (
             *("--threads", str(self.threads)),
             *(("--exact",) if self.is_exact else ()),
@@ -93,10 +94,10 @@ class Setting:
 
 
 class Bench:
-    """The model at `path` with any setting, for sequences of at most `context` tokens.
+    """Runs the model at `path` with any setting, for sequences of at most `context` tokens.
 
-    It is read once in its stored layout and once for int8 products, if both are used. A decoder is made for each
-    setting. Raises ComputeError if the model cannot be run.
+    The model is read once in its stored layout and once for int8 products, if both are used. A decoder is made for
+    each setting. Raises ComputeError if the model cannot be run.
     """
 
     def __init__(self, path: Path, context: int) -> None:
@@ -120,21 +121,23 @@ class Bench:
         if setting not in self._decoders:
             model = self.model(setting)
             self._decoders[setting] = bare_decoder(model, setting.threads, self.context, setting.cache_type)
-        cpu_backend(setting.threads)  # per process: another setting's may be active
+        # the number of threads is per process, and another setting's number may be active
+        cpu_backend(setting.threads)
         return self._decoders[setting]
 
     def took_ns(self, setting: Setting, test: Test, should_stop: Callable[[], bool] = lambda: False) -> int:
-        """Return the time of one test. Raises InterruptedTurnError once `should_stop` returns true between passes."""
+        """Return the time (ns) of one test. Raises InterruptedTurnError once `should_stop` returns true between
+        passes."""
         return took_ns(self.decoder(setting), test, should_stop)
 
     def request_ns(
         self, setting: Setting, request: TuningRequest, should_stop: Callable[[], bool] = lambda: False
     ) -> tuple[int, int]:
-        """Return the times of the prompt and of the tokens generated after it."""
+        """Return the times (ns) of the prompt and of the tokens generated after it."""
         return request.run(self.decoder(setting), should_stop)
 
     def recorded(self, setting: Setting, profiler: BrickProfiler) -> Decoder:
-        """Return a separate decoder of a setting that records its bricks with `profiler`."""
+        """Return a separate decoder with this setting that records its bricks with `profiler`."""
         from cbtop.compute.backends import cpu_backend
         from cbtop.compute.decoder.decoder import Decoder
         from cbtop.compute.settings import DecoderSettings
@@ -146,7 +149,7 @@ class Bench:
 
 
 def took_ns(decoder: Decoder, test: Test, should_stop: Callable[[], bool] = lambda: False) -> int:
-    """Return a decoder's time for one test, with the same random tokens each time.
+    """Return the time (ns) that a decoder takes for one test. The random tokens are the same each time.
 
     Raises ComputeError if a logit is not finite, because such a time is invalid.
     """

@@ -1,8 +1,8 @@
-"""Two sides measured in turns in one job, and how many times as fast B is as A."""
+"""Measure two sides in turns in one job, and compute how many times as fast B is as A."""
 
-# Two runs on one machine differ by some percent without a cause, and two machines by more. So the sides take turns,
-# and whatever the machine does affects both. Turns go A B, B A, A B, …, so that neither is always first, and a drift
-# affects both alike.
+# Two runs on one machine differ by some percent without a cause, and two machines differ by more. The sides therefore
+# take turns, so that disturbances of the machine affect both. Turns go A B, B A, A B, …, so that neither side is
+# always first, and a drift affects both equally.
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import numpy as np
 from cbtop.comparison.noise import CONFIDENCE, MIN_BLOCKS, Change, Figure, change, figures
 
 SIDES = ("A", "B")
-Turn = Callable[[], Mapping[str, int]]  # the time (ns) of each test that it ran, by name
-Round = tuple[Mapping[str, int], Mapping[str, int]]  # of A, of B
-Progress = Callable[[int, int], None]  # the current round, from 0, and the side
+Turn = Callable[[], Mapping[str, int]]  # runs one side; returns the time (ns) of each of its tests by name
+Round = tuple[Mapping[str, int], Mapping[str, int]]  # (times of A, times of B)
+Progress = Callable[[int, int], None]  # called with the current round, from 0, and the index of the side
 
 
 def in_turns(pairs: Sequence[tuple[Turn, Turn]], rounds: int, progress: Progress) -> Iterator[Round]:
-    """Run each pair of turns once per round; yields a round when it is complete."""
+    """Run each pair of turns once per round. Yields each round when it is complete."""
     for number in range(rounds):
         found: tuple[dict[str, int], dict[str, int]] = {}, {}
         for pair in pairs:
@@ -33,9 +33,10 @@ def in_turns(pairs: Sequence[tuple[Turn, Turn]], rounds: int, progress: Progress
 
 @dataclass(frozen=True, slots=True)
 class PairedTest:
-    """One test as measured on both sides in each round, one of `compared` tests that are compared together.
+    """The times of one test on both sides, in each round. `compared` is the number of tests that are compared
+    together.
 
-    `tokens` of the test; None if its work is not counted in tokens.
+    `tokens` is the number of tokens of the test, or None if its work is not counted in tokens.
     """
 
     name: str
@@ -55,9 +56,9 @@ class PairedTest:
 
     @property
     def change(self) -> Change | None:
-        """The change from A (1.0) to B with its noise; None if there are too few rounds to know their scatter.
+        """The change from A (1.0) to B with its noise, or None if there are too few rounds to know their scatter.
 
-        The two times of a round belong together, so the scatter of their ratio counts.
+        The two times of a round belong together, so that the noise comes from the scatter of their ratio.
         """
         if len(self.a_ns) < MIN_BLOCKS:
             return None
@@ -66,7 +67,7 @@ class PairedTest:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The interval of the ratio with CONFIDENCE for all that are compared."""
+        """The interval of the ratio. It holds with CONFIDENCE for all compared tests together."""
         found = self.change
         return None if found is None else (max(found.now - found.half, 0.0), found.now + found.half)
 
@@ -90,7 +91,7 @@ class PairedTest:
 
 
 def pairs_of(rounds: Sequence[Round], tokens: Mapping[str, int | None]) -> list[PairedTest]:
-    """Return each test with its times over the rounds."""
+    """Return each test with its times in all rounds."""
     return [
         PairedTest(name, of, tuple(a[name] for a, _ in rounds), tuple(b[name] for _, b in rounds), len(tokens))
         for name, of in tokens.items()
@@ -99,7 +100,7 @@ def pairs_of(rounds: Sequence[Round], tokens: Mapping[str, int | None]) -> list[
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return the mean and the standard deviation of a sample, which is None for a single value."""
+    """Return the mean and the standard deviation of a sample. The deviation of a single value is None."""
     return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None
 
 

@@ -1,4 +1,5 @@
-"""Finds settings to try from measured bricks, measures each in turns with the best one, and keeps the better."""
+"""Find the fastest setting: choose settings to try from measured bricks, and measure each in turns with the best
+one."""
 
 from __future__ import annotations
 
@@ -15,23 +16,23 @@ from cbtop.protocol.attributes import Work
 from cbtop.tuning.measuring import Bench, InterruptedTurnError, Setting, TuningRequest
 from cbtop.tuning.paired import PairedTest, Round, in_turns, pairs_of
 
-if TYPE_CHECKING:  # it loads Numba
+if TYPE_CHECKING:  # imported for types only, because it loads Numba
     from cbtop.profiler.session import Report
 
-MAX_ROUNDS = 20  # per try; more would only detect negligible differences
+MAX_ROUNDS = 20  # largest number of rounds of a try; more rounds would only detect negligible differences
 PROFILED = 3  # number of requests recorded by brick
-SPARE = 1.2  # a round may take this many times as long as the first ones
+SPARE = 1.2  # largest time of a round, relative to the first rounds
 PREFILL, DECODE, REQUEST = "prefill", "decode", "request"
-# The contracts of kernels that compute differently with a setting.
+# The contracts of kernels that compute differently if the products or the cache of a setting change.
 PRODUCTS = frozenset({"linear", "linear_int8", "linear_bf16", "qkv", "gated", "attention_bf16"})
 CACHES = frozenset({"attention", "attention_bf16", "kv_write"})
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The share of a brick in a request over all its places, and whether its kernels use threads.
+    """The share of a brick in a request, over all places of the brick, and whether its kernels use threads.
 
-    `contracts` are its kernels' contracts.
+    `contracts` are the contracts of its kernels.
     """
 
     brick: str
@@ -45,8 +46,8 @@ class Share:
 class Candidate:
     """A setting to try instead of the one in use, with the reason from measured bricks.
 
-    `limit`: the maximum speed-up of a request by Amdahl's law (derived); None if the bricks
-    set no limit. `numbers`: how its results differ; "" if they do not.
+    `limit`: the maximum speed-up of a request by Amdahl's law (derived). None: the bricks set no limit.
+    `numbers`: how the results of the setting differ, or "" if they do not.
     """
 
     setting: Setting
@@ -57,7 +58,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """A candidate compared with the setting in use: the times of whole requests, of prefill and of decode."""
+    """A candidate compared with the best setting: the times of whole requests, of prefill and of decode."""
 
     candidate: Candidate
     beside: Setting
@@ -73,9 +74,10 @@ class Try:
 
     @property
     def rounds_to_tell(self) -> int | None:
-        """About how many rounds would distinguish LEAST_PERCENT from noise, by the scatter of these (derived).
+        """About how many rounds would distinguish LEAST_PERCENT from noise, given the scatter of these rounds
+        (derived).
 
-        None if the difference is not noise, or these rounds would have sufficed.
+        None if the difference is not noise, or if these rounds would have been enough.
         """
         change = self.request.change
         if change is None or self.request.is_beyond_noise or change.half <= LEAST_PERCENT / 100:
@@ -85,7 +87,7 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class Untried:
-    """A setting that was not tried, and why, or what is needed to try it."""
+    """A setting that was not tried, with the reason, or with what is needed to try it."""
 
     what: str
     why: str
@@ -96,7 +98,8 @@ class Tuned:
     """The result of `BrickTuner.tune`.
 
     `best` is `before` if no measured setting was better. `together` compares `best` with `before`, if more than one
-    try was kept and there was time. `load_percent`: the share of all processors that other processes used meanwhile.
+    try was kept and there was time for it. `load_percent` is the share of all processors that other processes used
+    meanwhile.
     """
 
     request: TuningRequest
@@ -111,12 +114,13 @@ class Tuned:
 
     @property
     def has_told(self) -> bool:
-        """Whether any try differed from its reference setting beyond noise."""
+        """Whether any try differed from the setting it was compared with beyond noise."""
         return any([one.request.is_beyond_noise for one in self.tries])
 
     @property
     def gain(self) -> PairedTest | None:
-        """The measured comparison of `best` with `before`; None if they are equal or were not measured together."""
+        """The measured comparison of `best` with `before`, or None if they are equal or were not measured
+        together."""
         kept = [one for one in self.tries if one.is_kept]
         return kept[0].request if len(kept) == 1 else self.together
 
@@ -124,17 +128,17 @@ class Tuned:
 class BrickTuner:
     """Finds the fastest setting of a model on this machine, beginning with the one in use.
 
-    It records the bricks of some requests and names the settings that could make them faster, with a limit. It tries
-    these in turns with the best one, and keeps one only if its whole requests are faster beyond chance. A try is left
-    out if it could gain less than 3 %, or if time is up.
+    The tuner records the bricks of some requests and names the settings that could make these requests faster, with a
+    limit. It tries these settings in turns with the best one. It keeps a setting only if whole requests are faster
+    beyond chance. A setting is not tried if it could gain less than 3 %, or if time is up.
 
-        bench = Bench(Path("model.gguf"), Request(128, 32).tokens)
-        tuned = BrickTuner(bench, Setting(threads=1), Request(128, 32)).tune(budget_s=120)
+        bench = Bench(Path("model.gguf"), TuningRequest(128, 32).tokens)
+        tuned = BrickTuner(bench, Setting(threads=1), TuningRequest(128, 32)).tune(budget_s=120)
         print(tuned.best.text, tuned.gain)
 
     `budget_s` (seconds of `clock_s`) limits measurements, but not loading and compiling. `progress` is called with
-    the current task and its completed share. `should_stop` is called between tokens; then the results until now are
-    returned. Raises ComputeError if the model cannot be run.
+    the current task and its completed share. `should_stop` is called between tokens. Once it returns true, the
+    results until then are returned. Raises ComputeError if the model cannot be run.
     """
 
     def __init__(
@@ -154,11 +158,12 @@ class BrickTuner:
         self._should_stop = should_stop
         self._clock_s = clock_s
         self._left_s = 0.0
-        self._request_s = 0.0  # of the best setting, as last measured
+        self._request_s = 0.0  # seconds of a request with the best setting, as last measured
         self._was_interrupted = False
 
     def tune(self, budget_s: float) -> Tuned:
-        """Measure, try and compare for at most `budget_s` seconds, without loading and compiling."""
+        """Measure, try and compare settings for at most `budget_s` seconds, without the time for loading and
+        compiling."""
         from cbtop.compute.backends import OtherProcesses, available_threads
 
         self._left_s, self._was_interrupted = budget_s, False
@@ -175,7 +180,7 @@ class BrickTuner:
         except (InterruptedTurnError, KeyboardInterrupt):
             self._was_interrupted = True
         for number, candidate in enumerate(candidates):
-            # Keep what earlier tries found, and change only this candidate's part.
+            # Keep the changes of earlier tries, and change only what this candidate changes.
             now = replace(candidate, setting=changed(best, self._setting, candidate.setting))
             found = self._tried(now, best, self._left_s / (len(candidates) - number), len(candidates))
             if isinstance(found, Untried):
@@ -192,17 +197,17 @@ class BrickTuner:
         )  # fmt: skip
 
     def _has_int8(self) -> bool:
-        """Whether any product of the model uses int8 here if exact ones are not required.
+        """Return whether a product of the model uses int8 on this machine if exact products are not required.
 
-        None does for float weights, on a processor without int8 instructions, or for weights that are read faster in
-        their stored layout.
+        No product does if the weights are floats, if the processor has no int8 instructions, or if the weights are
+        read faster in their stored layout.
         """
         decoder = self._bench.decoder(replace(self._setting, is_exact=False))
         works = (brick.definition.work for brick in decoder.bricks.places())
         return any(isinstance(work, Work) and work.dtype == "int8" for work in works)
 
     def _warm_up(self, setting: Setting) -> float:
-        """Return the seconds of a request, after a first one that compiles."""
+        """Run a request that compiles the kernels, and return the seconds of a second one."""
         self._progress(f"compiling kernels: {setting.text}", None)
         self._bench.request_ns(setting, self._request, self._should_stop)
         return sum(self._bench.request_ns(setting, self._request, self._should_stop)) / 1e9
@@ -213,7 +218,7 @@ class BrickTuner:
         from cbtop.profiler.recorder import RingRecorder
 
         self._progress("recording the bricks", None)
-        # a ring in a directory of its own, invisible to daemons
+        # The ring is in a directory of its own, which daemons do not read.
         with tempfile.TemporaryDirectory(prefix="cbtop-tune-") as directory:
             profiler = BrickProfiler(recorder=RingRecorder(Path(directory)))
             decoder = self._bench.recorded(self._setting, profiler)
@@ -225,20 +230,20 @@ class BrickTuner:
         for brick in decoder.bricks.places():
             names = frozenset(kernel.contract.name for kernel in brick.kernels)
             if "attention" in names and BF16_PAYS and self._setting.cache_type == "f16":
-                names |= {"attention_bf16"}  # would be used next to int8 products
+                names |= {"attention_bf16"}  # the kernel that would be used together with int8 products
             kernels[brick.spec.name] = any(kernel.parallel for kernel in brick.kernels), names
         return shares_of(report, kernels)
 
     def _tried(self, candidate: Candidate, beside: Setting, part_s: float, tries: int) -> Try | Untried:
-        """Try a candidate against the best setting for `part_s` seconds, one of `tries` tries.
+        """Compare a candidate with the setting `beside` for `part_s` seconds. It is one of `tries` tries.
 
-        Returns why if not tried.
+        Returns the reason if the candidate was not tried.
         """
         name = candidate.setting.text
         if self._was_interrupted:
             return Untried(name, "it was interrupted")
         if part_s < (least_s := MIN_BLOCKS * self._request_s * SPARE):
-            # whatever its speed: finding out would take three more requests
+            # The time is too short, whatever the candidate's speed is. Measuring that would take three more requests.
             why = (
                 f"{MIN_BLOCKS} rounds take {math.ceil(least_s)} s or more, and {max(part_s, 0):.0f} s are left for it"
             )
@@ -270,7 +275,8 @@ class BrickTuner:
         return Try(candidate, beside, tuple(pairs))
 
     def _rounds(self, candidate: Candidate, beside: Setting, rounds: int, end_s: float) -> list[Round]:
-        """Return the rounds completed before one ended after `end_s`, or before an interruption."""
+        """Return the completed rounds. Measuring stops with the first round that ends after `end_s`, or at an
+        interruption."""
 
         def turn(setting: Setting) -> Callable[[], Mapping[str, int]]:
             def run() -> Mapping[str, int]:
@@ -294,9 +300,9 @@ class BrickTuner:
 
 
 def shares_of(report: Report, kernels: Mapping[str, tuple[bool, frozenset[str]]]) -> tuple[Share, ...]:
-    """Return the bricks of a report, the longest first, as parts of its recorded steps' wall time.
+    """Return the bricks of a report, the longest first, as parts of the wall time of the recorded steps.
 
-    `kernels`: for each brick, whether one of its kernels is parallel, and their contracts.
+    `kernels` has for each brick whether one of its kernels is parallel, and the contracts of its kernels.
     """
     return tuple(
         Share(brick.name, brick.exclusive_ns / report.recorded_ns, brick.exclusive_ns / 1e3, *kernels[brick.name])
@@ -308,7 +314,8 @@ def shares_of(report: Report, kernels: Mapping[str, tuple[bool, frozenset[str]]]
 def named(
     setting: Setting, shares: Collection[Share], processors: int, has_int8: bool
 ) -> tuple[list[Candidate], list[Untried]]:
-    """Return the settings that the bricks suggest, the most promising first, and those that they do not."""
+    """Return the settings that the bricks suggest, the most promising first, and the settings that they do not
+    suggest."""
     candidates, untried = [], []
     parallel = sum(share.part for share in shares if share.is_parallel)
     spread = f"{_percent(parallel)} of a request is in bricks that spread over threads"
@@ -343,7 +350,7 @@ def named(
         Untried("layout", "exact products take weights as they lie in the file, others interleaved: --exact is both"),
         Untried("tier", "kernels are compiled for the best that the processor has, once in a process"),
     ]
-    # Settings that do not affect results first, then those with the largest limit.
+    # Settings that do not affect results come first, then those with the largest limit.
     return sorted(candidates, key=lambda one: (bool(one.numbers), -(one.limit or 0.0))), untried
 
 
@@ -356,7 +363,7 @@ class _Touched:
 
     @property
     def limit(self) -> float:
-        """The speed-up of a request if they took no time."""
+        """The speed-up of a request if these bricks took no time."""
         return 1 / (1 - self.part) if self.part < 1 else math.inf
 
 
@@ -385,13 +392,13 @@ def _percent(part: float) -> str:
 
 
 def _other_threads(threads: int, processors: int) -> list[int]:
-    """Return the numbers of threads to try: all, half and twice as many, and one."""
+    """Return the numbers of threads to try: all processors, twice as many, half as many, and one."""
     wanted = (processors, 2 * threads, threads // 2, 1)
     return [each for each in dict.fromkeys(wanted) if 1 <= each <= processors and each != threads]
 
 
 def changed(best: Setting, before: Setting, wanted: Setting) -> Setting:
-    """Return `best`, with the changes from `before` to `wanted`."""
+    """Return `best` with the values of `wanted` that differ from `before`."""
     return Setting(
         wanted.threads if wanted.threads != before.threads else best.threads,
         wanted.is_exact if wanted.is_exact != before.is_exact else best.is_exact,

@@ -1,8 +1,8 @@
-"""The contracts of kernels, one YAML file an operation: what it computes, the conditions of a call, and how to break
-them."""
+"""The contracts of kernels, one YAML file per operation. A contract states what the operation computes, the
+conditions of a call, and how to break these conditions."""
 
-# The files are the only source: kernels take their tolerance from them, `cbtop verify` and the tests the faults to
-# plant, and runs with `--check-contracts` the conditions.
+# The files are the only source. Kernels read their tolerance from them, `cbtop verify` and the tests read the faults
+# to plant, and runs with `--check-contracts` read the conditions.
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ from cbtop.compute.jit.halves import bits, numbers
 
 FOLDER = Path(__file__).parent
 WEIGHTS = "weights_read"  # the roof of reading as many bytes as the model's weights have
-# libyaml reads the files ten times as fast, 0.03 s for 0.3 of a start; PyYAML may have been built without it.
+# libyaml reads the files ten times as fast: 0.03 s instead of 0.3 s of a start. PyYAML may have been built without
+# it.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, slots=True)
 class ArgumentChange:
-    """New values for some arguments, by place, made from the present arguments."""
+    """A change of a call's arguments: an expression for each changed place, evaluated on the unchanged arguments."""
 
     name: str
     values: Mapping[int, Expression]
 
     def of(self, arguments: Values) -> tuple[Any, ...]:
-        """Return the arguments, changed; arrays are contiguous, as kernels take them."""
+        """Return the changed arguments. Their arrays are contiguous, as kernels require."""
         changed = list(arguments)
         for place, expression in self.values.items():
             value = expression.evaluate(arguments)
@@ -44,16 +45,16 @@ class ArgumentChange:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Something that holds for the arguments of a call, named like `precondition finite(x)`. `broken_by` changes them
-    so that it does not hold."""
+    """A condition on the arguments of a call, with a name like `precondition finite(x)`. `broken_by` changes the
+    arguments so that the condition does not hold."""
 
     name: str
     expression: Expression
     broken_by: ArgumentChange
 
     def holds(self, values: Values) -> bool:
-        """Return whether it holds for the arguments of a call; after the call, they are followed by those before it.
-        A condition that cannot be evaluated does not hold."""
+        """Return whether the condition holds for the arguments of a call. After the call, `values` are the arguments
+        followed by the arguments before the call. A condition that cannot be evaluated does not hold."""
         with np.errstate(all="ignore"):
             try:
                 return bool(self.expression.evaluate(numbers(values)))
@@ -62,10 +63,10 @@ class Condition:
 
 
 class Checks:
-    """Conditions that are evaluated together, by a function that the first call makes.
+    """Conditions that are evaluated together, by a function that is made in the first call.
 
-    `failed(values)` is 0 if all hold; otherwise bit n is set if condition n does not. The values are a tuple, as for
-    `Condition.holds`.
+    `failed(values)` returns 0 if all conditions hold. Otherwise bit n is set if condition n does not hold. `values`
+    are the same as for `Condition.holds`, as a tuple.
     """
 
     def __init__(self, conditions: Sequence[Condition], arguments: Sequence[str]) -> None:
@@ -74,7 +75,7 @@ class Checks:
         self.failed: Failed = self._first
 
     def names_of(self, failed: int) -> Iterator[str]:
-        """Return the names of the conditions that do not hold."""
+        """Return the names of the conditions with a set bit in `failed`."""
         return (one.name for number, one in enumerate(self._conditions) if failed >> number & 1)
 
     def all_of(self, values: Values) -> list[tuple[str, bool]]:
@@ -90,8 +91,8 @@ class Checks:
 
 @dataclass(frozen=True, slots=True)
 class Performance:
-    """The share of a roof (a name of `ceilings`) that was reached, and how many times as long a call may take before
-    it is a regression. Kernels that read weights have the roof WEIGHTS, which gives bricks their budgets."""
+    """The share of a roof (a name of `ceilings`) that the kernel reached, and the factor that makes a slower call a
+    regression. Kernels that read weights have the roof WEIGHTS, which gives their bricks budgets."""
 
     roof: str
     fraction: float
@@ -102,12 +103,12 @@ class Performance:
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """An operation, and the ways to check it.
+    """The contract of an operation, with ways to check that kernels keep it.
 
-    `tolerance` bounds max|difference| / max|reference| of an output. `output_faults` are names of
-    `verification.FAULTS`, which are planted in outputs; `argument_faults` change the kernel's arguments. `before` and
-    `after` evaluate the conditions; `earlier` are the places of the arguments that postconditions need with their
-    values before the call.
+    `tolerance` limits max|difference| / max|reference| of an output. `output_faults` are names of
+    `verification.FAULTS`, which are planted in outputs. `argument_faults` change the kernel's arguments. `before` and
+    `after` evaluate the conditions. Postconditions also need the values that the arguments at the places `earlier`
+    had before the call.
     """
 
     name: str
@@ -137,18 +138,18 @@ class Contract:
         return *self.preconditions, *self.postconditions
 
     def check_before(self, arguments: Values) -> list[tuple[str, bool]]:
-        """Return each precondition's name and whether it holds before a call."""
+        """Return the name of each precondition, and whether it holds before a call."""
         return self.before.all_of(arguments)
 
     def check_after(self, arguments: Values, earlier: Values) -> list[tuple[str, bool]]:
-        """Return each postcondition's name and whether it holds after a call. `earlier` are the arguments before the
-        call, with copies at least at the places `self.earlier`."""
+        """Return the name of each postcondition, and whether it holds after a call. `earlier` are the arguments
+        before the call, with copies of at least those at the places `self.earlier`."""
         return self.after.all_of((*arguments, *earlier))
 
     def broken(self, earlier: Values, right: Values) -> list[tuple[str, bool]]:
-        """Return each condition's name, and whether it fails once the arguments are changed to break it.
+        """Return the name of each condition, and whether it fails after the arguments were changed to break it.
 
-        `earlier` are the arguments before a call, `right` those after a correct one.
+        `earlier` are the arguments before a call, and `right` those after a correct call.
         """
         with np.errstate(all="ignore"):
             before = [bits(one.broken_by.of(numbers(earlier))) for one in self.preconditions]
@@ -163,7 +164,7 @@ class Contract:
         ]
 
     def line_of(self, text: str) -> int:
-        """Return the first line of the file that contains `text`, from 1; 1 if none does."""
+        """Return the number of the first line of the contract's file that contains `text`, or 1 if no line does."""
         lines = file_of(self.name).read_text(encoding="utf-8").splitlines()
         return next((number for number, line in enumerate(lines, 1) if text in line), 1)
 
@@ -179,7 +180,7 @@ def all_names() -> tuple[str, ...]:
 
 @cache
 def contract(name: str) -> Contract:
-    """Return the contract in NAME.yaml. Raises ContractError."""
+    """Return the contract in NAME.yaml. Raises ContractError if the file is missing or invalid."""
     path = file_of(name)
     try:
         return read(name, path.read_text(encoding="utf-8"))
@@ -188,7 +189,7 @@ def contract(name: str) -> Contract:
 
 
 def read(name: str, text: str) -> Contract:
-    """Return the contract in `text`. Raises ContractError with the file and the wrong key."""
+    """Return the contract in `text`. Raises ContractError, which names the file and the wrong key."""
     file = f"contracts/{name}.yaml"
     try:
         document = yaml.load(text, LOADER)
@@ -198,7 +199,7 @@ def read(name: str, text: str) -> Contract:
 
 
 class _Reader:
-    """Reads one file; its errors name the wrong key."""
+    """Reads one contract file. Its errors name the wrong key."""
 
     def __init__(self, file: str) -> None:
         self._file = file

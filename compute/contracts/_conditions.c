@@ -1,12 +1,13 @@
 /* The conditions of a contract, evaluated together: numbers and shapes one by one, arrays in blocks.
 
    Rules
-   - A condition that holds here, holds. Every other case (a condition that does not hold, an unknown type, shape or
-     number, a division by zero) is decided by `Expression.evaluate`.
+   - If a condition holds here, that is the result. Every other case (a condition that does not hold, an unknown type,
+     shape or number, a division by zero) is decided by `Expression.evaluate`.
    - Nodes come after their operands. Nodes that read arrays keep their results for other nodes in the same call.
-   - Each node reads an array once, in loops that compilers vectorise for each kind of processor. All kinds give the
-     same result: no sum of floats is reordered (this file defines the order in `lengths`), and nothing is contracted.
-   - With arrays of float32, numbers are float32, as NumPy takes Python's; with other arrays all is float64. uint16 are
+   - Each node reads an array once, in loops that compilers vectorise for each kind of processor. The result is the same
+     on all of them: no sum of floats is reordered (this file defines the order in `lengths`), and no operations are
+     contracted.
+   - Numbers are float32 next to float32 arrays, as in NumPy. Next to other arrays, everything is float64. uint16 holds
      the bits of float16, as everywhere in compute.
    - The GIL is held throughout, and no Python code runs unless a condition does not hold here.
 */
@@ -30,7 +31,7 @@
 enum { BLOCK = 1024, MAX_DIMENSIONS = 4, MAX_OPERANDS = 5, MAX_DEPTH = 24, MAX_CONDITIONS = 62, MAX_NODES = 1 << 14 };
 #define EXACT (INT64_C(1) << 53) /* smaller whole numbers are exact in float64 */
 #define UNSURE (-1)
-#define ALIGNED __attribute__((aligned(64))) /* a cache line: no vector is in two */
+#define ALIGNED __attribute__((aligned(64))) /* a cache line, so that no vector is in two lines */
 #define OR_UNSURE(call)                                                                                               \
     do {                                                                                                              \
         if ((call) < 0)                                                                                               \
@@ -47,8 +48,8 @@ static const char *const NAMES[OPERATIONS] = {
     "less", "less_equal", "greater", "greater_equal", "equal", "unequal", "magnitude", "root", "most", "least", "size",
     "extent", "slice", "index", "finite", "largest", "maximum", "minimum", "all", "count", "lengths", "at",
 };
-/* The number of an operation's operands that are nodes, and of all its operands. The operand after nodes is a
-   dimension, and the only operand of an argument is its place. Nodes of `slice` may be -1: left out. */
+/* The number of each operation's operands that are nodes. An operand after the nodes is a dimension. The only operand
+   of an argument is its place. A node of `slice` is -1 if that bound is left out. */
 static const int NODES[OPERATIONS] = {
     0, 0, 2, 2, 2, 2, 2, 2, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 2, 2, 1, 1, 4, 2, 1, 1, 1, 1, 1, 1, 1, 2,
 };
@@ -64,7 +65,7 @@ typedef struct {
     const char *data;
     Type type;
     int dimensions;
-    npy_intp extent[MAX_DIMENSIONS + 1], stride[MAX_DIMENSIONS + 1]; /* in bytes; one more in `Runs` */
+    npy_intp extent[MAX_DIMENSIONS + 1], stride[MAX_DIMENSIONS + 1]; /* strides in bytes; one more element for `Runs` */
 } View;
 
 typedef struct {
@@ -75,19 +76,19 @@ typedef struct {
     };
 } Number;
 
-/* A few bytes each, because none is left in a cache after a brick has run. */
+/* Nodes are small, because all must be read from memory again after a brick has run. */
 typedef struct {
-    uint8_t operation, has_elements; /* the second: 0 if it is always a number */
+    uint8_t operation, has_elements; /* has_elements: 0 if the node is always a number */
     int16_t operand[MAX_OPERANDS];
-    int16_t kept; /* the place of its `Kept`; constants have one, too */
+    int16_t kept; /* the place of the node's `Kept`; constants have one, too */
 } Node;
 
-/* The result of a node that reads arrays, for other nodes in the same call. */
+/* The result of a node that reads arrays. Other nodes read it in the same call. */
 typedef struct {
     uint64_t call;
     int status;
     Number number;
-    double *block; /* `count` lengths from `first` on */
+    double *block; /* `count` lengths, of the rows from `first` on */
     npy_intp first;
     int count;
 } Kept;
@@ -98,7 +99,7 @@ typedef struct {
     Py_ssize_t nodes, conditions;
     Node *node;
     Kept *kept;
-    int16_t *condition; /* the node of each; -1 if Python always decides it */
+    int16_t *condition; /* the node of each condition; -1 if Python always decides it */
     PyObject *meaning;
     PyObject *const *value; /* the arguments of the running call */
     Py_ssize_t values;
@@ -108,7 +109,7 @@ typedef struct {
 /* Loops over elements. */
 
 EACH_PROCESSOR static int are_finite(const char *data, npy_intp count, Type type) {
-    /* NaN and infinities have an exponent of all ones: adding one carries into the sign. */
+    /* In NaN and infinities all exponent bits are set. Adding one to the exponent then carries into the sign. */
     if (type == FLOATS) {
         const uint32_t *bits = (const uint32_t *)data;
         uint32_t found = 0;
@@ -131,7 +132,7 @@ EACH_PROCESSOR static int are_finite(const char *data, npy_intp count, Type type
 }
 
 EACH_PROCESSOR static int32_t largest_bits(const char *data, npy_intp count, Type type) {
-    /* As whole numbers, magnitudes keep their order, and NaN is above all. */
+    /* The bits of magnitudes, read as whole numbers, have the order of the magnitudes. NaN is the largest. */
     if (type == FLOATS) {
         const int32_t *bits = (const int32_t *)data;
         int32_t found = 0;
@@ -167,14 +168,15 @@ EACH_PROCESSOR static double length_of(const float *x, npy_intp count) {
     return sqrt(sum);
 }
 
-/* One side of an operation: contiguous elements, one element for all, or a number. A mask of the bits takes magnitudes
-   while it is read. */
+/* The kinds of operands of an operation: contiguous elements, one element for all, or a number. A mask of the bits
+   takes the magnitudes of an operand while it is read. */
 typedef enum { ELEMENTS, ONE, LONE_NUMBER } Kind;
 typedef uint32_t __attribute__((may_alias)) float_bits;
 typedef uint64_t __attribute__((may_alias)) double_bits;
 
-/* `apply_T`: an operation element by element; `out` may be one of the sides. `count_T`: the number of elements for
-   which a comparison holds. `block_T`: `count` elements of a node from (row, column) on, in `out` or in their array. */
+/* `apply_T` applies an operation element by element; `out` may be one of the operands. `count_T` returns the number of
+   elements for which a comparison holds. `block_T` returns `count` elements of a node from (row, column) on, in `out`
+   or in their array. */
 #define LEFT(T, i) value_of_##T(left[i] & a->mask)
 #define RIGHT(T, i) value_of_##T(right[i] & b->mask)
 #define APPLIED(T, SYMBOL)                                                                                            \
@@ -333,7 +335,7 @@ static double element(const char *at, Type type) {
     }
 }
 
-/* Unsure if a float64 could come from more than one whole number. */
+/* Returns UNSURE if more than one whole number becomes this float64. */
 static int as_it_is(double value, Type type) { return type == LONGS && fabs(value) >= (double)EXACT ? UNSURE : 0; }
 
 static double half(uint16_t magnitude) {
@@ -439,7 +441,7 @@ static int view_of(Conditions *self, int at, View *out) {
     return 0;
 }
 
-/* values[row, places[row]] as a column of one element. */
+/* Makes a column with the one element values[row, places[row]]. */
 static int element_at(Conditions *self, Node *node, npy_intp row, View *out) {
     View places;
     OR_UNSURE(view_of(self, node->operand[0], out));
@@ -472,7 +474,7 @@ static int lengths_of(Conditions *self, Node *node, npy_intp first, int count, c
 
 /* Iterates over a view in runs of contiguous elements. */
 typedef struct {
-    View view; /* with dimensions merged as far as possible */
+    View view; /* the view, with dimensions merged as far as possible */
     npy_intp index[MAX_DIMENSIONS + 1];
     int is_over;
 } Runs;
@@ -500,7 +502,7 @@ static void begin(Runs *runs, const View *view) {
         }
     }
     int last = merged->dimensions - 1;
-    if (last < 0 || merged->stride[last] != TYPE_BYTES[view->type]) { /* each element is a run */
+    if (last < 0 || merged->stride[last] != TYPE_BYTES[view->type]) { /* elements are not contiguous: each is a run */
         runs->index[last + 1] = 0;
         merged->extent[last + 1] = 1;
         merged->stride[last + 1] = TYPE_BYTES[view->type];
@@ -556,7 +558,7 @@ static int largest(Conditions *self, int at, double *out) {
     float single;
     memcpy(&single, &found, sizeof single);
     *out = view.type == FLOATS ? single : half((uint16_t)found);
-    return found < 0 ? UNSURE : 0; /* no elements have no largest */
+    return found < 0 ? UNSURE : 0; /* without elements there is no largest */
 }
 
 static int extreme(Conditions *self, int at, double sign, double *out) {
@@ -585,7 +587,7 @@ static int extreme(Conditions *self, int at, double sign, double *out) {
 typedef struct {
     npy_intp rows, columns; /* 1 if no array has more */
     int is_double;
-    int is_flat; /* whether each array has all elements, contiguous */
+    int is_flat; /* whether every array has all rows and columns, contiguous */
     int arrays;
 } Shape;
 
@@ -599,7 +601,7 @@ static int add_shape(Conditions *self, int at, Shape *shape) {
     Node *node = self->node + at;
     View view;
     if (!node->has_elements || (node->operation == ARGUMENT && !array_of(self, at)))
-        return 0; /* a number */
+        return 0; /* a number has no shape */
     switch (node->operation) {
     case ADD:
     case SUBTRACT:
@@ -645,7 +647,7 @@ static int add_shape(Conditions *self, int at, Shape *shape) {
 OF_TYPE(float, int32_t, FLOATS)
 OF_TYPE(double, int64_t, DOUBLES)
 
-/* The number of elements for which a comparison holds, and of all elements. */
+/* Counts the elements for which a comparison holds (`out`), and all elements (`elements`). */
 static int compared(Conditions *self, int at, npy_intp *out, npy_intp *elements) {
     Node *node = self->node + at;
     Shape shape = {1, 1, 0, 1, 0};
@@ -654,7 +656,7 @@ static int compared(Conditions *self, int at, npy_intp *out, npy_intp *elements)
         return UNSURE;
     OR_UNSURE(add_shape(self, node->operand[0], &shape));
     OR_UNSURE(add_shape(self, node->operand[1], &shape));
-    if (!shape.arrays || !shape.rows || !shape.columns) /* without elements, neither side would be checked */
+    if (!shape.arrays || !shape.rows || !shape.columns) /* without elements, no side would be checked */
         return UNSURE;
     *elements = shape.rows * shape.columns;
     if (shape.is_flat) {
@@ -707,7 +709,7 @@ static int compare(Operation operation, const Number *a, const Number *b) {
 }
 
 static int calculate_whole(Operation operation, int64_t a, int64_t b, int64_t *out) {
-    switch (operation) { /* both are below EXACT */
+    switch (operation) { /* a and b are below EXACT */
     case ADD:
         *out = a + b;
         break;
@@ -718,7 +720,7 @@ static int calculate_whole(Operation operation, int64_t a, int64_t b, int64_t *o
         if (__builtin_mul_overflow(a, b, out))
             return UNSURE;
         break;
-    default: /* rounds down, as Python does */
+    default: /* FLOOR and REMAINDER round down, as Python does */
         if (b == 0)
             return UNSURE;
         int64_t rest = a % b;
@@ -752,7 +754,7 @@ static int calculate(Operation operation, const Number *a, const Number *b, Numb
     }
 }
 
-/* Reads a number, an argument's or a condition's. */
+/* Reads a number, which is an argument or a constant of a condition. */
 static int read_number(PyObject *given, Number *out) {
     if (PyFloat_Check(given)) {
         *out = real(PyFloat_AS_DOUBLE(given));
@@ -922,7 +924,8 @@ static int operation_of(PyObject *name) {
     return -1;
 }
 
-/* Reads one node, (name, operand, …). Returns its height above arguments and numbers, or -1 with an error set. */
+/* Reads one node, (name, operand, …). Returns the node's height, which is 1 for an argument or a
+   constant, or -1 with an error set. */
 static int read_node(Conditions *self, PyObject *given, Py_ssize_t at, const int *depths) {
     Node *node = self->node + at;
     if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) < 2) {

@@ -1,9 +1,10 @@
-"""The conditions of a contract as one function: nodes of their syntax, which _conditions.c evaluates together."""
+"""Turn the conditions of a contract into one function: nodes of their syntax, which _conditions.c evaluates
+together."""
 
 # Rules
-# - Nodes are made from syntax that `expressions` accepts, and mean the same as `Expression.evaluate`. C only decides
-#   that a condition holds. `Condition.holds` decides every other case, and all of them if C was not built.
-# - A part that several conditions share is one node, so that an array is read once for all of them.
+# - Nodes are made from syntax that `expressions` accepts, and mean the same as `Expression.evaluate`. C can only
+#   decide that a condition holds. `Condition.holds` decides every other case, and all cases if C was not built.
+# - A subexpression that several conditions share becomes one node, so that an array is read once for all of them.
 
 from __future__ import annotations
 
@@ -18,13 +19,14 @@ try:
     from cbtop.compute.contracts import _conditions
 
     compiled: type[_conditions.Conditions] | None = _conditions.Conditions
-except ImportError:  # no compiler or no headers at installation
+except ImportError:  # there was no compiler, or no headers, at installation
     compiled = None
 
-Failed = Callable[[Values], int]  # takes the values of a call: bit n is set if condition n does not hold
+# called with the values of a call; bit n of the result is set if condition n does not hold
+Failed = Callable[[Values], int]
 Holds = Callable[[Values], bool]
-ASKED = -1  # the node of a condition that C has no nodes for
-NONE = -1  # a bound of a slice that is left out
+ASKED = -1  # in place of a node: C cannot evaluate this condition, and Python decides it
+NONE = -1  # in place of a node: this bound of a slice is left out
 
 _OPERATIONS: Mapping[type[ast.AST], str] = {
     ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.FloorDiv: "floor",
@@ -43,9 +45,10 @@ class _UnknownError(Exception):
 
 
 def failing(expressions: Sequence[Expression], names: Sequence[str], meaning: Sequence[Holds]) -> Failed:
-    """Return a function that takes the values called `names`, and returns a bit mask of the `expressions` that fail.
+    """Return a function that takes the values called `names` and returns a bit mask of the `expressions` that fail.
 
-    `meaning` has a Python function for each expression, which returns whether it holds."""
+    `meaning` has a Python function for each expression, which returns whether the expression holds.
+    """
     if compiled is None:
         return lambda values: sum([1 << number for number, holds in enumerate(meaning) if not holds(values)])
     writer = _Writer(names)
@@ -54,7 +57,7 @@ def failing(expressions: Sequence[Expression], names: Sequence[str], meaning: Se
 
 
 class _Writer:
-    """Makes nodes, (operation, operand, …); operands are the places of earlier nodes."""
+    """Makes nodes of the form (operation, operand, …). Operands are the places of earlier nodes."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = {name: place for place, name in enumerate(names)}
@@ -68,7 +71,7 @@ class _Writer:
             return ASKED
 
     def _node(self, *node: Any) -> int:
-        key = (*node, *map(type, node))  # 1 and 1.0 are not the same
+        key = (*node, *map(type, node))  # the key contains types, because 1 == 1.0 but they are different constants
         if key not in self._known:
             self._known[key] = len(self.nodes)
             self.nodes.append(node)
@@ -112,7 +115,7 @@ class _Writer:
         return reduce(lambda left, right: self._node(operation, left, right), nodes)
 
     def _part(self, array: int, at: Sequence[ast.expr]) -> int:
-        """Return array[at], one dimension after another. An index removes its dimension."""
+        """Return the node of array[at], made one dimension at a time. An index removes its dimension."""
         dimension = 0
         for one in at:
             if not isinstance(one, ast.Slice):

@@ -1,11 +1,13 @@
-"""Small expressions over named values: `rows(out) == rows(x)`. Only listed syntax is allowed; Python's `eval` is not
-used."""
+"""Evaluate small expressions over named values, such as `rows(out) == rows(x)`. Only listed syntax is allowed.
+Python's `eval` is not used."""
 
 # Rules
-# - Unlisted syntax is refused when an expression is read, not when it is evaluated.
-# - No loop, no power, no attribute, no text: the work of an expression is its nodes times the sizes of its arrays.
-# - An expression becomes nested functions of one tuple, the values by their places. They define its meaning; at every
-#   call of a kernel `conditions` runs nodes of the same syntax.
+# - Syntax that is not listed is refused when an expression is read, not when it is evaluated.
+# - There is no loop, power, attribute or text. The work of an expression is therefore its number of nodes times the
+#   sizes of its arrays.
+# - An expression becomes nested functions of one tuple, which holds the values by their places. These functions
+#   define the meaning of the expression. At every call of a kernel, `conditions` runs nodes of the same syntax
+#   instead.
 
 from __future__ import annotations
 
@@ -25,13 +27,13 @@ Evaluate = Callable[[Values], Any]
 
 
 class ExpressionError(ValueError):
-    """The fault of an expression, in a line."""
+    """An expression that is not valid. The message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """An expression ready to evaluate, with its syntax. `earlier` holds the names that it needs with their values
-    before the call: `old(x)`."""
+    """An expression that is ready to evaluate, with its syntax tree. `earlier` holds the names x of all `old(x)`: the
+    values that x had before the call."""
 
     text: str
     tree: ast.expr
@@ -40,9 +42,9 @@ class Expression:
 
 
 def parsed(text: str, names: Sequence[str]) -> Expression:
-    """Return the expression `text` over values called `names`, to be evaluated on them in that order.
+    """Return the expression `text` over values called `names`. It is evaluated on these values in that order.
 
-    If it has `old(x)`, the values before the call follow the others, in the same order. Raises ExpressionError.
+    If the expression has `old(x)`, the values before the call follow in the same order. Raises ExpressionError.
     """
     if len(text) > MAX_CHARACTERS:
         raise ExpressionError(f"an expression has {len(text)} characters; {MAX_CHARACTERS} at most are read")
@@ -55,17 +57,17 @@ def parsed(text: str, names: Sequence[str]) -> Expression:
 
 
 def _at(values: Any, places: Any) -> Any:
-    """Return values[t, places[t]] of each row t, as a column."""
+    """Return the column of values[t, places[t]] for all rows t."""
     return np.take_along_axis(values, places[:, None], axis=1)
 
 
 def _lengths(values: Any) -> Any:
-    """Return the square root of each row's sum of squares, in float64."""
+    """Return the square root of the sum of squares of each row, in float64."""
     return np.linalg.norm(np.asarray(values, np.float64), axis=1)
 
 
 def _extreme(choose: Callable[..., Any]) -> Callable[..., float]:
-    """Return a function of one array, or of several numbers."""
+    """Return a function of either one array or several numbers."""
     return lambda *values: float(choose(values[0] if len(values) == 1 else values))
 
 
@@ -103,7 +105,7 @@ _OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
 
 
 class _Reader:
-    """Makes nested functions of syntax, and refuses all other syntax."""
+    """Makes nested functions of allowed syntax, and refuses all other syntax."""
 
     def __init__(self, text: str, places: Mapping[str, int]) -> None:
         self._text = text
@@ -152,7 +154,8 @@ class _Reader:
         pairs = []
         for op, left, right in zip(ops, operands, operands[1:], strict=False):
             compare, first = _OPERATORS[type(op)], self.read(left)
-            if isinstance(right, ast.Constant):  # the most frequent case, and faster if the constant is not looked up
+            # the most frequent case, which is faster if the constant is not looked up
+            if isinstance(right, ast.Constant):
                 pairs.append(_against(compare, first, self.read(right)(())))
             else:
                 pairs.append(_applied(compare, first, self.read(right)))

@@ -1,4 +1,4 @@
-"""The decoder: a GGUF model run token by token, every operation through a brick."""
+"""The decoder runs a GGUF model token by token. Every operation runs through a brick."""
 
 from __future__ import annotations
 

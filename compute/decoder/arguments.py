@@ -1,4 +1,4 @@
-"""The arguments of a pass's kernels, made from weights and the buffers of the pass."""
+"""Make the arguments of a pass's kernels from the weights and the buffers of the pass."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class KernelArguments:
-    """Makes calls with the scratch of float products or of int8 products. All norms use `epsilon`."""
+    """Makes the arguments of kernel calls. Products use the scratch of floats or of int8. All norms use `epsilon`."""
 
     epsilon: float
     scratch: Any
@@ -30,7 +30,8 @@ class KernelArguments:
     def qkv(
         self, brick: ComputeBrick, weights: LayerWeights, space: Workspace, codes: Int8Scratch | None
     ) -> tuple[Arguments, ...]:
-        """Return the calls of a layer's queries, keys and values: one if the brick is fused, otherwise three."""
+        """Return the calls that compute a layer's queries, keys and values: one call if the brick is fused, otherwise
+        three."""
         q, k, v, x = weights.q, weights.k, weights.v, space.normed
         outs = space.q_product, space.k_product, space.v
         if len(brick.kernels) > 1:
@@ -40,13 +41,15 @@ class KernelArguments:
     def norm_of_stream(
         self, brick: ComputeBrick, norm: Norm, space: Workspace, codes: Int8Scratch | None
     ) -> Arguments:
-        """Return the call that sets space.normed to the norm of space.x; the brick may first add space.delta."""
+        """Return the arguments of the norm that writes the norm of space.x into space.normed. A fused brick first
+        adds space.delta to space.x."""
         x, *others = self.norm(space.x, norm, space.normed, codes)
         return (x, space.delta, *others) if brick.spec is brick_specs.ADD_RMS_NORM else (x, *others)
 
     def norm(self, x: Floats, norm: Norm | None, out: Floats, codes: Int8Scratch | None = None) -> Arguments:
-        """Return the call of a norm. `codes` receives the int8 codes of the output, or is None without codes."""
-        assert norm is not None  # otherwise its brick would not exist
+        """Return the arguments of a norm. The kernel writes the int8 codes of its output into `codes`, unless that is
+        None."""
+        assert norm is not None  # a model without this norm has no brick for it
         of_both = (norm.weight,) if norm.bias is None else (norm.weight, norm.bias)
         in_int8 = () if codes is None else (out, codes.codes, codes.factors)
         return x, *of_both, self.epsilon, out, *in_int8
@@ -54,15 +57,16 @@ class KernelArguments:
     def gated(
         self, gate: Projection, up: Projection, x: Floats, *outs: Floats, codes: Int8Scratch | None = None
     ) -> Arguments:
-        """Return the call of gate, up and SwiGLU of both, which write into `outs`. `codes`: as in `product`."""
+        """Return the arguments of the products gate and up and the SwiGLU of their outputs. The kernel writes into
+        `outs`. `codes` are the int8 codes of `x`, or None if no norm made them."""
         return (*_of(gate), *_of(up), x, *outs, self.scratch_of(gate.weight, codes))
 
     def product(self, projection: Projection, x: Floats, out: Floats, codes: Int8Scratch | None = None) -> Arguments:
-        """Return the call of a product. `codes`: the int8 codes of `x`, if they were made with it."""
+        """Return the arguments of a product. `codes` are the int8 codes of `x`, or None if no norm made them."""
         return (*_of(projection), x, out, self.scratch_of(projection.weight, codes))
 
     def scratch_of(self, weight: Matrix, codes: Int8Scratch | None = None) -> Any:
-        """Return the scratch of a product with these weights."""
+        """Return the scratch that a product with these weights uses."""
         if not weight.takes_int8:
             return self.scratch
         return self.int8_scratch if codes is None else codes

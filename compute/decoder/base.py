@@ -1,4 +1,4 @@
-"""The parts of a decoder: its sizes, its weights, and how each family of architectures reads them."""
+"""The sizes and the weights of a decoder, and how they are read from the files of each architecture family."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from cbtop.compute.kernels.rope import angle_table
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.interleaved import Matrix
 
-# Bounds on metadata: above any model that runs on one machine, below values that would overflow a buffer's size.
+# Limits of metadata. They are above any model that runs on one machine, and below values that would overflow the size
+# of a buffer.
 MAX_LAYERS = 1_000
 MAX_HIDDEN = 1 << 17
 MAX_HEADS = 1_024
@@ -27,9 +28,10 @@ MAX_CONTEXT = 1 << 24
 MAX_EXPERTS = 4_096
 SOFTMAX_GATING = 1  # llama.cpp's LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX
 
-# Keys of an architecture that do not change what a decoder computes. Some describe the model. Some matter only with
-# others that are refused or off (the number of experts used). Some repeat what the tensors show (whether the halves
-# of a layer are parallel). Keys that begin as OF_IMAGES are ignored, too: they describe tensors in another file.
+# Keys of an architecture that do not change what a decoder computes. Some describe the model. Some matter only
+# together with other keys that are refused or off (the number of used experts). Some repeat what the tensors show
+# (whether the halves of a layer are parallel). Keys that begin as OF_IMAGES are ignored too, because they describe
+# tensors outside the file.
 DESCRIBING = frozenset(
     {
         "vocab_size", "tensor_data_layout", "pooling_type", "rope.scaling.finetuned",
@@ -40,31 +42,34 @@ DESCRIBING = frozenset(
 OF_IMAGES = "vision.", "mm."
 TENSORS_OF_IMAGES = "v.", "mm."
 
-YARN_SHORTEST_RAMP = 0.001  # rope_yarn_ramp of ggml: in pairs
-YARN_TURNS = 32.0, 1.0  # beta_fast and beta_slow if the file has none, as in llama.cpp, and in the paper for llama
+YARN_SHORTEST_RAMP = 0.001  # the shortest ramp in pairs, as in rope_yarn_ramp of ggml
+# defaults of beta_fast and beta_slow, as in llama.cpp and in the paper (for llama)
+YARN_TURNS = 32.0, 1.0
 
 RopeLayout = Literal["normal", "neox"]
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """An architecture family: its name in `general.architecture` of GGUF files, and how it differs from the others.
+    """An architecture family: its name in `general.architecture` of GGUF files, and how it differs from other
+    families.
 
-    `qkv_bias`: the three attention projections must have biases. Other biases are read if the file has them.
-    `layer_norm`: norms are LayerNorms with biases; otherwise they are RMSNorms.
-    `qk_norm`: queries and keys are normalised, each head by itself, before they rotate.
-    `experts`: the feed-forward network may be a mixture of experts.
-    `fused`: queries, keys and values are rows of one tensor (`attn_qkv`), gate and up rows of one tensor (`ffn_up`).
+    `qkv_bias`: whether the three attention projections must have biases. Other biases are read if the file has them.
+    `layer_norm`: whether norms are LayerNorms with biases. Otherwise they are RMSNorms.
+    `qk_norm`: whether each head of queries and keys is normalised before it rotates.
+    `experts`: whether the feed-forward network may be a mixture of experts.
+    `fused`: whether queries, keys and values are rows of one tensor (`attn_qkv`), and gate and up rows of another
+    (`ffn_up`).
     `activation`: the activation of the feed-forward network's gate.
-    `post_norms`: the output of a half layer is normalised before it is added.
-    `scales_embedding`: embeddings are multiplied by the square root of the hidden size.
-    `attention_cap`, `logit_cap`: caps of scores and logits if the file has none. 0: no cap; None: the family has no
-    such key.
-    `window_period`: every `window_period`-th layer sees all positions; a window slides in the others. 0: it slides in
-    every layer; None: in no layer, and a context ends at the window.
-    `window`: its size if the file has none.
-    `sliding_rope_base`: the RoPE base of layers with a sliding window, if the file has none. Positions are not scaled
-    there. None: those layers rotate like the others.
+    `post_norms`: whether the output of a half layer is normalised before it is added.
+    `scales_embedding`: whether embeddings are multiplied by the square root of the hidden size.
+    `attention_cap`, `logit_cap`: caps of scores and logits if the file has none. 0 means no cap. None means that the
+    family has no such key.
+    `window_period`: every `window_period`-th layer sees all positions, and the other layers have a sliding window. 0:
+    all layers have a sliding window. None: no layer has one, and a context ends at the window.
+    `window`: the size of the window if the file has none.
+    `sliding_rope_base`: the RoPE base of layers with a sliding window, if the file has none. Positions in these
+    layers are not scaled. None: these layers rotate like the other layers.
     `layers_scaled_by_hidden`: a model with this number of layers scales scores by hidden / heads, not by head_dim.
     """
 
@@ -88,7 +93,7 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A weight matrix and its bias, float32 (rows,), which is empty if the projection has none."""
+    """A weight matrix and its bias, float32 (rows,). The bias is empty if the projection has none."""
 
     weight: Matrix
     bias: NDArray[np.float32]
@@ -108,8 +113,9 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts: each token takes the `used` of `count` experts with the largest router logits. Their
-    weights are the softmax over these (`normalised`) or over all, times `scale`."""
+    """The settings of a mixture of experts. Each token uses the `used` of `count` experts with the largest router
+    logits. The weights of the experts are `scale` times the softmax, over the used experts if `normalised`, otherwise
+    over all."""
 
     count: int
     used: int
@@ -119,32 +125,32 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One transformer layer. In a mixture of experts `gate`, `up` and `down` hold the rows of the first expert, then
-    of the second, and so on."""
+    """The weights of one transformer layer. In a mixture of experts, `gate`, `up` and `down` hold the rows of all
+    experts, one expert after the other."""
 
     attention_norm: Norm
     q: Projection
     k: Projection
     v: Projection
-    q_norm: Norm | None  # over head_dim; None if queries and keys are not normalised
+    q_norm: Norm | None  # size head_dim; None if queries and keys are not normalised
     k_norm: Norm | None
     output: Projection
-    attention_post_norm: Norm | None  # None if the half layer's output is not normalised
+    attention_post_norm: Norm | None  # None if the output of the half layer is not normalised
     ffn_norm: Norm
     gate: Projection
     up: Projection
     down: Projection
-    router: Projection | None  # (experts, hidden); None without experts
+    router: Projection | None  # weights (experts, hidden); None without experts
     ffn_post_norm: Norm | None
-    slides: bool  # a token sees only the model's window of positions here
+    slides: bool  # whether a token sees only the model's window of positions
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """The RoPE settings. `dimensions` of a head rotate; the factors divide the frequencies.
+    """The RoPE settings. `dimensions` of each head rotate. The frequencies are divided by the factors.
 
-    Rotated values are also multiplied by `magnitude` (llama.cpp's `attn_factor`, and YaRN's part, which depends on
-    the scale).
+    Rotated values are also multiplied by `magnitude`: llama.cpp's `attn_factor` times a factor of YaRN that depends
+    on the scale.
     """
 
     layout: RopeLayout
@@ -152,21 +158,24 @@ class Rope:
     base: float
     scale: float
     magnitude: float
-    short_factors: NDArray[np.float32] | None  # in a context of up to `original_context`
-    long_factors: NDArray[np.float32] | None  # in a longer context (LongRoPE, Ding et al. 2024)
+    short_factors: NDArray[np.float32] | None  # factors in a context of up to `original_context`
+    long_factors: NDArray[np.float32] | None  # factors in a longer context (LongRoPE, Ding et al. 2024)
     original_context: int
-    extrapolation: float  # the unscaled share of a fast pair's frequency: 0 without YaRN
-    turns: tuple[float, float]  # turns in the original context that make a pair fast, and slow
+    extrapolation: float  # the unscaled share of a fast pair's frequency; 0 without YaRN
+    # Limits in turns over the original context. A pair with more turns than the first is fast. One with fewer than
+    # the second is slow.
+    turns: tuple[float, float]
 
     def table(self, context: int) -> NDArray[np.float32]:
-        """Return cosines and sines for a context, laid out by `angle_table`, times the magnitude."""
+        """Return the cosines and sines of all positions of a context, in the layout of `angle_table`, times the
+        magnitude."""
         table = angle_table(context, self._frequencies(context))
         table *= np.float32(self.magnitude)
         return table
 
     def _frequencies(self, context: int) -> NDArray[np.float64]:
-        """Radians per position, float64 (pairs,). YaRN: Peng et al. 2023, section 3.2, with whole pairs as in
-        ggml."""
+        """Return radians per position, float64 (pairs,). YaRN follows Peng et al. 2023, section 3.2, with whole pairs
+        as in ggml."""
         unscaled = self.base ** (-np.arange(0, self.dimensions, 2, dtype=np.float64) / self.dimensions)
         factors = self.long_factors if context > self.original_context else self.short_factors
         if factors is not None:
@@ -186,7 +195,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A decoder's sizes and weights."""
+    """The sizes and weights of a decoder."""
 
     name: str
     architecture: str
@@ -198,14 +207,14 @@ class Model:
     feed_forward: int
     vocabulary: int
     context_length: int
-    window: int  # positions that a token sees in sliding layers, its own included; 0: all
+    window: int  # positions that a token sees in sliding layers, including its own; 0: all positions
     epsilon: float
     rope: Rope
-    sliding_rope: Rope  # RoPE of sliding layers: `rope` itself if all layers are alike
+    sliding_rope: Rope  # RoPE of sliding layers; the same object as `rope` if all layers are alike
     activation: Activation
     embedding_scale: float
-    attention_scale: float  # of scores
-    attention_cap: float  # of scores; 0: none
+    attention_scale: float  # factor of the attention scores
+    attention_cap: float  # soft cap of the attention scores; 0: none
     logit_cap: float
     experts: Experts | None
     embedding: Matrix
@@ -214,11 +223,11 @@ class Model:
     lm_head: Matrix
     parameters: int
     weights_bytes: int
-    first_layer: int = 0  # the model's number of `layers[0]`: not 0 if earlier layers are another rank's
+    first_layer: int = 0  # the model's index of `layers[0]`; above 0 if another rank has the earlier layers
 
 
 def read_model(path: Path, families: dict[str, Family]) -> Model:
-    """Read the model in the GGUF file at `path`. Raises ModelError if no family of `families` can run it."""
+    """Read the model in the GGUF file at `path`. Raises ModelError if no family in `families` can run it."""
     with GgufFile.open(path) as file:
         architecture = file.metadata.text("general.architecture")
         if architecture not in families:
@@ -259,7 +268,7 @@ class _FamilyReader:
         self._window = window = file.metadata.integer(key, MAX_CONTEXT, default=family.window, least=least)
         self._slides = self._sliding_layers() if window else (False,) * layers
         if window and family.window_period is None:
-            # In a context no longer than the window nothing slides.
+            # In a context that is no longer than the window, all layers see all positions.
             self._window, self._context_length = 0, min(self._context_length, window)
 
     def model(self) -> Model:
@@ -272,7 +281,7 @@ class _FamilyReader:
         self._refuse_what_would_be_ignored()
         vocabulary = file.rows_of("token_embd.weight")
         embedding = file.matrix("token_embd.weight", vocabulary, hidden)
-        # Tied embeddings: the output matrix is the embedding's own.
+        # With tied embeddings, the output matrix is the embedding.
         tied = not file.has_tensor("output.weight")
         model = Model(
             name=file.metadata.text("general.name", default=file.path.stem),
@@ -350,7 +359,7 @@ class _FamilyReader:
         return 0.0 if default is None else self._file.metadata.number_or_zero(f"{self._prefix}.{name}", default)
 
     def _sliding_layers(self) -> tuple[bool, ...]:
-        """Return whether the window slides in each layer."""
+        """Return for each layer whether it has a sliding window."""
         period, layers = self._family.window_period, self._layers
         if not period:
             return (period == 0,) * layers
@@ -366,7 +375,7 @@ class _FamilyReader:
         base = self._file.metadata.number(f"{self._prefix}.rope.freq_base_swa", default=own_base or rope.base)
         if own_base is None:
             return rope if base == rope.base else replace(rope, base=base)
-        # llama.cpp also undoes the magnitude that comes from the scale, because this scale is 1.
+        # llama.cpp also removes the magnitude that comes from the scale, because the scale of these layers is 1.
         of_scale = 1 + 0.1 * math.log(1 / rope.scale) if rope.extrapolation else 1.0
         return replace(rope, base=base, scale=1.0, extrapolation=0.0, magnitude=rope.magnitude / of_scale)
 
@@ -402,7 +411,8 @@ class _FamilyReader:
         )
 
     def _quantization(self) -> str:
-        """The formats by their share of the bytes, largest first: `Q4_K+Q6_K`; F32 only if it is the only one."""
+        """Return the weight formats by their share of the bytes, largest first: `Q4_K+Q6_K`. F32 is listed only if it
+        is the only format."""
         sizes = self._file.format_sizes()
         names = sorted(sizes, key=lambda name: -sizes[name])
         return "+".join(name for name in names if name != "F32") or "F32"
@@ -415,7 +425,7 @@ class _FamilyReader:
                 f"{file.path} rotates {dimensions} of {self._head_dim} dimensions; "
                 "an even number up to that is wanted: convert the model again"
             )
-        # Like llama.cpp: a factor without a type is linear, and the old key counts only if the new one is missing.
+        # As in llama.cpp, a factor without a type is linear, and the old key is used only if the new key is missing.
         scaling = file.metadata.text(f"{prefix}.rope.scaling.type", default="linear")
         if scaling not in ("none", "linear", "yarn", "longrope"):
             raise ModelError(
@@ -433,7 +443,7 @@ class _FamilyReader:
             raise ModelError(
                 f"{file.path} has {base:g} as {prefix}.rope.freq_base; above 1 is wanted: convert it again"
             )
-        if extrapolation:  # as in llama.cpp, whose own magnitude then replaces the file's
+        if extrapolation:  # as in llama.cpp, which replaces the magnitude of the file
             yarn_magnitude = 1 + 0.1 * math.log(max(1 / scale, 1.0))  # Peng et al. 2023, section 3.4
         both = ("rope_factors_short.weight", "rope_factors_long.weight")
         of_all = "rope_freqs.weight"
@@ -500,7 +510,7 @@ class _FamilyReader:
         )
 
     def _of_experts(self, name: str, rows: int, columns: int) -> Projection:
-        """Return the projection of this name; in a mixture, of all experts together."""
+        """Return the projection with this name. In a mixture, its matrix holds the matrices of all experts."""
         if self._experts is None:
             return self._projection(name, rows, columns)
         weight = self._file.matrices(f"{name}_exps.weight", self._experts.count, rows, columns)
@@ -517,7 +527,8 @@ class _FamilyReader:
         return self._norm(name, self._hidden) if self._family.post_norms else None
 
     def _rows_of_one(self, name: str, rows: tuple[int, ...], columns: int) -> Iterator[Projection]:
-        """Yield one projection for each count in `rows`, as views of consecutive rows of one tensor."""
+        """Yield one projection for each number of rows in `rows`. The projections are views of consecutive rows of
+        one tensor."""
         matrix = self._file.matrix(f"{name}.weight", sum(rows), columns)
         for first, count in zip(accumulate(rows, initial=0), rows, strict=False):
             part = QuantizedMatrix(matrix.format, matrix.data[first : first + count], columns)

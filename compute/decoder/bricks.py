@@ -1,4 +1,4 @@
-"""The bricks of a whole model: one for each place where an operation runs."""
+"""Make the bricks of a whole model: one brick for each place where an operation runs."""
 
 from __future__ import annotations
 
@@ -44,9 +44,11 @@ from cbtop.compute.settings import crossovers
 
 @dataclass(frozen=True, slots=True)
 class ExpertBricks:
-    """The feed-forward network of a mixture of experts. A pass of one token runs `of_token` once, with the weights of
-    all experts that the token chose. Other passes run `experts` once for each chosen expert. Both count the weights
-    that were read."""
+    """The bricks of a mixture of experts.
+
+    A pass of one token runs `of_token` once, with the weights of all experts that the token chose. Other passes run
+    `experts` once for each chosen expert. Both bricks count the weights that were read.
+    """
 
     router: ComputeBrick
     of_token: ComputeBrick
@@ -56,10 +58,10 @@ class ExpertBricks:
 
 @dataclass(frozen=True, slots=True)
 class LayerBricks:
-    """One layer's bricks, in the order they run.
+    """The bricks of one layer, in the order of execution.
 
-    If the norm after a sum is an RMSNorm, one brick does both: `ffn_norm` includes `attention_add`, and the next
-    layer's `attention_norm` includes `ffn_add`. The last layer keeps its own `ffn_add`.
+    If the norm after a sum is an RMSNorm, one brick computes both: `ffn_norm` includes `attention_add`, and the next
+    layer's `attention_norm` includes `ffn_add`. The last layer has an `ffn_add` of its own.
     """
 
     attention_norm: ComputeBrick
@@ -72,7 +74,8 @@ class LayerBricks:
     attention_post_norm: ComputeBrick | None
     attention_add: ComputeBrick | None
     ffn_norm: ComputeBrick
-    gated: ComputeBrick | None  # gate, up and activation in one; if None, the next three. All None in a mixture
+    # Gate, up and activation in one brick. If it is None, the next three bricks run. All four are None in a mixture.
+    gated: ComputeBrick | None
     gate: ComputeBrick | None
     up: ComputeBrick | None
     activation: ComputeBrick | None
@@ -84,7 +87,7 @@ class LayerBricks:
 
 @dataclass(frozen=True, slots=True)
 class ModelBricks:
-    """A model's bricks, in the order they run."""
+    """The bricks of a model, in the order of execution."""
 
     embedding: ComputeBrick
     layers: tuple[LayerBricks, ...]
@@ -94,7 +97,7 @@ class ModelBricks:
     sampling: ComputeBrick
 
     def places(self) -> dict[ComputeBrick, int | None]:
-        """Return every brick with its layer, None outside layers."""
+        """Return every brick with the index of its layer, or None for bricks outside the layers."""
         places: dict[ComputeBrick, int | None] = {self.embedding: None}
         for index, layer in enumerate(self.layers):
             places |= dict.fromkeys(_bricks_of(layer), index)
@@ -102,8 +105,8 @@ class ModelBricks:
         return places | {brick: None for brick in last if brick is not None}
 
     def adds_up(self, layer: int) -> ComputeBrick:
-        """Return the brick that adds the layer's second half to the residual stream. Its first argument is the
-        layer's output."""
+        """Return the brick that adds the output of the layer's second half to the residual stream. Its first argument
+        is the residual stream, which afterwards holds the layer's output."""
         add = self.layers[layer].ffn_add
         return self.layers[layer + 1].attention_norm if add is None else add
 
@@ -130,7 +133,7 @@ class BrickMaker:
         *,
         names_launches: bool = False,
     ) -> None:
-        self._names_launches = names_launches  # see Machine
+        self._names_launches = names_launches  # whether each kernel records its own launch, as in Machine
         self._sampling = sampling
         self._cache_bytes = cache_bytes  # bytes of a number in the KV cache
         self._model = model
@@ -213,7 +216,7 @@ class BrickMaker:
         return self._brick(brick_specs.QKV_PROJECTION, BrickLaunch(kernel, work, sum(one.rows for one in matrices)))
 
     def _can_gate(self, weights: LayerWeights) -> bool:
-        """Return whether one kernel does gate, up and activation."""
+        """Return whether one kernel computes gate, up and activation."""
         return self._model.activation == "silu" and can_share((weights.gate.weight, weights.up.weight))
 
     def _experts(self, weights: LayerWeights) -> ExpertBricks | None:
@@ -254,8 +257,12 @@ class BrickMaker:
         )
 
     def _norm(self, norm: Norm, behind: Sequence[Matrix] = (), *, adds: bool = False) -> ComputeBrick:
-        """`behind`: the matrices that the norm's output is multiplied by. If some take int8 the norm also makes int8
-        codes, except on a GPU, where the passes do that. `adds`: the brick also computes the sum before the norm."""
+        """Return the brick of a norm.
+
+        `behind`: the matrices that the norm's output is multiplied by. If some of them take int8, the norm also makes
+        int8 codes, except on a GPU, where passes make them. `adds`: whether the brick first computes the sum before
+        the norm.
+        """
         makes_codes = norm.bias is None and not self._names_launches and any(one.takes_int8 for one in behind)
         hidden = norm.weight.size
         if adds:
@@ -299,7 +306,7 @@ class BrickMaker:
 
 
 def _can_add(norm: Norm) -> bool:
-    """Return whether one kernel does this norm and the sum before it."""
+    """Return whether one kernel computes this norm together with the sum before it."""
     return norm.bias is None
 
 

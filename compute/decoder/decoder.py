@@ -1,4 +1,4 @@
-"""The decoder: prefill, then one token after another with a KV cache, every operation through its brick."""
+"""Run a model: prefill, then one token after another with a KV cache. Every operation runs through its brick."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol.messages import CheckResult
 
 Floats = NDArray[np.float32]
-Cache = NDArray[np.float32] | NDArray[np.uint16]  # the bits of float16
+Cache = NDArray[np.float32] | NDArray[np.uint16]  # uint16 holds the bits of float16
 Scope = Callable[[int], AbstractContextManager[object]]
 Observer = Callable[[ComputeBrick, Sequence[Arguments]], None]  # called after each brick of a pass has run
 User = TypeVar("User", bound="Decoder")
@@ -42,13 +42,13 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A layer ready to run. The caches are as `kv_caches.empty_caches` makes them."""
+    """A layer with its bricks, weights and caches. The caches have the layout of `kv_caches.empty_caches`."""
 
     bricks: LayerBricks
     weights: LayerWeights
     k_cache: Cache
     v_cache: Cache
-    angles: Floats  # angles of the positions, made by Rope's `table`
+    angles: Floats  # the angles of all positions, made by Rope's `table`
     window: int
 
 
@@ -57,8 +57,8 @@ def _timed(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
 
 
 def _by_contract(announce: Callable[[CheckResult], None]) -> Run:
-    """Return a function that runs bricks between the conditions of their contracts. It announces that each condition
-    holds, and the first time that one does not."""
+    """Return a function that runs bricks and checks the conditions of their contracts. It announces each condition as
+    met when its brick first runs, and as failed the first time that it does not hold."""
     said: dict[tuple[str, str], bool] = {}
     known: set[ComputeBrick] = set()
 
@@ -88,14 +88,15 @@ def _observed(run_brick: Run, observe: Observer) -> Run:
 
 
 def one_call_at_a_time(method: Callable[Concatenate[User, P], R]) -> Callable[Concatenate[User, P], R]:
-    """Let only one call at a time use the decoder. Another call raises ComputeError, from another thread or from
-    inside this one (an observer, a signal handler), because both would write into one cache after their checks."""
+    """Let only one call at a time use the decoder. A second call raises ComputeError if it comes from another thread,
+    or from inside the first one (an observer, a signal handler), because both would write into one cache after their
+    checks."""
 
     @wraps(method)
     def alone(self: User, /, *arguments: P.args, **named: P.kwargs) -> R:
         users, process, use = self._users, os.getpid(), object()
-        # An interrupt may come as any call returns, even the one that takes the decoder. So look up in the dictionary
-        # whether it was taken, and call nothing to give it back.
+        # An interrupt may come when any call returns, even the call that reserves the decoder. Therefore a look-up in
+        # the dictionary finds out whether the decoder is reserved, and no call is needed to release it.
         try:
             if users.setdefault(process, use) is use:
                 return method(self, *arguments, **named)
@@ -108,7 +109,7 @@ def one_call_at_a_time(method: Callable[Concatenate[User, P], R]) -> Callable[Co
 
 
 def _require_settings(threads: int, context: int, settings: DecoderSettings) -> None:
-    """Raise ComputeError for numbers or a type of cache that no decoder has."""
+    """Raise ComputeError for numbers or a cache type that no decoder can have."""
     if not all(isinstance(one, int | np.integer) and one is not True and one > 0 for one in (threads, context)):
         raise ComputeError(f"{threads} threads and a context of {context}; whole numbers from 1 are wanted")
     if settings.cache_type not in kv_caches.CACHE_TYPES:
@@ -137,8 +138,11 @@ def _layers_of(
 
 
 def _require_room(model: Model, context: int, item_bytes: int) -> None:
-    """Raise ComputeError if a context needs more than the available memory. It needs the angles of its positions, and
-    the larger of the caches, which fill up later, and a float64 for each of the last angles while these are made."""
+    """Raise ComputeError if a context needs more than the available memory.
+
+    A context needs the angles of its positions. It also needs the larger of two sizes: the caches, which fill up
+    later, or a float64 for each of the last angles while these are computed.
+    """
     caches = 2 * len(model.layers) * model.kv_heads * kv_caches.padded(model.head_dim) * item_bytes
     tables = 4 * model.rope.dimensions
     if model.sliding_rope is not model.rope:
@@ -155,11 +159,11 @@ def _require_room(model: Model, context: int, item_bytes: int) -> None:
 class Decoder:
     """Runs one model over one sequence of at most `context` tokens.
 
-    With `settings.check_contracts` each brick runs between the pre- and postconditions of its kernels' contracts. The
+    With `settings.check_contracts`, each brick also checks the pre- and postconditions of its kernels' contracts. The
     results are announced as CheckResults. A `guard`, if set, watches the passes.
 
-    With a `rank` the decoder runs its part of the model, and only a rank that chooses has logits. Every rank must run
-    the same calls.
+    With a `rank`, the decoder runs only its part of the model, and only a rank that chooses tokens has logits. All
+    ranks must make the same calls.
     """
 
     def __init__(
@@ -177,19 +181,19 @@ class Decoder:
         self.model = model
         self.backend = backend
         self.context = context
-        self.position = 0  # tokens in the KV cache
+        self.position = 0  # number of tokens in the KV cache
         self.guard: JidokaGuard | None = None
-        self._start: Any = 0  # the first position of the running pass, as kernels take it
+        self._start: Any = 0  # the first position of the running pass, in the form that kernels take
         dtype = np.dtype(kv_caches.CACHE_TYPES[settings.cache_type])
         if machine is None:
             _require_room(model, context, dtype.itemsize)
             machine = Host(threads)
         self._machine = machine
-        self._users: dict[int, object] = {}  # the call that uses the decoder, by process, because a fork has its own
+        self._users: dict[int, object] = {}  # the running call by process id, because a fork has its own calls
         self._profiler = profiler
         self._run_brick = _by_contract(profiler.announce) if settings.check_contracts else _timed
         self._sampling = settings.sampling
-        self._sequence = 0  # each sequence has its own random draws
+        self._sequence = 0  # number of the sequence; each sequence has random draws of its own
         chooser = kernels.GREEDY if settings.sampling.is_greedy else kernels.DRAWN
         names_launches = machine.names_launches
         maker = BrickMaker(model, backend, profiler, dtype.itemsize, chooser, names_launches=names_launches)
@@ -200,7 +204,7 @@ class Decoder:
         columns = max(model.hidden, model.feed_forward, model.heads * model.head_dim)
         most, experts = min(context, machine.most_together), model.experts
         scratch = machine.scratch(columns)
-        used = 1 if experts is None else experts.used  # rows of activations of one token
+        used = 1 if experts is None else experts.used  # number of rows that the activations of one token have
         self.int8_scratch = machine.int8_scratch(model, max(most, used), columns)
         self._attention_scratch = machine.attention_scratch(model, context)
         self._no_bias = machine.array(np.zeros(0, np.float32))
@@ -211,24 +215,25 @@ class Decoder:
 
     @one_call_at_a_time
     def restart(self) -> None:
-        """Forget the sequence. Raises ComputeError, like every call that runs the decoder, while another call uses
+        """Forget the sequence. Raises ComputeError while another call uses the decoder, like every call that runs
         it."""
         self._begin()
 
     def _begin(self) -> None:
-        """Like `restart`, for a caller that has already reserved the decoder."""
+        """Forget the sequence. The caller has already reserved the decoder."""
         self.position = 0
         self._sequence += 1
 
     def tell(self) -> None:
-        """Hand on what recorded steps measured, if that is not done when they end. Here it is."""
+        """Publish the measurements of recorded steps. This does nothing here, because steps are published when they
+        end."""
 
     @one_call_at_a_time
     def prefill(self, tokens: Sequence[int], observe: Observer | None = None) -> int:
-        """Append `tokens` and return the next one.
+        """Append `tokens` to the sequence and return the next token.
 
-        Raises ComputeError if they do not fit or are not in the vocabulary, and NoTokenError if a logit is NaN or
-        infinite and no guard handles it. After an error or an interrupt none of them is appended.
+        Raises ComputeError if the tokens do not fit or are not in the vocabulary, and NoTokenError if a logit is NaN
+        or infinite and no guard handles it. After an error or an interrupt, no token has been appended.
         """
         self._check(tokens)
         with self._profiler.step("prefill", tokens=len(tokens)) as step:
@@ -237,21 +242,22 @@ class Decoder:
 
     @one_call_at_a_time
     def decode(self, token: int, observe: Observer | None = None) -> int:
-        """Append one token and return the next one. Raises what `prefill` raises."""
+        """Append one token and return the next one. Raises the same errors as `prefill`."""
         self._check((token,))
         with self._profiler.step("decode", tokens=1) as step:
             self._say(step)
             return self._guarded((token,), self._run(observe))
 
     def _say(self, step: ActiveStep) -> None:
-        """Record the size of a step's work, so that it is compared with similar steps: one sequence, and cached
-        positions."""
+        """Record the size of a step: one sequence, and the number of cached positions. The step is compared with
+        steps of similar size."""
         step.sequences, step.cached = 1, self.position
 
     def _guarded(self, tokens: Sequence[int], run: Run) -> int:
-        """Run a pass; if its logits show a fault, run it again with every brick checked."""
+        """Run a pass. If its logits show a fault and there is a guard, run it again with every brick checked."""
         guard, start, layer, space = self.guard, self.position, self._profiler.layer, self._space
-        # A soft cap hides infinities, and may itself compute NaN or infinity.
+        # Look at the logits before and after a soft cap. The cap hides infinities, and may itself compute NaN or
+        # infinity.
         if guard is None:
             token = self._forward(tokens, run, layer)
             looked_at = (space.logits_product, *([space.logits] if self.bricks.soft_cap else []))
@@ -270,26 +276,29 @@ class Decoder:
         return self._run_brick if observe is None else _observed(self._run_brick, observe)
 
     def plan(self, tokens: Sequence[int], run: Run, scope: Scope) -> None:
-        """Give the bricks of a pass to `run`. In a mixture of experts, whose router may not run, as many experts run
-        as a token uses, each for all tokens."""
+        """Call `run` with the bricks of a pass. `run` need not run them.
+
+        The router of a mixture then chooses no experts. The plan has as many experts as a token uses, each for all
+        tokens.
+        """
         if self._mixture is not None:
             self._mixture.plan(len(tokens))
         self._whole_pass(tokens, run, scope)
 
     @property
     def logits(self) -> Floats:
-        """Logits, float32 (vocabulary,), of the last token; the next pass overwrites them."""
+        """The logits of the last token, float32 (vocabulary,). The next pass overwrites them."""
         logits: Floats = self._space.logits[0]
         return logits
 
     @one_call_at_a_time
     def verify(self, *prompts: Sequence[int]) -> list[CheckResult]:
-        """Check each brick against its reference, untimed, in both kinds of pass: first all tokens of each prompt
-        except the last, together from position 0, then the last one alone.
+        """Check each brick against its reference, untimed, in both kinds of pass. All tokens of each prompt except
+        the last run together from position 0. Then the last token runs alone.
 
-        Returns a result for each brick name and assertion, over all places that use it. After a brick whose output
-        was not finite and could not be mended, failures are skipped, because those bricks may be right. Restarts the
-        sequence.
+        Returns one result for each pair of brick name and assertion, over all places that use the brick. If the
+        output of a brick was not finite and could not be replaced, failures of later bricks are skipped, because
+        later bricks may be right. Restarts the sequence.
         """
         findings: list[tuple[str, str, AssertionResult]] = []
         in_turn, last_kept = list(self.bricks.places()), self.bricks.layers[-1].kv_write
@@ -301,13 +310,13 @@ class Decoder:
                 if part:
                     self._forward(part, self._checking(findings, spoilt_by), lambda index: nullcontext())
                 if spoilt_by and in_turn.index(spoilt_by[0]) > in_turn.index(last_kept):
-                    spoilt_by.clear()  # a pass uses nothing of the previous one except its cache
+                    spoilt_by.clear()  # a pass reads nothing of the previous pass except its cache
         self._begin()
         return summary(findings)
 
     def _checking(self, findings: list[tuple[str, str, AssertionResult]], spoilt_by: list[ComputeBrick]) -> Run:
-        """Return a function that runs the bricks of a pass and adds their findings. `spoilt_by`: the first brick of a
-        sequence whose output stayed NaN or infinite, once there is one."""
+        """Return a function that runs and checks the bricks of a pass and appends the results to `findings`. It
+        stores in `spoilt_by` the first brick of a sequence whose output stayed NaN or infinite."""
         check = self._check_of_pass()
 
         def run(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
@@ -324,7 +333,7 @@ class Decoder:
     def _check_of_pass(
         self,
     ) -> Callable[[ComputeBrick, tuple[Arguments, ...]], Iterator[tuple[str, str, AssertionResult]]]:
-        """Return a function that runs a brick of the coming pass and yields (brick, assertion, finding)."""
+        """Return a function that runs a brick of the next pass and yields (brick, assertion, finding)."""
         return ComputeBrick.check
 
     def _check(self, tokens: Sequence[int]) -> None:
@@ -348,12 +357,13 @@ class Decoder:
         try:
             with self._machine.turn():
                 return int(self._whole_pass(tokens, run, scope).choice[0])
-        except BaseException:  # Ctrl-C, too: tokens that are given again must not follow a part of themselves
+        # Ctrl-C also undoes the pass. Otherwise tokens that the caller gives again would follow a part of themselves.
+        except BaseException:
             self.position = start
             raise
 
     def _whole_pass(self, tokens: Sequence[int], run: Run, scope: Scope) -> Workspace:
-        """Run every brick of a pass. Returns the buffers, which hold the chosen token once the machine has
+        """Run every brick of a pass. Returns the buffers. They hold the chosen token when the machine has
         finished."""
         for first in range(0, len(tokens), self._machine.most_together):
             space = self._through_layers(tokens[first : first + self._machine.most_together], run, scope)
@@ -484,6 +494,6 @@ class Decoder:
             run(bricks.ffn_add, space.x.size, (space.x, space.delta))
 
     def _add_up(self, space: Workspace, run: Run) -> None:
-        """Sum up what the ranks that share a layer have computed."""
+        """Add up the outputs of the ranks that share a layer."""
         if self._exchanges.all_reduce is not None:
             run(self._exchanges.all_reduce, space.delta_product.size, (space.delta_product,))

@@ -1,4 +1,4 @@
-"""A mixture of experts: its extra buffers for a pass, and which of the weights belong to an expert."""
+"""The buffers of a mixture of experts for a pass, and views of the weights of one expert."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Places = NDArray[np.int64]
 
 
 def of_expert(matrix: Matrix | DeviceMatrix, expert: int, count: int) -> Any:
-    """Return the rows of one expert as a view of the matrix of all `count`."""
+    """Return a view of the rows of one expert in a matrix that holds `count` experts."""
     if isinstance(matrix, DeviceMatrix):
         return matrix.of_expert(expert)
     rows = matrix.rows // count
@@ -26,26 +26,27 @@ def of_expert(matrix: Matrix | DeviceMatrix, expert: int, count: int) -> Any:
 
 
 def of_all(matrix: Matrix | DeviceMatrix, count: int) -> Any:
-    """Return the weights of all `count` experts as a view, in the shape that `expert_linear` takes."""
+    """Return a view of the weights of all `count` experts, in the shape that `expert_linear` takes."""
     return matrix.data if isinstance(matrix, DeviceMatrix) else matrix.data.reshape(count, matrix.rows // count, -1)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertSpace:
-    """Buffers for a pass over some tokens. Each element of a (tokens, used) array is a pair of a token and an expert.
+    """Buffers for a pass over some tokens. Each element of a (tokens, used) array belongs to a pair of a token and an
+    expert.
 
-    Pairs are ordered by expert: expert e has the pairs from starts[e] to starts[e + 1].
+    Pairs are ordered by expert. Expert e has the pairs from place starts[e] to starts[e + 1].
     """
 
     logits: Floats  # (tokens, experts)
     weights: Floats  # (tokens, used)
-    places: Places  # (tokens, used), the pair's place in that order
-    tokens: Places  # (tokens * used,), the token of the pair at a place
-    experts: Places  # (tokens * used,), the expert of the pair at a place
+    places: Places  # (tokens, used), the place of each pair in the order by expert
+    tokens: Places  # (tokens * used,), the token of the pair at each place
+    experts: Places  # (tokens * used,), the expert of the pair at each place
     starts: Places  # (experts + 1,)
-    taken: Floats  # (tokens, hidden), the inputs of one expert: no token has it twice
-    outputs: Floats  # (tokens * used, hidden), by place
-    gate: Floats  # (used, feed_forward), of all experts of one token
+    taken: Floats  # (tokens, hidden), the inputs of one expert, which uses a token at most once
+    outputs: Floats  # (tokens * used, hidden), the output of the pair at each place
+    gate: Floats  # (used, feed_forward), for all experts of one token
     up: Floats
     activated: Floats
 
@@ -75,7 +76,7 @@ class ExpertSpace:
         )
 
     def first(self, tokens: int) -> ExpertSpace:
-        """Return the same buffers for a pass over fewer tokens."""
+        """Return views of these buffers for a pass over fewer tokens."""
         pairs = tokens * self.weights.shape[1]
         return replace(
             self,

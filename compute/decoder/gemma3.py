@@ -1,9 +1,9 @@
-"""Gemma 3's text models: like Gemma 2, but with normalised queries and keys instead of soft caps.
+"""Gemma 3's text models. They differ from Gemma 2 by normalised queries and keys instead of soft caps.
 
 Five of six layers have a window, and a RoPE base of their own.
 
-Source: Gemma 3 technical report (2025). The following is taken from llama.cpp's LLM_ARCH_GEMMA3: tensor
-names, the RoPE layout, the defaults of missing keys, and the scale of the 27B's scores (62 layers).
+Source: Gemma 3 technical report (2025). The following is taken from llama.cpp's LLM_ARCH_GEMMA3: tensor names, the
+RoPE layout, the defaults of missing keys, and the scale of the 27B's scores (62 layers).
 """
 
 from __future__ import annotations

@@ -15,37 +15,40 @@ from cbtop.compute.settings import crossovers
 from cbtop.protocol.crossovers import NEVER
 
 Reorder = Callable[[QuantizedMatrix], InterleavedMatrix]
-OF_EXPERTS = ("gate", "up", "down")  # tensors of a layer that hold the matrices of all experts
+OF_EXPERTS = ("gate", "up", "down")  # names of the projections of a layer that hold the matrices of all experts
 
 
 def model_to_run(path: Path, *, is_exact: bool = False) -> Model:
-    """Read the model at `path` in the form that is fastest on this processor. `is_exact`: do not round activations.
+    """Read the model at `path` in the form that is fastest on this processor. With `is_exact`, activations are not
+    rounded.
 
-    Raises ModelError if it cannot be run.
+    Raises ModelError if the model cannot be run.
     """
     model = read_model(path, FAMILIES)
     return model if is_exact else interleaved(model, exact_bytes=exact_bytes())
 
 
 def exact_bytes() -> int:
-    """Return the size from which on a matrix is not interleaved, as measured or set. By default no matrix is so
-    large. On a processor without instructions for integer products none is interleaved by default, because float
-    products are faster there."""
+    """Return the size in bytes of the smallest matrix that is not interleaved, as measured or set.
+
+    By default no matrix is so large. On a processor without instructions for integer products, no matrix is
+    interleaved by default, because float products are faster there.
+    """
     found = crossovers()
     is_known = found.exact_bytes != NEVER or "exact_bytes" in found.measured
     return 1 if TIER == "generic" and not is_known else found.exact_bytes
 
 
 def interleaved(model: Model, reorder: Reorder = InterleavedMatrix.of, exact_bytes: int = NEVER) -> Model:
-    """Interleave every matrix of `model` that can be, except matrices of `exact_bytes` or more. Do not use `model`
+    """Interleave every matrix of `model` that allows it and has fewer than `exact_bytes` bytes. Do not use `model`
     afterwards.
 
-    The embedding is interleaved only if it is the output matrix, too; otherwise its rows are looked up one by one.
-    `reorder` interleaves a matrix.
+    The embedding is interleaved only if it is also the output matrix. Otherwise its rows are looked up one by one.
+    `reorder` is the function that interleaves a matrix.
     """
 
     def reordered(matrix: Matrix, parts: int = 1) -> Matrix:
-        """Return `matrix` interleaved, if each of its `parts` can be."""
+        """Return `matrix` interleaved if each of its `parts` allows it, otherwise unchanged."""
         rows, size_bytes = matrix.rows // parts, matrix.size_bytes // parts
         if not isinstance(matrix, QuantizedMatrix) or rows % ROWS or not can_interleave(matrix):
             return matrix

@@ -1,4 +1,4 @@
-"""The feed-forward half of a layer that is a mixture of experts."""
+"""Run the feed-forward half of a layer that is a mixture of experts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from cbtop.compute.decoder.machine import Machine
 from cbtop.compute.decoder.workspace import Workspace
 from cbtop.compute.kernels.base import Arguments
 
-Run = Callable[..., None]  # (brick, elements, *calls): how a pass runs a brick
+Run = Callable[..., None]  # called with (brick, elements, *calls); runs one brick of a pass
 
 
 class Mixture:
-    """The experts of a model, and their buffers for at most `most` tokens on a machine."""
+    """The experts of a model, with their buffers for at most `most` tokens on a machine."""
 
     def __init__(
         self, model: Model, experts: Experts, machine: Machine, arguments: KernelArguments, most: int
@@ -28,12 +28,12 @@ class Mixture:
         self._space = ExpertSpace.of(experts, model.hidden, model.feed_forward, most, machine.zeros)
 
     def plan(self, tokens: int) -> None:
-        """Let as many experts run as a token uses, each for all tokens, because the router may not run."""
+        """Choose experts for a plan, because no router runs in it. As many experts as a token uses get all tokens."""
         starts = self._space.starts
         starts[:] = tokens * np.minimum(np.arange(len(starts)), self._experts.used)
 
     def mix(self, weights: LayerWeights, bricks: ExpertBricks, space: Workspace, count: int, run: Run) -> None:
-        """Set space.delta_product to the experts' output for space.normed."""
+        """Write the experts' combined output for space.normed into space.delta_product."""
         experts = self._experts
         assert weights.router is not None
         mixed = self._space.first(count)
@@ -53,8 +53,8 @@ class Mixture:
     def _of_token(
         self, weights: LayerWeights, brick: ComputeBrick, space: Workspace, mixed: ExpertSpace, run: Run
     ) -> None:
-        """Set mixed.outputs to the outputs of the experts that the token chose. The host does not need to know which
-        they are."""
+        """Write the outputs of the experts that the token chose into mixed.outputs. The host does not read which
+        experts these are."""
         model, experts = self._model, self._experts
         chosen, outs = mixed.experts, (mixed.gate, mixed.up, mixed.activated)
         gate, up, down = (
@@ -62,7 +62,7 @@ class Mixture:
             for one in (weights.gate, weights.up, weights.down)
         )
         inner: tuple[Arguments, ...] = ((*gate[0], *up[0], chosen, space.normed, *outs, gate[1]),)
-        if len(brick.kernels) > 2:  # not fused: three kernels in place of one
+        if len(brick.kernels) > 2:  # if not fused, three kernels in place of one
             pair = (gate, mixed.gate), (up, mixed.up)
             inner = *((*matrix, chosen, space.normed, out, scratch) for (matrix, scratch), out in pair), outs
         run(
@@ -75,7 +75,7 @@ class Mixture:
     def _of_tokens(
         self, weights: LayerWeights, brick: ComputeBrick, space: Workspace, mixed: ExpertSpace, run: Run
     ) -> None:
-        """Set mixed.outputs to the outputs of each chosen expert, one expert after another."""
+        """Write the outputs of all chosen experts into mixed.outputs, one expert after another."""
         model, experts = self._model, self._experts
         starts = self._machine.host(mixed.starts)
         for expert in np.flatnonzero(np.diff(starts)).tolist():
@@ -88,7 +88,7 @@ class Mixture:
             taken, gated, upped = mixed.taken[:tokens], space.gate[:tokens], space.up[:tokens]
             activated = space.activated[:tokens]
             inner: tuple[Arguments, ...] = (self._arguments.gated(gate, up, taken, gated, upped, activated),)
-            if len(brick.kernels) > 3:  # not fused: three kernels in place of one
+            if len(brick.kernels) > 3:  # if not fused, three kernels in place of one
                 products = self._arguments.product(gate, taken, gated), self._arguments.product(up, taken, upped)
                 inner = (*products, (gated, upped, activated))
             run(

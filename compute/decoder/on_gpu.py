@@ -1,14 +1,17 @@
-"""The decoder on a GPU: weights and cache stay there. A prompt runs launch by launch, a token as a captured graph.
+"""Run the decoder on a GPU. The weights and the cache stay there. A prompt runs launch by launch, one token as a
+captured graph.
 
-A pass of a given number of tokens always launches the same, because kernels read the tokens and positions on the
-device. So its launches are prepared once and launched again; for one token as a graph, unless `is_eager`.
+A pass of a given number of tokens always makes the same launches, because kernels read the tokens and positions on
+the device. The launches are therefore prepared once and launched again. For one token they are a graph, unless
+`is_eager`.
 
 Rules
-- A recorded step launches the stamping variant of every kernel, any other step the plain one. Both variants of a
-  token's pass are made with the first token.
-- The measurements of a recorded step are handed on while the device works for the next one, or when the sequence
-  ends; `tell` hands on the last step's. If they cannot be known, the step is recorded and its kernels count as lost.
-- A pass that ends in an error or an interrupt has ended on the device, too, and none of its tokens is appended.
+- A recorded step launches the variant of every kernel that stamps its times, any other step the plain variant. Both
+  variants of a one-token pass are prepared with the first token.
+- The measurements of a recorded step are published while the device works for the next step, or when the sequence
+  ends. `tell` publishes the last step. If the measurements cannot be known, the step is recorded and its kernels
+  count as lost.
+- A pass that ends in an error or an interrupt has also ended on the device, and none of its tokens is appended.
 """
 
 from __future__ import annotations
@@ -45,19 +48,21 @@ from cbtop.compute.settings import GREEDY, DecoderSettings, TokenSampling
 from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol.vocabulary import TransferDirection
 
-TOGETHER = 8  # weights that a thread dequantises
-MOST_LAUNCHES = 1 << 14  # launches of a stamped pass; the measurements of a longer one are lost
-KEPT_PROMPTS = 4  # passes of many tokens, to launch again for as many tokens at the same position
+TOGETHER = 8  # number of weights that a thread dequantises together
+MOST_LAUNCHES = 1 << 14  # launches of a pass with stamps; the measurements of a longer pass are lost
+# number of kept passes of many tokens, which are launched again for as many tokens at the same position
+KEPT_PROMPTS = 4
 
 Elements = Mapping[ComputeBrick, int]
-_Key = tuple[int, int, bool]  # number of tokens; position of the first if more than one; whether the pass is stamped
+# (number of tokens, position of the first token or 0 for one token, whether the pass is stamped)
+_Key = tuple[int, int, bool]
 
 
 def model_on(gpu: Gpu, model: Model, *, is_exact: bool, rank: Rank = ALONE) -> Model:
-    """Return `model`, the part of `rank`, with its weights on the GPU. Products take activations in int8 unless
+    """Return `model`, which is the part of `rank`, with its weights on the GPU. Products take int8 activations unless
     `is_exact`.
 
-    Raises ModelError if it cannot run there or does not fit. `model` itself stays on the host.
+    Raises ModelError if the model cannot run on the GPU or does not fit. `model` itself stays on the host.
     """
     if model.head_dim > attention.LARGEST_HEAD or model.vocabulary > 1 << PLACE_BITS:
         raise ModelError(
@@ -80,7 +85,9 @@ def model_on(gpu: Gpu, model: Model, *, is_exact: bool, rank: Rank = ALONE) -> M
         if one.columns % TOGETHER:
             raise ModelError(f"a matrix of {one.columns:,} columns, no multiple of {TOGETHER}, runs on no GPU yet")
         rounds = takes_int8 and one.format.code in LINEAR_INT8
-        if experts is not None:  # if activations are rounded, threads take the rows of the experts in turn
+        # With rounded activations, threads take the rows of the experts in turn. `shape_of` returns None if that is
+        # not possible.
+        if experts is not None:
             rounds = rounds and shape_of(one.columns) is not None
         return DeviceMatrix.of(gpu, one, takes_int8=rounds, experts=experts)
 
@@ -88,7 +95,7 @@ def model_on(gpu: Gpu, model: Model, *, is_exact: bool, rank: Rank = ALONE) -> M
         LayerWeights(**{field.name: moved(field.name, getattr(layer, field.name)) for field in fields(layer)})
         for layer in model.layers
     )
-    head, embedding = model.lm_head, model.embedding  # matrices of another rank stay on the host
+    head, embedding = model.lm_head, model.embedding  # matrices that only another rank uses stay on the host
     if rank.chooses:
         head = matrix(model.lm_head, takes_int8=not is_exact)
     if rank.embeds:
@@ -98,8 +105,8 @@ def model_on(gpu: Gpu, model: Model, *, is_exact: bool, rank: Rank = ALONE) -> M
 
 
 def host_matrices(model: Model) -> Matrices:
-    """Map the device pointer of each matrix, and of each expert's, to the matrix on the host that it was read
-    from."""
+    """Return the host copy of each device matrix, by device pointer. A matrix of experts has one entry for each
+    expert."""
     every = (model.embedding, model.lm_head, *_matrices_of_layers(model))
     moved = [one for one in every if isinstance(one, DeviceMatrix)]
     return {one.data.data.ptr: one.host for one in moved if one.host is not None}
@@ -117,24 +124,29 @@ def _products_of(layer: LayerWeights) -> Iterator[DeviceMatrix]:
 
 
 class GpuMachine:
-    """The arrays of a decoder on a GPU. The inputs of a pass are adjacent, so that one copy brings them all
-    (`write`). They are its tokens, the start of each of its parts, the position after it, and the number of the
-    sequence, which selects the draws."""
+    """The arrays of a decoder on a GPU.
+
+    The inputs of a pass are adjacent, so that one copy transfers all of them (`write`). They are its tokens, the
+    start of each of its parts, the position after the pass, and the number of the sequence, which selects the random
+    draws.
+    """
 
     names_launches = True
-    most_together = 512  # at this number of tokens per read of a matrix, products are bound by computation
+    most_together = 512  # from this number of tokens per read of a matrix, computation limits the speed of products
 
     def __init__(self, gpu: Gpu, context: int) -> None:
         self.gpu = gpu
         most = context + -(-context // self.most_together) + 2
         self.sent = gpu.pinned((most,), np.int64)
         self.inputs = gpu.zeros((most,), np.int64)
-        self._start = gpu.zeros((1,), np.int32)  # of a pass whose inputs are not sent
-        self.takes_inputs = False  # whether inputs are sent; next: tokens and parts, and those given out
+        self._start = gpu.zeros((1,), np.int32)  # the first position of a pass without sent inputs
+        # Whether the inputs of the pass are sent. The fields after it are the pass's numbers of tokens and parts, and
+        # how many of each were handed out.
+        self.takes_inputs = False
         self._tokens = self._parts = self._tokens_given = self._parts_given = 0
 
     def write(self, tokens: Sequence[int], start: int, sequence: int) -> int:
-        """Put the inputs of a pass into `sent`, the source of the copy. Returns the number of words."""
+        """Write the inputs of a pass into `sent`, the source of their copy. Returns their number of words."""
         starts = range(start, start + len(tokens), self.most_together)
         words = [*tokens, *starts, start + len(tokens), sequence]
         self.sent[: len(words)] = words
@@ -142,7 +154,7 @@ class GpuMachine:
 
     @contextmanager
     def inputs_of(self, tokens: int) -> Iterator[None]:
-        """Inside this context runs a pass of `tokens` tokens, whose inputs are sent."""
+        """Enter this context to run a pass of `tokens` tokens with sent inputs."""
         self._tokens, self._parts = tokens, -(-tokens // self.most_together)
         self._tokens_given = self._parts_given = 0
         self.takes_inputs = True
@@ -152,17 +164,17 @@ class GpuMachine:
             self.takes_inputs = False
 
     def _number(self, at: int) -> Any:
-        """Return an input, int32 (1,)."""
+        """Return the input word at `at` as int32 (1,)."""
         return self.inputs[at : at + 1].view(np.int32)[:1]
 
     @property
     def end(self) -> Any:
-        """The position after the pass."""
+        """The position after the pass, on the device."""
         return self._number(self._tokens + self._parts)
 
     @property
     def sequence(self) -> Any:
-        """The number of the sequence."""
+        """The number of the sequence, on the device."""
         return self._number(self._tokens + self._parts + 1)
 
     def check(self) -> None:
@@ -170,11 +182,11 @@ class GpuMachine:
         self.gpu.check()
 
     def turn(self) -> AbstractContextManager[None]:
-        """Return the turn of the GPU, which all its decoders share."""
+        """Return a context that only one decoder can enter at a time, because they share the GPU."""
         return self.gpu.turn()
 
     def array(self, values: Any) -> Any:
-        """Return a copy on the device."""
+        """Return a copy of `values` on the device."""
         return self.gpu.array(values)
 
     def zeros(self, shape: Any, dtype: Any) -> Any:
@@ -182,24 +194,24 @@ class GpuMachine:
         return self.gpu.zeros(shape, dtype)
 
     def caches(self, layers: int, kv_heads: int, context: int, head_dim: int, dtype: Any) -> list[tuple[Any, Any]]:
-        """Return keys and values of each layer, in the plain layout."""
+        """Return the keys and values of each layer, in the plain layout."""
         return [plain_caches(kv_heads, context, head_dim, dtype, self.gpu.zeros) for _ in range(layers)]
 
     def attention_scratch(self, model: Model, context: int) -> Any:
-        """Return space for the parts of a split context before they are combined."""
+        """Return a buffer for the parts of a split context before they are combined."""
         return self.gpu.zeros(attention.scratch_shape(self.gpu.multiprocessors), np.float32)
 
     def scratch(self, columns: int) -> Any:
-        """Return one row: the CUDA kernels need no scratch."""
+        """Return one row of zeros, because the CUDA kernels need no scratch."""
         return self.gpu.zeros((1, columns), np.float32)
 
     def int8_scratch(self, model: Model, tokens: int, columns: int) -> Any:
-        """Return space for codes and factors of activations, and for a matrix in bfloat16, which products of many
-        tokens need."""
+        """Return buffers for the codes and factors of activations, and for one matrix in bfloat16, which products of
+        many tokens need."""
         codes, factors = (
             self.gpu.zeros((tokens, size), kind) for size, kind in ((columns, "u1"), (columns // 8, "f4"))
         )
-        # The output matrix only meets one token at a time.
+        # The output matrix is left out, because it is multiplied by one token at a time.
         rows = max(sum(one.weight.rows for one in (layer.q, layer.k, layer.v)) for layer in model.layers)
         largest = max(rows * model.hidden, *(one.rows * one.columns for one in _matrices_of_layers(model)))
         self.gpu.require_room(2 * largest, "a matrix in bfloat16")
@@ -208,7 +220,7 @@ class GpuMachine:
         return Int8Scratch(codes, factors, self.gpu.multiprocessors, tiles)
 
     def put(self, array: Any, values: Sequence[int]) -> Any:
-        """Copy the values into `array`, unless they are part of the inputs that were sent."""
+        """Copy the values into `array` and return it, or return the part of the sent inputs that holds the values."""
         if not self.takes_inputs:
             array[...] = self.gpu.array(np.asarray(values, array.dtype))
             return array
@@ -224,14 +236,14 @@ class GpuMachine:
         return self._number(self._tokens + self._parts_given - 1)
 
     def host(self, array: Any) -> Any:
-        """Return a copy, after waiting for everything launched."""
+        """Return a copy on the host, after waiting for all launches."""
         return self.gpu.host(array)
 
 
 @dataclass(slots=True)
 class _KeptPass:
-    """How to launch a pass again, and its parts. `stamps`: the host copy of its stamps, or None if it has none or too
-    many."""
+    """A pass that can be launched again, with its parts. `stamps` is the host copy of its stamps, or None if it has
+    none or too many."""
 
     launch: Callable[[], object]
     parts: PassParts
@@ -239,7 +251,8 @@ class _KeptPass:
 
 
 class GpuDecoder(Decoder):
-    """A Decoder of a model on `gpu` (`model_on`). `is_eager`: single tokens, too, run launch by launch."""
+    """A Decoder of a model on `gpu` (made by `model_on`). With `is_eager`, a single token also runs launch by
+    launch."""
 
     def __init__(
         self,
@@ -264,16 +277,16 @@ class GpuDecoder(Decoder):
         self._stamps = gpu.zeros((MOST_LAUNCHES, STAMPS), np.uint64)
         self._told = gpu.pinned((MOST_LAUNCHES, STAMPS), np.uint64)
         self._chosen = gpu.pinned((1,), np.int64)
-        self._words = 0  # number of input words of the pass
-        self._kept: dict[_Key, _KeptPass] = {}  # the most recently used last
+        self._words = 0  # number of input words of the current pass
+        self._kept: dict[_Key, _KeptPass] = {}  # kept passes, the most recently used last
         self._untold: tuple[ActiveStep, PassParts, Times | None, Elements] | None = None
-        self._told_until_ns = 0  # on the device's clock
-        with self._on.turn():  # waiting for the whole GPU would spoil a graph that another decoder captures
+        self._told_until_ns = 0  # end of the last published stamp, in nanoseconds of the device's clock
+        with self._on.turn():  # Waiting for the whole GPU would spoil a graph that another decoder is capturing.
             gpu.synchronize()  # earlier writes were on another stream
 
     @one_call_at_a_time
     def prefill(self, tokens: Sequence[int], observe: Observer | None = None) -> int:
-        """Like in Decoder; `observe` is ignored."""
+        """Append `tokens` and return the next token, with the errors of `Decoder.prefill`. `observe` is ignored."""
         self._check(tokens)
         start = self.position
         try:
@@ -281,21 +294,21 @@ class GpuDecoder(Decoder):
                 self._say(step)
                 token = self._ran(tokens, step)
             self.tell()
-        except BaseException:  # the caller will give the same tokens again
+        except BaseException:  # after an error, the caller gives the same tokens again
             self.position = start
             raise
         return token
 
     @one_call_at_a_time
     def decode(self, token: int, observe: Observer | None = None) -> int:
-        """Like in Decoder; `observe` is ignored."""
+        """Append one token and return the next one, with the errors of `Decoder.decode`. `observe` is ignored."""
         self._check((token,))
         with self._profiler.step("decode", tokens=1) as step:
             self._say(step)
             return self._ran((token,), step)
 
     def _begin(self) -> None:
-        """Like in Decoder."""
+        """Publish the last recorded step, then forget the sequence."""
         self.tell()
         super()._begin()
 
@@ -306,7 +319,7 @@ class GpuDecoder(Decoder):
 
     @property
     def logits(self) -> Any:
-        """Decoder's logits, a copy on the host."""
+        """The logits of the last token, copied to the host."""
         return self._gpu.host(self._space.logits)[0]
 
     def _choice(self, space: Workspace) -> Arguments:
@@ -320,8 +333,8 @@ class GpuDecoder(Decoder):
 
     @contextmanager
     def _whole_or_none(self) -> Iterator[None]:
-        """Run a pass on the stream, while no other decoder's pass runs. After an error or an interrupt wait for what
-        it launched, and undo the pass."""
+        """Run a pass on the stream, while no other decoder's pass runs. After an error or an interrupt, wait for its
+        launches and undo the pass."""
         start = self.position
         with self._on.turn(), self._stream:
             try:
@@ -347,11 +360,11 @@ class GpuDecoder(Decoder):
         return chosen
 
     def _launched(self, count: int, is_recorded: bool) -> _KeptPass:
-        """Launch a pass of `count` tokens; again, if it is kept."""
+        """Launch a pass of `count` tokens. If it was kept, launch it again."""
         start = self.position
         key = count, 0 if count == 1 else start, is_recorded
         kept = self._kept.pop(key, None)
-        if kept is None and count == 1:  # the pass runs twice, and writes the same into the cache
+        if kept is None and count == 1:  # the pass runs twice, and writes the same values into the cache
             for is_stamped in (False, True):
                 self._kept[1, 0, is_stamped] = self._prepared(is_stamped=is_stamped)
                 self.position = start
@@ -364,7 +377,7 @@ class GpuDecoder(Decoder):
         self._launch(ran, count)
         stamps = self._copy_stamps(ran) if is_recorded and len(ran.launched) <= MOST_LAUNCHES else None
         kept = _KeptPass(ran.again, PassParts(ran.launched), stamps)
-        if self.model.experts is None:  # otherwise the launches depend on the chosen experts
+        if self.model.experts is None:  # in a mixture, the launches depend on the chosen experts
             self._kept[key] = kept
             prompts = [one for one in self._kept if one[0] > 1]
             for one in prompts[:-KEPT_PROMPTS]:
@@ -372,22 +385,23 @@ class GpuDecoder(Decoder):
         return kept
 
     def _prepared(self, *, is_stamped: bool) -> _KeptPass:
-        """Run the pass of one token and return it."""
+        """Run the pass of one token, and return it in a form that can be launched again."""
         ran = self._pass(is_stamped=is_stamped, is_early=True)
-        self._launch(ran, 1)  # nothing may be loaded while it is captured
+        self._launch(ran, 1)  # loads everything, because nothing may be loaded during the capture
         self._stream.synchronize()
         stamps = self._copy_stamps(ran) if is_stamped else None
         return _KeptPass(ran.again if self._is_eager else self._captured(ran), PassParts(ran.launched), stamps)
 
     def _captured(self, ran: LaunchedPass) -> Callable[[], object]:
-        """Return a function that launches as one graph what `ran` launches one by one."""
-        stream = self._stream  # only the stream: a reference to the decoder would keep it alive
+        """Return a function that launches all launches of `ran` as one graph."""
+        stream = self._stream  # a reference to the decoder would keep the decoder alive
         try:
             stream.begin_capture()
             ran.again()
             captured = stream.end_capture()
         except BaseException:
-            with suppress(self._gpu.cupy.cuda.runtime.CUDARuntimeError):  # not begun, no graph, or ended
+            # the capture has not begun, made no graph, or has ended
+            with suppress(self._gpu.cupy.cuda.runtime.CUDARuntimeError):
                 stream.end_capture()
             raise
         captured.upload(stream)
@@ -398,7 +412,7 @@ class GpuDecoder(Decoder):
 
     @property
     def _code_space(self) -> Int8Scratch | None:
-        """The space for codes that BrickLaunches takes."""
+        """The scratch for int8 codes that BrickLaunches takes, or None if no product takes int8."""
         return self.int8_scratch if self.model.layers[0].q.weight.takes_int8 else None
 
     def _launch(self, ran: LaunchedPass, count: int) -> None:
@@ -410,24 +424,25 @@ class GpuDecoder(Decoder):
 
     def _token(self) -> int:
         token = int(self._chosen[0])
-        if not 0 <= token < self.model.vocabulary:  # as in sampling.py
+        # the sampling kernel chooses an invalid token if a logit is not finite (sampling.py)
+        if not 0 <= token < self.model.vocabulary:
             raise NoTokenError
         return token
 
     def _copy_stamps(self, ran: LaunchedPass) -> Times:
-        """Copy the stamps, after everything that was launched, into memory that the host reads."""
+        """Copy the stamps into host memory, after everything that was launched."""
         stamps: Times = self._told[: len(ran.launched)]
         ran.tell(stamps, self._stamps[: len(stamps)])
         return stamps
 
-    # --- what a recorded step has told ------------------------------------------------------------------------------
+    # --- publishing what a recorded step has measured ---------------------------------------------------------------
 
     def _hold(self, step: ActiveStep, parts: PassParts, stamps: Times | None, elements: Elements) -> None:
         step.wait()
         self._untold = step, parts, None if stamps is None else stamps.copy(), elements
 
     def _elements_at(self, position: int) -> Elements:
-        """Return the elements of those bricks of a token's pass that grow with its position."""
+        """Return the elements of the bricks that do more work at a later position, for a pass of one token."""
         heads = self.model.heads
         return {
             layer.bricks.attention: heads * attention.positions_seen(position, 1, layer.window)
@@ -435,18 +450,19 @@ class GpuDecoder(Decoder):
         }
 
     def tell(self) -> None:
-        """Hand on what the last recorded step measured."""
+        """Publish the measurements of the last recorded step."""
         if self._untold is None:
             return
         (step, parts, stamps, elements), self._untold = self._untold, None
-        if self._gpu.is_of_parent:  # the step belongs to the parent, too
+        if self._gpu.is_of_parent:  # a fork must not publish its parent's step
             return
         offset_ns = None
         try:
             if stamps is not None and have_run(stamps, self._told_until_ns):
                 self._told_until_ns = int(stamps[-1, 1])
                 offset_ns = self._gpu.offset_ns(self._told_until_ns)
-            elif stamps is not None:  # a clock that was set back stays below end times that were written before
+            # After the clock was set back, new stamps stay below the end times that were written before.
+            elif stamps is not None:
                 self._told_until_ns = 0
                 with self._on.turn(), self._stream:
                     self._stamps.fill(0)

@@ -1,6 +1,7 @@
-"""Phi-3, Phi-3.5 and Phi-4-mini: like Llama, but queries, keys and values are one tensor, gate and up another.
+"""Phi-3, Phi-3.5 and Phi-4-mini. They differ from Llama in that queries, keys and values are one tensor, and gate and
+up another.
 
-Source: Phi-3 technical report (2024); tensor names and the RoPE layout are from llama.cpp's LLM_ARCH_PHI3.
+Source: Phi-3 technical report (2024). Tensor names and the RoPE layout are from llama.cpp's LLM_ARCH_PHI3.
 """
 
 from __future__ import annotations

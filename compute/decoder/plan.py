@@ -1,4 +1,4 @@
-"""The plan of a decoder's pass: every brick in order with the kernels that it would launch. Nothing runs."""
+"""Plan a decoder's pass: list every brick in order with the kernels that it would launch. No kernel runs."""
 
 from __future__ import annotations
 
@@ -29,15 +29,19 @@ from cbtop.compute.quantization.planes import PlaneLayout
 from cbtop.profiler.profiler import BrickProfiler
 
 CONTEXT = 2048
-SMALL = 1 << 13  # numbers of an array that is really allocated
+SMALL = 1 << 13  # largest number of elements of an array that is really allocated
 PACKAGE = Path(__file__).resolve().parents[2]
-MULTIPROCESSORS = 132  # an H100's; the number of parts of a split attention context depends on it
+# Multiprocessors of an H100. Their number decides into how many parts an attention context is split.
+MULTIPROCESSORS = 132
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A kernel of a brick of a layer (None: outside layers), launched `launches` times a pass. It is written in
-    `line` of `file`, relative to the repository. `grid` and `block` are for GPUs."""
+    """A kernel of a brick, which is launched `launches` times in a pass.
+
+    `layer` is None outside the layers. The kernel's source is at `line` of `file`, relative to the repository. `grid`
+    and `block` are set on GPUs only.
+    """
 
     layer: int | None
     brick: str
@@ -50,7 +54,7 @@ class Planned:
 
 
 class ShapedArrays:
-    """Replaces a GPU if nothing runs: its large arrays are one zero with a shape."""
+    """Replaces a GPU in a plan. A large array is one zero that is broadcast to the array's shape."""
 
     multiprocessors = MULTIPROCESSORS
 
@@ -61,7 +65,7 @@ class ShapedArrays:
         return np.broadcast_to(np.zeros((), dtype), shape)
 
     def array(self, values: Any) -> Any:
-        """Return zeros of its shape."""
+        """Return zeros with the shape of `values`."""
         return self.zeros(values.shape, values.dtype)
 
     def pinned(self, shape: Any, dtype: Any) -> Any:
@@ -73,16 +77,16 @@ class ShapedArrays:
         return array
 
     def planes(self, layout: PlaneLayout, matrix: QuantizedMatrix, experts: int | None = None) -> Any:
-        """Return zeros in place of a matrix's planes."""
+        """Return zeros with the size of the matrix's planes."""
         blocks = matrix.data.size // matrix.format.block_bytes // (experts or 1)
         size = layout.size_bytes(blocks, matrix.format.block_elements)
         return self.zeros((size,) if experts is None else (experts, size), np.uint8)
 
     def require_room(self, size_bytes: int, what: str) -> None:
-        """Do nothing: there is always room."""
+        """Do nothing, because a plan needs no memory."""
 
     def check(self) -> None:
-        """Do nothing: it can always run nothing."""
+        """Do nothing, because a plan runs no kernel."""
 
 
 class _PlannedMachine(GpuMachine):
@@ -95,9 +99,11 @@ class _PlannedMachine(GpuMachine):
 
 
 def planned(path: Path, backend: str, tokens: int = 1) -> list[Planned]:
-    """Return the launches of a pass of `tokens` tokens of the model at `path` on one of BACKENDS, in order.
+    """Return the launches of a pass of `tokens` tokens, in order. The model at `path` is planned for `backend`, one
+    of BACKENDS.
 
-    Raises ModelError if it cannot be run there."""
+    Raises ModelError if the model cannot run on that backend.
+    """
     model = read_model(path, FAMILIES)
     profiler, context = BrickProfiler(enabled=False), min(CONTEXT, model.context_length)
     if tokens > context:
@@ -153,7 +159,7 @@ def _cuda_launches(
 
 @cache
 def _written(file: str, line: int, entry: str) -> tuple[str, int]:
-    """Return file and line of an entry: its own line in the launching file, or `line` if a template makes it."""
+    """Return the file and the line that define an entry. The line is `line` if a template makes the entry."""
     for number, text in enumerate(Path(file).read_text("utf-8").splitlines(), 1):
         if f"KERNEL {entry}(" in text:
             return _file(file), number

@@ -1,6 +1,6 @@
-"""Probes: each reads the data of one trace from the arguments of a brick that has just run."""
+"""Probes read the data of a trace. Each probe reads the arguments of bricks that have just run."""
 
-# The next layer overwrites the buffers, so a probe measures at once.
+# A probe measures at once, because the next layer overwrites the buffers.
 
 from __future__ import annotations
 
@@ -28,25 +28,27 @@ from cbtop.profiler.traces.moments import TensorStats, tensor_stats
 from cbtop.profiler.traces.quantization import ErrorSource, quantization_error
 from cbtop.profiler.traces.tracer import ModelTracer
 
-PRODUCTS = ("linear", "linear_int8")  # the contracts of kernels that multiply by weights
+PRODUCTS = ("linear", "linear_int8")  # contract names of kernels that multiply by weights
 Calls = Sequence[Arguments]
-Watch = Callable[[Calls], int]  # returns the number of values it looked at
+Watch = Callable[[Calls], int]  # called with the brick's calls; returns the number of values that it read
 
 
 class Probe(Protocol):
-    """Something that watches bricks of a pass."""
+    """A watcher of bricks in a traced pass."""
 
     def watches(self, turn: int) -> Iterator[tuple[ComputeBrick, Watch]]:
-        """Yield the bricks of the traced pass number `turn` to watch, with a function to call after each."""
+        """Yield each brick to watch in traced pass number `turn`, with the function to call after the brick has
+        run."""
 
 
 class ActivationProbe:
-    """MLT-01: the residual stream before and after each layer, and what both halves add to it."""
+    """MLT-01: measures the residual stream before and after each layer, and what both halves of the layer add to
+    it."""
 
     def __init__(self, bricks: ModelBricks, tracer: ModelTracer) -> None:
         self._bricks = bricks
         self._tracer = tracer
-        self._measured: list[TensorStats] = []  # of the running layer
+        self._measured: list[TensorStats] = []  # measurements of the running layer
 
     def watches(self, turn: int) -> Iterator[tuple[ComputeBrick, Watch]]:
         for layer, bricks in enumerate(self._bricks.layers):
@@ -88,7 +90,7 @@ class ActivationProbe:
 
 
 class AttentionProbe:
-    """MLT-02: the softmax of the last query."""
+    """MLT-02: computes the softmax of the last query."""
 
     def __init__(self, bricks: ModelBricks, tracer: ModelTracer) -> None:
         self._bricks = bricks
@@ -101,7 +103,8 @@ class AttentionProbe:
                 yield bricks.attention, partial(self._weighed, layer)
 
     def _weighed(self, layer: int, calls: Calls) -> int:
-        q, k_cache, _, start, *scores, _, _ = calls[0]  # the kernel keeps no weights, so compute them again
+        # the kernel stores no attention weights, so they are computed again
+        q, k_cache, _, start, *scores, _, _ = calls[0]
         weights = attention.attention_weights(q[-1], k_cache, start + len(q) - 1, *scores)
         self._tracer.record_attention(
             attention_weights(layer, weights.astype(np.float32), self._tracer.config.attention_config)
@@ -110,12 +113,13 @@ class AttentionProbe:
 
 
 class LogitProbe:
-    """MLT-03: the logit lens. Each layer's output is kept, and read when the pass has chosen its token."""
+    """MLT-03: the logit lens. The output of each layer is copied, and multiplied by the head when the pass has chosen
+    its token."""
 
     def __init__(self, bricks: ModelBricks, tracer: ModelTracer) -> None:
         self._bricks = bricks
         self._tracer = tracer
-        self._outputs: list[Floats] = []  # (1, hidden) each
+        self._outputs: list[Floats] = []  # arrays (1, hidden), one for each layer
         self._norm: Arguments = ()
         self._head: Arguments = ()
         self._cap: Arguments = ()
@@ -153,11 +157,12 @@ class LogitProbe:
         return int(final.size) * (1 + len(self._outputs))
 
     def _lens(self) -> Iterator[Floats]:
-        """Yield each layer's logits, float32 (vocabulary,), in one buffer."""
+        """Yield the logits of each layer, float32 (vocabulary,). All are written into the same buffer."""
         code, weights, bias, normed_last, logits_last, scratch = self._head
         normed, logits = np.empty_like(normed_last), np.empty_like(logits_last)
         (product,) = self._bricks.lm_head.kernels
-        # If the norm also makes int8 codes, take only the norm: the pass's codes do not fit another layer's output.
+        # If the kernel also makes int8 codes, use only its norm, because the codes of the pass belong to one layer's
+        # output.
         norm, (_, *how, _) = next(_taken_apart([(self._bricks.final_norm.kernels[0], self._norm)]))
         if isinstance(scratch, Int8Scratch):
             scratch = replace(scratch, holds_codes=False)
@@ -170,12 +175,12 @@ class LogitProbe:
 
 
 class QuantizationProbe:
-    """MLT-04: products against float64, on sampled rows of each matrix of one layer, the next in each pass, and of
-    the head.
+    """MLT-04: compares products with float64 on sampled rows.
 
-    A GGUF lets two errors be measured. One is the kernel's own, which includes rounded activations if it rounds them.
-    The other is what rounding activations to Q8_0 would add, if the kernel does not round. The error of the weights'
-    quantisation cannot be measured, because the file does not hold the original floats.
+    Each traced pass compares the matrices of the head and of one layer, the next layer in each pass. Two errors can
+    be measured with a GGUF. One is the kernel's own error, which includes rounded activations if the kernel rounds
+    them. The other is the error that rounding activations to Q8_0 would add, if the kernel does not round them. The
+    error of the weights' quantisation cannot be measured, because the file does not hold the original floats.
     """
 
     def __init__(self, bricks: ModelBricks, tracer: ModelTracer) -> None:
@@ -212,7 +217,7 @@ class QuantizationProbe:
             )
             record(ErrorSource.KERNEL, exact + bias if bias.size else exact, found)
             can_round = x.shape[1] % Q8_0.block_elements == 0 and (np.abs(x) <= Q8_0.largest).all()
-            if can_round and not is_int8:  # otherwise the activations are already rounded
+            if can_round and not is_int8:  # int8 products have already rounded their activations
                 rounded = Q8_0.dequantize(Q8_0.quantize(np.ascontiguousarray(x)))
                 record(ErrorSource.ACTIVATIONS, exact, rounded.astype(np.float64) @ weights.T)
             looked_at += weights.size
@@ -232,25 +237,25 @@ class QuantizationProbe:
 
 
 def _taken_apart(calls: Iterable[Part]) -> Iterator[Part]:
-    """Yield kernels with their arguments; a fused kernel as its parts."""
+    """Yield kernels with their arguments. A fused kernel is replaced by its parts."""
     for kernel, call in calls:
         yield from ((kernel, call),) if kernel.parts is None else kernel.parts(call)
 
 
 class KvCacheProbe:
-    """MLT-05: the decoder's own cache, which grows by a position a token and is thrown away as a whole."""
+    """MLT-05: reports the decoder's own cache, which grows by a position per token and is emptied as a whole."""
 
     def __init__(self, bricks: ModelBricks, tracer: ModelTracer, context: int) -> None:
         self._bricks = bricks
         self._tracer = tracer
         self._context = context
         self._steps = self._evictions = self._evicted_positions = 0
-        self._position = -1  # before the latest step
+        self._position = -1  # cached positions before the latest step
         self._size_bytes = 0
 
     def step(self, position: int) -> None:
-        """Begin a decode step with `position` cached tokens. If that is not more than before, the cache was
-        emptied."""
+        """Begin a decode step with `position` cached tokens. If there are not more than in the previous step, the
+        cache was emptied."""
         self._steps += 1
         if position <= self._position:
             self._evictions += 1

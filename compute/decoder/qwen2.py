@@ -1,6 +1,6 @@
-"""Qwen2 and Qwen2.5: biases on queries, keys and values; RoPE over split halves.
+"""Qwen2 and Qwen2.5: biases on queries, keys and values, and RoPE over split halves.
 
-Source: Qwen2 technical report (2024); tensor names and the RoPE layout are from llama.cpp's LLM_ARCH_QWEN2.
+Source: Qwen2 technical report (2024). Tensor names and the RoPE layout are from llama.cpp's LLM_ARCH_QWEN2.
 """
 
 from __future__ import annotations

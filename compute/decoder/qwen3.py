@@ -1,6 +1,6 @@
-"""Qwen3: like Qwen2, but without biases, and with queries and keys normalised per head before RoPE.
+"""Qwen3. It differs from Qwen2 in that it has no biases, and normalises each head of queries and keys before RoPE.
 
-Source: Qwen3 technical report (2025); tensor names and the RoPE layout are from llama.cpp's LLM_ARCH_QWEN3.
+Source: Qwen3 technical report (2025). Tensor names and the RoPE layout are from llama.cpp's LLM_ARCH_QWEN3.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Qwen3 as a mixture of experts: a router takes some of many small feed-forward networks for each token.
+"""Qwen3 as a mixture of experts: a router chooses some of many small feed-forward networks for each token.
 
-Source: Qwen3 technical report (2025); tensor names, renormalised weights and the RoPE layout as llama.cpp's
+Source: Qwen3 technical report (2025). Tensor names, renormalised weights and the RoPE layout are from llama.cpp's
 LLM_ARCH_QWEN3MOE.
 """
 

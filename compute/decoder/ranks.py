@@ -1,13 +1,14 @@
-"""A model over several processes, the ranks: each has an even share of the layers, or of every layer.
+"""Split a model over several processes, the ranks. Each rank has an even share of the layers, or a part of every
+layer.
 
 Rules
-- Split by layers: a rank sends its output to the next, and the last one sends the chosen token to all.
+- Split by layers: a rank sends its output to the next rank, and the last rank sends the chosen token to all.
 - Split of every layer, by heads and by columns of the feed-forward network (Shoeybi et al., "Megatron-LM", 2019,
-  section 3): the ranks' results are added up twice a layer. Each rank has the whole embedding and output matrix and
-  chooses by itself: all receive the same bits of a sum (NCCL's user guide, "AllReduce").
-- So every rank runs the same passes in the same order, and returns the same tokens.
+  section 3): the outputs of the ranks are added up twice a layer. Each rank has the whole embedding and output matrix
+  and chooses tokens by itself, because all ranks receive the same bits of a sum (NCCL's user guide, "AllReduce").
+- With either split, every rank runs the same passes in the same order and returns the same tokens.
 - An exchange is a brick in the category Communication, with the name, label and counts of a torch.distributed
-  exchange (profiler/instrument/collectives.py). It has no assertions: checks look at what is computed.
+  exchange (profiler/instrument/collectives.py). It has no assertions, because checks are for computed values.
 """
 
 from __future__ import annotations
@@ -33,13 +34,16 @@ from cbtop.compute.settings import Split
 from cbtop.protocol.attributes import Work
 
 TOKEN_BYTES = 8
-UNBOUND = Performance("", 0.0, "", "", math.inf)  # a link bounds an exchange, and its roof is not measured
+# The contract's performance of an exchange: no roof, because an exchange is limited by a link that is not measured.
+UNBOUND = Performance("", 0.0, "", "", math.inf)
 
 
 class RankLink(Protocol):
-    """The connection of a rank to the others: each receives arrays in the order in which they were sent. Arrays are
-    in the decoder's memory, row after row, float32 or int64. On a device a transfer is done after everything launched
-    before it."""
+    """The connection of a rank to the other ranks. Each rank receives arrays in the order of sending.
+
+    Arrays are in the decoder's memory, row after row, float32 or int64. On a device, a transfer runs after everything
+    that was launched before it.
+    """
 
     def send(self, array: Any, to: int) -> None: ...
 
@@ -47,16 +51,16 @@ class RankLink(Protocol):
         """Receive into `array`."""
 
     def broadcast(self, array: Any, sender: int) -> None:
-        """Copy the sender's `array` to every rank's."""
+        """Copy the sender's `array` into the `array` of every rank."""
 
     def all_reduce(self, array: Any) -> None:
-        """Set every rank's `array` to the sum of all."""
+        """Set the `array` of every rank to the sum over all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """A process's number among `count` ranks, its link to the others (None if it is alone), and the way of
-    splitting."""
+    """The number of a process among `count` ranks, its link to the other ranks (None if it is alone), and what they
+    split."""
 
     number: int
     count: int
@@ -65,19 +69,19 @@ class Rank:
 
     @property
     def embeds(self) -> bool:
-        """Whether it begins with the tokens."""
+        """Whether this rank looks up the tokens' embeddings."""
         return self.number == 0 or self.split == "heads"
 
     @property
     def chooses(self) -> bool:
-        """Whether it chooses the next token."""
+        """Whether this rank chooses the next token."""
         return self.number == self.count - 1 or self.split == "heads"
 
     def layers_of(self, layers: int) -> range:
-        """Return its layers, an even share. If the number does not divide, the last rank, which has the head, has the
-        fewest.
+        """Return this rank's even share of the layers. If the layers cannot be divided evenly, the last rank, which
+        has the head, has the fewest.
 
-        Raises ModelError if a rank would have none.
+        Raises ModelError if a rank would have no layer.
         """
         if self.count > layers:
             raise ModelError(f"a model of {layers} layers for {self.count} GPUs; give --gpus {layers} or fewer")
@@ -85,7 +89,7 @@ class Rank:
         return range(own.start, own.stop)
 
     def share_of(self, total: int, unit: int, what: str) -> slice:
-        """Return its share of `total`, in whole units. Raises ModelError if a rank would have none."""
+        """Return this rank's share of `total`, in whole units. Raises ModelError if a rank would have no unit."""
         units = total // unit
         if self.count > units:
             ways = f"--gpus {units} or fewer, or --split layers" if units > 1 else "--split layers"
@@ -94,7 +98,7 @@ class Rank:
         return slice(own.start * unit, own.stop * unit)
 
     def _of(self, count: int) -> slice:
-        """Return its share of `count`: as many as the others, or one more."""
+        """Return this rank's share of `count`. Shares differ by at most one."""
         first, end = (-(-number * count // self.count) for number in (self.number, self.number + 1))
         return slice(first, end)
 
@@ -105,7 +109,7 @@ ALONE = Rank(0, 1, None)
 def part_of(model: Model, rank: Rank) -> Model:
     """Return the part of a model that a rank runs. Raises ModelError if there are too many ranks to split the model.
 
-    An embedding or head that the rank does not use only gives its sizes.
+    An embedding or head that the rank does not use stays in the model, because its sizes are read.
     """
     if rank.count == 1:
         return model
@@ -123,10 +127,10 @@ def part_of(model: Model, rank: Rank) -> Model:
 
 
 def _share_of_layers(model: Model, rank: Rank) -> Model:
-    """Return some heads and some columns of the feed-forward network of every layer, in whole blocks of the
+    """Return the rank's heads and its columns of the feed-forward network, of every layer, in whole blocks of the
     formats."""
-    seen_by = model.heads // model.kv_heads  # query heads that share keys and values
-    block = max(_blocks_of(layer.output) for layer in model.layers)  # 1, 32 or 256
+    seen_by = model.heads // model.kv_heads  # number of query heads that share keys and values
+    block = max(_blocks_of(layer.output) for layer in model.layers)  # elements of a block: 1, 32 or 256
     kv_unit = math.lcm(seen_by * model.head_dim, block) // (seen_by * model.head_dim)
     kv_heads = rank.share_of(model.kv_heads, kv_unit, "heads of keys and values")
     heads = slice(kv_heads.start * seen_by, kv_heads.stop * seen_by)
@@ -161,21 +165,21 @@ def _blocks_of(one: Projection) -> int:
 
 
 def _rows(one: Projection, own: slice, parts: int, groups: int = 1) -> Projection:
-    """Return the `own` of `parts` equal parts of the rows, from each of `groups` groups of rows."""
+    """Divide the rows of each of `groups` groups into `parts` equal parts. Returns the parts `own` of each group."""
     data = one.weight.data.reshape(groups, parts, -1, one.weight.data.shape[1])[:, own]
     bias = one.bias.reshape(parts, -1)[own].reshape(-1) if one.bias.size else one.bias
     return Projection(_matrix(one.weight, data.reshape(-1, data.shape[-1]), one.weight.columns), bias)
 
 
 def _columns(one: Projection, own: slice, *, has_bias: bool) -> Projection:
-    """`has_bias`: true for one rank only, because the bias is added once."""
+    """Return the columns `own`. `has_bias` is true for one rank only, so that the bias is added once."""
     first, end = (one.weight.format.row_bytes(at) for at in (own.start, own.stop))
     matrix = _matrix(one.weight, one.weight.data[:, first:end], own.stop - own.start)
     return Projection(matrix, one.bias if has_bias else one.bias[:0])
 
 
 def _matrix(whole: Matrix, data: Any, columns: int) -> Matrix:
-    assert isinstance(whole, QuantizedMatrix)  # still as in the file
+    assert isinstance(whole, QuantizedMatrix)  # the matrix still has the layout of the file
     kept = np.ascontiguousarray(data)
     kept.flags.writeable = False
     return replace(whole, data=kept, columns=columns)
@@ -188,7 +192,7 @@ def _bytes_of(layer: LayerWeights) -> int:
 
 
 class Exchanges:
-    """The exchanges of a rank as bricks, in the order of a pass; None if the rank does not use one."""
+    """The exchange bricks of a rank, in the order of a pass. An exchange that the rank does not use is None."""
 
     def __init__(self, rank: Rank, backend: str, profiler: Profiler, *, names_launches: bool) -> None:
         self.recv: ComputeBrick | None = None
@@ -204,7 +208,7 @@ class Exchanges:
             made = ComputeBrick(
                 spec, (BrickLaunch(kernel, KernelWork()),), backend, profiler, names_launches=names_launches
             )
-            # Bus bytes are the whole array's (nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth").
+            # Bus bytes count the whole array (nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth").
             work = Work(bytes_per_element=bus_factor * itemsize, size_bytes_per_element=itemsize)
             made.definition = replace(made.definition, work=work, label=f"{rank.count} ranks")
             return made
@@ -220,7 +224,7 @@ class Exchanges:
 
 
 def _kernel(spec: BrickSpec, call: Callable[[Any], None]) -> Kernel:
-    """Return the kernel of an exchange: on a GPU a call of NCCL, in order with the other launches."""
+    """Return the kernel of an exchange. On a GPU it is a call of NCCL, in order with the other launches."""
     name = f"nccl{spec.name}"
 
     def launches(x: Any) -> tuple[LibraryCall, ...]:

@@ -1,4 +1,4 @@
-"""The forward pass in plain NumPy, float64, over dequantised weights: the reference of the decoder."""
+"""The reference of the decoder: the forward pass in plain NumPy, in float64, with dequantised weights."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from cbtop.compute.decoder.base import LayerWeights, Model, Norm, Projection, Ro
 from cbtop.compute.quantization.interleaved import Matrix
 
 Wide = NDArray[np.float64]
-TOGETHER = 1 << 22  # numbers of a matrix
+TOGETHER = 1 << 22  # numbers of a matrix that are dequantised together
 
 
 def forward_reference(model: Model, tokens: Sequence[int], context: int | None = None) -> Wide:
-    """Return logits, float64 (tokens, vocabulary), of every position of `tokens`, which start at position 0.
+    """Return the logits, float64 (tokens, vocabulary), of every position of `tokens`, which start at position 0.
 
-    `context`: the context size that RoPE assumes; None: the model's.
+    `context` is the context size that RoPE assumes. None means the model's context size.
     """
     x = model.embedding.dequantized(np.asarray(tokens)).astype(np.float64)  # (tokens, hidden)
     x *= model.embedding_scale
@@ -43,7 +43,7 @@ def _held(x: Wide, cap: float) -> Wide:
 def _activated(model: Model, gate: Wide) -> Wide:
     slope = np.sqrt(2 / np.pi)
     inner = gate / 2 if model.activation == "silu" else slope * gate + slope * 0.044715 * gate * gate * gate
-    activated: Wide = gate * (1 + np.tanh(inner)) / 2  # the logistic function is 0.5 + 0.5 tanh, too
+    activated: Wide = gate * (1 + np.tanh(inner)) / 2  # the logistic function is also 0.5 + 0.5 tanh(x / 2)
     return activated
 
 
@@ -53,7 +53,8 @@ def _times(x: Wide, projection: Projection) -> Wide:
 
 
 def _product(x: Wide, matrix: Matrix, first: int, end: int) -> Wide:
-    """Return x times these rows of the matrix, some at a time, because all of an output matrix would be gigabytes."""
+    """Return x times the rows `first` to `end` of the matrix, some rows at a time. A whole output matrix in float64
+    would take gigabytes."""
     step = max(TOGETHER // matrix.columns, 1)
     parts = [np.arange(at, min(at + step, end)) for at in range(first, end, step)]
     return np.concatenate([x @ matrix.dequantized(rows).astype(np.float64).T for rows in parts], axis=-1)
@@ -67,9 +68,9 @@ def _norm(x: Wide, norm: Norm, epsilon: float) -> Wide:
 
 
 def _turns(rope: Rope, tokens: int, context: int) -> NDArray[np.complex128]:
-    """Return the factor of each pair, complex128 (tokens, 1, pairs)."""
+    """Return the complex factor that rotates each pair, complex128 (tokens, 1, pairs)."""
     wavelengths = 2 * np.pi * rope.base ** (2.0 * np.arange(rope.dimensions // 2) / rope.dimensions)
-    # YaRN looks at the number of turns before the factors.
+    # YaRN counts turns before the frequencies are divided by factors.
     pair_of = [
         rope.dimensions * np.log(rope.original_context / (2 * np.pi * turns)) / np.log(rope.base) / 2
         for turns in rope.turns
@@ -86,7 +87,7 @@ def _turns(rope: Rope, tokens: int, context: int) -> NDArray[np.complex128]:
 
 
 def _rotated(x: Wide, rope: Rope, turn: NDArray[np.complex128]) -> Wide:
-    """Rotate x, (tokens, heads, head_dim). As complex numbers, pairs rotate by multiplication."""
+    """Rotate x, (tokens, heads, head_dim). Each pair is rotated as a complex number, by multiplication."""
     half = rope.dimensions // 2
     rotating = x[..., : rope.dimensions]
     pairs = rotating.reshape(*x.shape[:2], 2, half).swapaxes(2, 3)

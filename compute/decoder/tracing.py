@@ -1,6 +1,6 @@
 """Trace a decoder: sample its steps, run the probes, and publish the results."""
 
-# The cost of tracing is a brick of its own, `Trace`, inside the layer or step that it belongs to.
+# The time that tracing takes is recorded as a brick, `Trace`, inside the traced layer or step.
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ from cbtop.profiler.traces.tracer import ModelTracer
 
 TRACE_BRICK = "Trace"
 MIN_INTERVAL_S = 1.0
-# A summary is at most this share of the run old: a catalog is kept whole, so a long run must not fill it.
+# Largest age of a published summary, as a share of the run. A catalog is never shortened, so that a long run must not
+# publish too often.
 MAX_AGE_SHARE = 0.05
 
 
 class DecodeTracing:
     """Traces every TRACED_EVERY_STEPS-th decode step of `decoder`.
 
-    Get the `observer` of each step before it, and call `finish` after the last one.
+    Call `observer` before each step, and `finish` after the last step.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class DecodeTracing:
         self._watches: dict[ComputeBrick, list[Watch]] = {}
 
     def observer(self) -> Observer | None:
-        """Return the observer of the next decode step, or None if it is not traced."""
+        """Return the observer of the next decode step, or None if the step is not traced."""
         self._kv.step(self._decoder.position)
         self._steps += 1
         if (self._steps - 1) % TRACED_EVERY_STEPS:
@@ -78,7 +79,7 @@ class DecodeTracing:
         return self._observe
 
     def finish(self) -> None:
-        """Publish what has not been published yet."""
+        """Publish the summaries of traced steps that are not yet published."""
         if self._published_turn != self._turn:
             self._publish()
 
@@ -86,7 +87,7 @@ class DecodeTracing:
         watches = self._watches.get(brick)
         if watches:
             timer = self._profiler.start_brick(TRACE_BRICK)
-            with np.errstate(all="ignore"):  # a value that is not finite is an anomaly in the trace
+            with np.errstate(all="ignore"):  # the trace reports a value that is not finite as an anomaly
                 looked_at = sum(watch(calls) for watch in watches)
             self._profiler.stop_brick(timer, looked_at)
 

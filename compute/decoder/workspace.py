@@ -1,4 +1,4 @@
-"""The buffers that a forward pass writes into, made once for the most tokens that pass together."""
+"""The buffers that a forward pass writes into. They are made once, for the largest number of tokens in one pass."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Buffers for a pass over some tokens. Only the last token's logits are computed."""
+    """Buffers for a pass over some tokens. Logits are computed for the last token only."""
 
     tokens: NDArray[np.int64]  # (tokens,)
     x: Floats  # (tokens, hidden), the residual stream
-    last: Floats  # (1, hidden), a view of its last row
+    last: Floats  # (1, hidden), a view of the last row of `x`
     normed: Floats  # (tokens, hidden)
-    normed_codes: Int8Scratch | None  # `normed` in int8, if norms make codes
+    normed_codes: Int8Scratch | None  # int8 codes of `normed`, if norms make codes
     q: Floats  # (tokens, heads * head_dim)
     k: Floats  # (tokens, kv_heads * head_dim)
     v: Floats
-    q_product: Floats  # as q and k, and the same arrays if these are not normalised
+    q_product: Floats  # shape of q; the same array as q if queries are not normalised
     k_product: Floats
     attended: Floats  # (tokens, heads * head_dim)
-    delta: Floats  # (tokens, hidden), the output of a half layer, to be added
-    delta_product: Floats  # as delta, and the same array if that is not normalised
+    delta: Floats  # (tokens, hidden), the output of a half layer, which is added to x
+    delta_product: Floats  # shape of delta; the same array as delta if that is not normalised
     gate: Floats  # (tokens, feed_forward)
     up: Floats
     activated: Floats
     last_normed: Floats  # (1, hidden)
     last_codes: Int8Scratch | None
     logits: Floats  # (1, vocabulary)
-    logits_product: Floats  # as logits, and the same array if there is no soft cap
+    logits_product: Floats  # shape of logits; the same array as logits if there is no soft cap
     choice: NDArray[np.int64]  # (1,)
 
     @classmethod
@@ -50,8 +50,8 @@ class Workspace:
         zeros: Callable[[Any, Any], Any] = np.zeros,
         int8_scratch: Int8Scratch | None = None,
     ) -> Workspace:
-        """Make the buffers with `zeros(shape, dtype)`. `int8_scratch`: the products' scratch if norms make int8
-        codes, each into space of its own; None if they do not."""
+        """Make the buffers with `zeros(shape, dtype)`. `int8_scratch` is the scratch of products if norms make int8
+        codes, each into a buffer of its own, or None if they do not."""
 
         def floats(*shape: int) -> Any:
             return zeros(shape, np.float32)
@@ -93,7 +93,7 @@ class Workspace:
         )
 
     def first(self, tokens: int) -> Workspace:
-        """Return the same buffers for a pass over fewer tokens."""
+        """Return views of these buffers for a pass over fewer tokens."""
         whole = ("last", "last_normed", "last_codes", "logits", "logits_product", "choice", "normed_codes")
         of_tokens = [field.name for field in fields(self) if field.name not in whole]
         rows = {name: getattr(self, name)[:tokens] for name in of_tokens}

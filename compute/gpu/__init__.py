@@ -1,1 +1,2 @@
-"""Code that runs on a GPU, through CuPy. Not loaded at import: it need not be installed, and there may be no GPU."""
+"""Code that runs on a GPU, through CuPy. CuPy is not imported with this package, because CuPy or a GPU may be
+missing."""

@@ -18,11 +18,13 @@ from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import BlockFormat, Bytes
 from cbtop.compute.quantization.interleaved import rows_of
 
-POSITIONS = ("start", "position", "sequence")  # int32 (1,) on the device: a graph that runs again reads new values
+# these arguments are int32 (1,) on the device, so that a graph that runs again reads new values
+POSITIONS = ("start", "position", "sequence")
 
 
 def on_device(kernel: Kernel, arguments: Arguments, device: Gpu) -> Arguments:
-    """Convert the Numba version's arguments to the CUDA version's: planes, plain caches, POSITIONS as arrays."""
+    """Convert arguments of a kernel's Numba version to arguments of its CUDA version: weights in planes, plain
+    caches, and POSITIONS as arrays."""
     names = kernel.contract.arguments
     of_interleaved = isinstance(arguments[-1], Int8Scratch | TileScratch)
     is_interleaved = of_interleaved or kernel is INTERLEAVED_EMBEDDING
@@ -36,7 +38,7 @@ def on_device(kernel: Kernel, arguments: Arguments, device: Gpu) -> Arguments:
         elif name == "k_cache":
             found.extend(_plain_on_device(one, arguments[at + 1], device))
         elif name == "v_cache":
-            pass  # was moved with its keys
+            pass  # the values were moved together with the keys
         elif name == "scratch" and kernel.contract.name == "attention":
             found.append(device.zeros(attention.scratch_shape(device.multiprocessors), np.float32))
         elif isinstance(one, TileScratch):
@@ -53,8 +55,8 @@ def on_device(kernel: Kernel, arguments: Arguments, device: Gpu) -> Arguments:
 
 
 def _scratch(arguments: Arguments, device: Gpu) -> CudaScratch:
-    """Return scratch for products in bfloat16 of all matrices among `arguments`, if weights have more than four
-    bits."""
+    """Return scratch for products in bfloat16 of all matrices among `arguments`. It is large enough for weights of
+    four or more bits."""
     weights = sum(2 * one.size for one in arguments if isinstance(one, np.ndarray) and one.dtype == np.uint8)
     numbers = [one.size for one in arguments if isinstance(one, np.ndarray) and one.dtype == np.float32]
     return CudaScratch(
@@ -65,7 +67,7 @@ def _scratch(arguments: Arguments, device: Gpu) -> CudaScratch:
 
 
 def run_on(gpu: Gpu, kernel: Kernel, arguments: Arguments) -> None:
-    """Call a kernel on the GPU with arguments of the host. Outputs are copied into them."""
+    """Call a kernel on the GPU with host arguments. Its outputs are copied into these arguments."""
     moved = on_device(kernel, arguments, gpu)
     gpu.run(kernel, *moved)
     for place in kernel.outputs:
@@ -80,7 +82,7 @@ def run_on(gpu: Gpu, kernel: Kernel, arguments: Arguments) -> None:
 
 
 def _plain_on_device(k_cache: Any, v_cache: Any, device: Gpu) -> tuple[Any, Any]:
-    """Return caches of `empty_caches` in the layout of `plain_caches`."""
+    """Return caches made by `empty_caches` in the layout of `plain_caches`, on the device."""
     kv_heads, context, _ = v_cache.shape
     head_dim = k_cache.shape[2]
     plain = kv_caches.plain_caches(kv_heads, context, head_dim, k_cache.dtype, device.zeros)
@@ -91,7 +93,8 @@ def _plain_on_device(k_cache: Any, v_cache: Any, device: Gpu) -> tuple[Any, Any]
 
 
 def planes_of(block_format: BlockFormat, weights: Bytes, *, is_interleaved: bool = False) -> Bytes:
-    """Return the planes, uint8 (size_bytes,), of a matrix as in a file, uint8 (rows, row_bytes), or interleaved."""
+    """Return the planes of a matrix, uint8 (size_bytes,). `weights` is uint8 (rows, row_bytes), as in a file or
+    interleaved."""
     layout = block_format.planes
     assert layout is not None
     rows = rows_of(block_format, weights, np.arange(len(weights))) if is_interleaved else weights

@@ -1,4 +1,5 @@
-"""Check a brick on a GPU: run its launches, then its kernels' references on the host with the same input."""
+"""Check a brick on a GPU: run its launches, then run the references of its kernels on the host with the same
+input."""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ from cbtop.compute.quantization import FORMATS
 from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.quantization.interleaved import interleave
 
-Matrices = Mapping[int, QuantizedMatrix]  # by the address of their planes
+Matrices = Mapping[int, QuantizedMatrix]  # host matrices by the device address of their planes
 
 
 def checked(
     gpu: Gpu, matrices: Matrices, launches: BrickLaunches, brick: ComputeBrick, calls: tuple[Arguments, ...]
 ) -> Iterator[tuple[str, str, AssertionResult]]:
-    """Launch a brick as `launches` does in its pass, then compare each kernel with its reference. Yields (brick,
+    """Launch a brick as in a pass of `launches`, then compare each kernel with its reference. Yields (brick,
     assertion, finding)."""
     every = [{place: gpu.host(call[place]) for place in kernel.outputs} for kernel, call in _pairs(brick, calls)]
     for _, one in launches.of(brick.kernels, calls):
@@ -50,8 +51,8 @@ def _compared(
     before: Mapping[int, Any],
     after: Mapping[int, Any],
 ) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield each output whole, the compared rows of it, and the reference's for these rows."""
-    if kernel.parts is not None:  # products are compared by some rows, the rest of the kernel by all
+    """Yield each output of a kernel: all of it, its compared rows, and the reference's output for these rows."""
+    if kernel.parts is not None:  # Some rows of a product are compared, and all of the fused kernel's other outputs.
         for part, call in kernel.parts(arguments):
             own = {place: gpu.host(call[place]) for place in part.outputs}
             yield from _compared(gpu, matrices, part, call, own, own)
@@ -61,7 +62,7 @@ def _compared(
     if "start" in names:
         given[names.index("start")] = int(given[names.index("start")][0])
     shown = dict(after)
-    if "code" in names:  # of a matrix
+    if "code" in names:  # the kernel multiplies by a matrix or looks up its rows
         matrix = matrices[arguments[names.index("weights")].data.ptr]
         given[names.index("weights")] = matrix.data
         if "bias" in names:
@@ -74,8 +75,8 @@ def _compared(
 def _of_some_rows(
     given: list[Any], after: dict[int, Any], names: tuple[str, ...]
 ) -> tuple[list[Any], dict[int, Any]]:
-    """Return the same product of only CHECKED_ROWS rows, spread over the matrix; interleaved if it is an int8
-    product."""
+    """Return the arguments and outputs of the same product with only CHECKED_ROWS rows, spread over the matrix. The
+    rows are interleaved if it is an int8 product."""
     code, weights, bias, out = (names.index(name) for name in ("code", "weights", "bias", "out"))
     count = len(given[weights])
     rows = np.linspace(0, count - 1, min(CHECKED_ROWS, count)).astype(np.int64)
@@ -89,7 +90,7 @@ def _of_some_rows(
 
 
 def on_host(gpu: Gpu, one: Any) -> Any:
-    """Return an argument as a reference reads it."""
+    """Return an argument in the form that a reference reads."""
     if isinstance(one, gpu.cupy.ndarray):
         return gpu.host(one)
     if is_dataclass(one) and not isinstance(one, type):

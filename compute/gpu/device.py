@@ -1,4 +1,4 @@
-"""One GPU, through CuPy: arrays on it, modules in it, launches."""
+"""Use one GPU through CuPy: its arrays, its modules and its launches."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from cbtop.profiler.device.cuda_calls import DriverError
 from cbtop.profiler.device.launch_times import LaunchTimes
 
 BACKEND = "cuda"
-WEIGHTS_TOGETHER = 1 << 24  # weights that are put into planes at a time
+WEIGHTS_TOGETHER = 1 << 24  # number of weights that are converted to planes at a time
 _log = logging.getLogger("cbtop")
 
-STATIC_SHARED_BYTES, LOCAL_BYTES, REGISTERS = 1, 3, 4  # CUfunction_attribute
+STATIC_SHARED_BYTES, LOCAL_BYTES, REGISTERS = 1, 3, 4  # numbers of CUfunction_attribute
 
 
 class Gpu:
-    """The GPU of an index. Raises ComputeError if CuPy is not installed or finds no GPU."""
+    """The GPU with number `index`. Raises ComputeError if CuPy is not installed, or if there is no such GPU."""
 
     def __init__(self, index: int = 0) -> None:
         try:
@@ -56,7 +56,8 @@ class Gpu:
         self.multiprocessors: int = found["multiProcessorCount"]
         self.architecture = f"sm_{found['major']}{found['minor']}"
         self._most_threads: int = found["maxThreadsPerMultiProcessor"]
-        self._can_launch_early: bool = found["major"] >= 9  # kernels of older GPUs do not wait (prelude.py)
+        # kernels on older GPUs cannot wait for the previous launch (prelude.py)
+        self._can_launch_early: bool = found["major"] >= 9
         self._turn = threading.RLock()
         self._times: LaunchTimes | None = None
         self._process = os.getpid()
@@ -70,23 +71,23 @@ class Gpu:
 
     @property
     def label(self) -> str:
-        """Its name on screens."""
+        """The GPU's name on screens."""
         return f"{BACKEND}:{self.device.id}"
 
     @property
     def is_of_parent(self) -> bool:
-        """Whether this process was forked: CUDA works for the process that began it, not for its children."""
+        """Whether this process was forked. CUDA works only in the process that initialised it."""
         return os.getpid() != self._process
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Make the GPU current in this thread, for one pass at a time. Sampling keeps values in its module between
+        """Make the GPU current in this thread, for one pass at a time. The sampling module keeps values between
         launches, and another pass would change the chosen tokens."""
         with self._turn, self.device:
             yield
 
     def offset_ns(self, device_ns: int) -> int | None:
-        """Return LaunchTimes' offset; None also if the driver refuses to read its clock."""
+        """Return `LaunchTimes.offset_ns`, or None if it is unknown or the driver refuses to read its clock."""
         try:
             with self.turn():
                 if self._times is None:
@@ -106,7 +107,8 @@ class Gpu:
         self.cupy.cuda.runtime.deviceSynchronize()
 
     def require_room(self, size_bytes: int, what: str) -> None:
-        """Raise ComputeError if the GPU has less than `size_bytes` free."""
+        """Raise ComputeError if fewer than `size_bytes` bytes of the GPU are free. `what` names the data that needs
+        them."""
         self.cupy.get_default_memory_pool().free_all_blocks()
         free_bytes, all_bytes = self.device.mem_info
         if size_bytes > free_bytes:
@@ -114,27 +116,30 @@ class Gpu:
             raise ComputeError(f"{what} take {wanted}; of {there} {free} are free on {self.name}")
 
     def array(self, values: Any) -> Any:
-        """Return a copy of a host array on the device. Raises ComputeError without room."""
+        """Return a copy of a host array on the device. Raises ComputeError without room for it."""
         try:
             return self.cupy.asarray(values)
         except self.cupy.cuda.memory.OutOfMemoryError as error:
             raise self._no_room(values.nbytes) from error
 
     def host(self, array: Any) -> Any:
-        """Return a copy on the host, after waiting for everything launched."""
+        """Return a copy of a device array on the host, after waiting for all launches."""
         return self.cupy.asnumpy(array)
 
     def zeros(self, shape: Any, dtype: Any) -> Any:
-        """Return zeros on the device. Raises ComputeError without room."""
+        """Return zeros on the device. Raises ComputeError without room for them."""
         try:
             return self.cupy.zeros(shape, dtype)
         except self.cupy.cuda.memory.OutOfMemoryError as error:
             raise self._no_room(int(np.prod(shape)) * np.dtype(dtype).itemsize) from error
 
     def planes(self, layout: PlaneLayout, matrix: QuantizedMatrix, experts: int | None = None) -> Any:
-        """Return the planes of a host matrix, uint8 (size of all,), or of each of its `experts`, which have equal
-        numbers of rows, uint8 (experts, size of one's). Takes at most 0.2 GB besides. Raises ComputeError if there is
-        no room."""
+        """Return the planes of a host matrix on the device, uint8 (size of all planes,).
+
+        With `experts`, the matrix holds that number of experts with equal numbers of rows, and the planes are uint8
+        (experts, size of the planes of one). The conversion needs at most 0.2 GB more. Raises ComputeError without
+        room.
+        """
         block_format = matrix.format
         blocks = matrix.data.reshape(experts or 1, -1, block_format.block_bytes)
         count, together = blocks.shape[1], max(WEIGHTS_TOGETHER // block_format.block_elements, 1)
@@ -155,7 +160,7 @@ class Gpu:
         return ComputeError(f"{wanted} more are wanted; of {there} {free} are free on {self.name}")
 
     def module(self, module: CudaModule, *, stamped: bool = False) -> CompiledModule:
-        """Load `module`, and return its compiled form for this GPU."""
+        """Load `module` and return its compiled form for this GPU."""
         return self._loaded(module, stamped)[1]
 
     def _loaded(self, module: CudaModule, stamped: bool) -> tuple[Any, CompiledModule]:
@@ -169,22 +174,26 @@ class Gpu:
         return self._modules[key]
 
     def function(self, module: CudaModule, entry: str, *, stamped: bool = False) -> Any:
-        """Return CuPy's function of an entry."""
+        """Return the CuPy function of a module's entry."""
         key = module, entry, stamped
         if key not in self._functions:
             self._functions[key] = self._loaded(module, stamped)[0].get_function(entry)
         return self._functions[key]
 
     def launch(self, one: CudaLaunch | LibraryCall, *, is_early: bool = False) -> None:
-        """Launch it once, without stamps (see `prepared`)."""
+        """Launch a kernel or a library call once, without stamps. `is_early` has the same meaning as in
+        `prepared`."""
         self.prepared(one, is_early=is_early)()
 
     def prepared(
         self, one: CudaLaunch | LibraryCall, stamp: int | None = None, *, is_early: bool = False
     ) -> Callable[[], object]:
-        """Return a function that launches it on the CuPy stream that is current now. `stamp`: the address of two
-        words, into which it writes its begin and its end. `is_early`: it may be scheduled before the previous launch
-        ends, and waits for that by itself (prelude.py)."""
+        """Return a function that launches `one` on CuPy's current stream.
+
+        `stamp`: the address of two words, into which the kernel writes its begin and its end. `is_early`: whether the
+        kernel may be scheduled before the previous launch ends. The kernel then waits for that end by itself
+        (prelude.py).
+        """
         if isinstance(one, LibraryCall):
             return one.call
         arguments = one.arguments if stamp is None else (*one.arguments, np.uint64(stamp))
@@ -198,25 +207,26 @@ class Gpu:
         return PreparedLaunch(self._driver, function.ptr, one, arguments, stream, is_early=is_early)
 
     def mark(self, module: CudaModule, address: int) -> Callable[[], object]:
-        """Return a function that writes the time into a word once everything launched before has ended."""
+        """Return a function that writes the time into the word at `address`, after everything launched before has
+        ended."""
         one = CudaLaunch(module, module.name, (1, 1, 1), (1, 1, 1), (np.uint64(address),))
         return self._prepared(one, one.arguments, stamped=True, is_early=False)
 
     def copy(self, target: Any, source: Any, kind: int) -> None:
-        """Copy on the stream. Host arrays must be in pinned memory."""
+        """Copy an array on the current stream. Host arrays must be in pinned memory."""
         ends = [one.ctypes.data if isinstance(one, np.ndarray) else one.data.ptr for one in (target, source)]
         stream = self.cupy.cuda.get_current_stream()
         self.cupy.cuda.runtime.memcpyAsync(*ends, source.nbytes, kind, stream.ptr)
 
     def pinned(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Return an array of the host, zeros, that copies do not wait for."""
+        """Return a host array of zeros in pinned memory, so that copies on a stream do not block the host."""
         count, kind = int(np.prod(shape)), np.dtype(dtype)
         array = np.frombuffer(self.cupy.cuda.alloc_pinned_memory(count * kind.itemsize), kind, count).reshape(shape)
         array[...] = 0
         return array
 
     def definition(self, one: CudaLaunch) -> KernelDefinition:
-        """Return the definition of a launch's kernel, with the driver's attributes."""
+        """Return the definition of a launch's kernel, with the attributes that the driver reports."""
         key = one.module, one.entry, one.grid, one.block, one.shared_bytes
         found = self._definitions.get(key)
         if found is None:
@@ -236,40 +246,47 @@ class Gpu:
         return found
 
     def run(self, kernel: Kernel, *arguments: Any) -> None:
-        """Call a kernel that has a CUDA version once."""
+        """Call a kernel once on the GPU. It must have a CUDA version, or parts with one."""
         for one in launches_of(kernel, arguments):
             self.launch(one)
 
 
 def _occupancy_percent(cupy: Any, function: Any, one: CudaLaunch, most_threads: int) -> int:
-    """Return the share of a multiprocessor's threads that the launch can have at once."""
+    """Return the percentage of a multiprocessor's threads that the launch can occupy at once."""
     threads = int(np.prod(one.block))
     blocks = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(function.ptr, threads, one.shared_bytes)
     return round(100 * int(blocks) * threads / most_threads)
 
 
 class BrickLaunches:
-    """Yields what the bricks of a pass launch, in order. `space`: room for products' activations in codes, or (many
-    tokens) in bfloat16; None: no product takes int8."""
+    """Yields the launches of the bricks of a pass, in order.
+
+    `space` holds the int8 codes of products' activations, or with many tokens their bfloat16 values. It is None if no
+    product takes int8.
+    """
 
     def __init__(self, space: Int8Scratch | None = None) -> None:
         self._space = space
-        self._coded: Any = None  # the array with codes in `space`
+        self._coded: Any = None  # the array that the codes in `space` belong to
 
     def of(self, kernels: Sequence[Kernel], calls: tuple[Arguments, ...]) -> Iterator[tuple[Kernel, Launch]]:
-        """Yield each launch with its kernel. Two calls that can be joined are one launch. A kernel that makes the
-        input of later products also makes its codes (one token) or its bfloat16 (many tokens), which are then not
-        made again."""
+        """Yield each launch with its kernel.
+
+        Two calls that can be joined become one launch. A kernel that makes the input of later products also makes the
+        codes of that input (one token) or its bfloat16 values (many tokens). The launches that would make these again
+        are left out.
+        """
         first = kernels[0]
         for kernel, arguments in zip(kernels, calls, strict=True):
             if any(arguments[place] is self._coded for place in kernel.outputs):
-                self._coded = None  # the codes there are of its earlier values
+                self._coded = None  # `space` holds codes of the array's previous values
         if len(calls) == 2 and kernels[1] is first and first.cuda is not None and first.cuda.together is not None:
             yield from ((first, one) for one in first.cuda.together(*calls))
             return
         for kernel, arguments in zip(kernels, calls, strict=True):
             output = arguments[kernel.outputs[-1]]
-            coded = self._coded_with(kernel, arguments, output) if len(calls) == 1 else None  # norms of heads are two
+            # a brick of head norms has two calls
+            coded = self._coded_with(kernel, arguments, output) if len(calls) == 1 else None
             for one in launches_of(kernel, arguments) if coded is None else coded:
                 if isinstance(one, CudaLaunch) and (one.module is QUANTIZE or one.entry == ROUND_ROWS):
                     if one.arguments[0] is self._coded:
@@ -280,10 +297,11 @@ class BrickLaunches:
                 self._coded = output
 
     def _coded_with(self, kernel: Kernel, arguments: Arguments, output: Any) -> Sequence[Launch] | None:
-        """Return launches of `kernel` that also write `output` as the next product takes it: in bfloat16 if it uses
-        tiles (`takes_tiles`), otherwise as int8 codes.
+        """Return launches of `kernel` that also write `output` in the form that the next product takes: in bfloat16
+        if that product uses tiles (`takes_tiles`), otherwise as int8 codes.
 
-        Returns None if the kernel should be launched as usual."""
+        Returns None if the kernel should be launched as usual.
+        """
         cuda, space = kernel.cuda, self._space
         if cuda is None or space is None:
             return None
@@ -295,8 +313,8 @@ class BrickLaunches:
 
 
 def launches_of(kernel: Kernel, arguments: Arguments) -> Iterator[CudaLaunch | LibraryCall]:
-    """Yield the launches of a call, or of a fused kernel's parts if it has no CUDA version. Raises ComputeError if a
-    part has none."""
+    """Yield the launches of a call. A fused kernel without a CUDA version is launched as its parts. Raises
+    ComputeError if a part has no CUDA version either."""
     if kernel.cuda is not None:
         yield from kernel.cuda.launches(*arguments)
         return

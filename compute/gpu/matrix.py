@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMatrix:
-    """A matrix in planes (quantization/planes.py). `data` is uint8 (size of all planes,) on the device; for experts,
-    with their rows one after the other, uint8 (experts, size of one's).
+    """A weight matrix in planes (quantization/planes.py).
 
-    `takes_int8`: products round activations to int8.
-    `host`: the matrix on the host that it was read from, for checks; None: it was made on the device.
+    `data` is uint8 (size of all planes,) on the device. For a matrix of experts, which are one below the other, it is
+    uint8 (experts, size of the planes of one expert).
+
+    `takes_int8`: whether products round activations to int8.
+    `host`: the host copy of the matrix, for checks. None: the matrix was made on the device.
     """
 
     format: BlockFormat
@@ -31,18 +33,18 @@ class DeviceMatrix:
 
     @property
     def size_bytes(self) -> int:
-        """Its size in the file."""
+        """The size of the matrix in the file."""
         return self.rows * self.format.row_bytes(self.columns)
 
     def of_expert(self, expert: int) -> DeviceMatrix:
-        """Return the matrix of one of its experts, as a view."""
+        """Return a view of the matrix of one expert."""
         rows, host = self.rows // len(self.data), self.host
         if host is not None:
             host = replace(host, data=host.data[expert * rows : (expert + 1) * rows])
         return replace(self, data=self.data[expert], rows=rows, host=host)
 
     def plain(self) -> Iterator[DeviceMatrix]:
-        """Yield itself, or the matrices of its experts."""
+        """Yield this matrix, or the matrices of its experts."""
         if self.data.ndim == 1:
             yield self
         else:
@@ -50,8 +52,8 @@ class DeviceMatrix:
 
     @classmethod
     def of(cls, gpu: Gpu, matrix: QuantizedMatrix, *, takes_int8: bool, experts: int | None = None) -> DeviceMatrix:
-        """Move a host matrix to the device, or the matrices of `experts` experts in one. Raises ModelError if its
-        format has no planes, ComputeError without room."""
+        """Move a host matrix to the device. With `experts`, it holds the matrices of that number of experts. Raises
+        ModelError if its format has no planes, and ComputeError without room."""
         layout = matrix.format.planes
         if layout is None:
             raise ModelError(f"weights of {matrix.format.name} run on no GPU yet: run it with --backend cpu")

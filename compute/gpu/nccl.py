@@ -1,7 +1,7 @@
-"""The link between ranks that each have a GPU of one host: NCCL, through CuPy.
+"""Link ranks that each have a GPU of the same host, with NCCL through CuPy.
 
-Calls go to the current stream, so that a captured graph holds them like kernels. A rank that waits for one that has
-ended waits for ever; the program that started the ranks must end them.
+Calls go to the current stream, so that a captured graph contains them like kernels. A rank that waits for a rank that
+has ended waits for ever. The program that started the ranks must end them.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import numpy as np
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.gpu.device import Gpu
 
-# ncclDataType_t (nccl.h)
+# values of ncclDataType_t (nccl.h)
 INT64, FLOAT32 = 4, 7
-SUM = 0  # ncclRedOp_t
+SUM = 0  # value of ncclRedOp_t
 _TYPES = {np.dtype(np.int64): INT64, np.dtype(np.float32): FLOAT32}
 
 
 def new_id(gpu: Gpu) -> bytes:
-    """Return an id by which ranks find each other: one rank makes it, and all need it. Raises ComputeError without
-    NCCL."""
+    """Return an id that lets ranks find each other. One rank makes the id, and all ranks need it. Raises ComputeError
+    without NCCL."""
     unique_id: bytes = _nccl(gpu).get_unique_id()
     return unique_id
 
 
 class NcclLink:
-    """A `decoder.ranks.Link` for arrays on `gpu`. Waits until all ranks are there. Raises ComputeError without NCCL,
-    and with NCCL's errors."""
+    """A `decoder.ranks.RankLink` for arrays on `gpu`. Creating it waits until all ranks have done so. Raises
+    ComputeError without NCCL, and for NCCL's errors."""
 
     def __init__(self, gpu: Gpu, number: int, count: int, unique_id: bytes) -> None:
         self._gpu = gpu
@@ -42,23 +42,24 @@ class NcclLink:
             raise ComputeError(f"NCCL cannot begin: {error}") from error
 
     def send(self, array: Any, to: int) -> None:
-        """Send on the stream."""
+        """Send the array on the current stream."""
         self._call(self._communicator.send, array, to)
 
     def recv(self, array: Any, sender: int) -> None:
-        """Receive on the stream."""
+        """Receive into the array on the current stream."""
         self._call(self._communicator.recv, array, sender)
 
     def broadcast(self, array: Any, sender: int) -> None:
-        """Broadcast on the stream."""
+        """Broadcast the array on the current stream."""
         self._call(self._communicator.bcast, array, sender)
 
     def all_reduce(self, array: Any) -> None:
-        """Reduce on the stream, in place."""
+        """Add up the arrays of all ranks in place, on the current stream."""
         self._call(partial(self._communicator.allReduce, array.data.ptr), array, SUM)
 
     def _call(self, function: Any, array: Any, peer: int) -> None:
-        """`peer`: the other rank, or the operation."""
+        """Call an NCCL function on the current stream. `peer` is the number of the other rank, or the operation of a
+        reduction."""
         stream = self._gpu.cupy.cuda.get_current_stream().ptr
         try:
             function(array.data.ptr, array.size, _TYPES[array.dtype], peer, stream)

@@ -1,7 +1,7 @@
-"""The launches of a pass on a GPU, in order: each with its brick and layer, and the place of its stamps.
+"""The launches of a pass on a GPU, in order. Each launch has its brick, its layer and the place of its stamps.
 
-Our kernels stamp themselves (cuda/prelude.py). A library's launch, or a copy, is put between two launches of `mark`.
-Its measured time includes theirs, about 1 us each.
+Our kernels write their own stamps (cuda/prelude.py). A library's launch, or a copy, is put between two launches of
+`mark`. Its measured time includes the time of both marks, about 1 us each.
 """
 
 from __future__ import annotations
@@ -25,44 +25,48 @@ from cbtop.profiler.definitions import KernelDefinition
 from cbtop.profiler.step_parts import AlikeParts
 from cbtop.protocol.vocabulary import NodeKind, TransferDirection
 
-STAMPS = 2  # stamps of a launch: its begin and its end, in ns of %globaltimer
+STAMPS = 2  # number of stamps of a launch: its begin and its end, in ns of %globaltimer
 MARK = CudaModule("mark", 'extern "C" __global__ void mark(uint64_t* at) { *at = now(); }')
 
-# The largest difference between the clocks of multiprocessors; static. On an H100 none of 76,440 launches began less
-# than 416 ns after the end of the one before.
+# The largest difference between the clocks of multiprocessors, a static value. On an H100, none of 76,440 launches
+# began less than 416 ns after the end of the previous launch.
 APART_NS = 1_000
 
-Times = NDArray[np.uint64]  # (launches, STAMPS)
+Times = NDArray[np.uint64]  # array of (launches, STAMPS)
 
 
 def have_run(stamps: Times, after_ns: int) -> bool:
-    """Return whether every launch has written its stamps: each ends after its begin, and begins after the end of
-    the one before, the first after `after_ns`. Stamps of an earlier pass fail this, and stamps of a clock that was
-    set."""
-    times = stamps.reshape(-1).astype(np.int64)  # nanoseconds since 1970 take 61 bits
+    """Return whether every launch of the pass has written its stamps.
+
+    Each launch must end after its begin, and begin after the end of the previous launch. The first must begin after
+    `after_ns`. Stamps of an earlier pass fail this test, and so do stamps of a clock that was set.
+    """
+    times = stamps.reshape(-1).astype(np.int64)  # nanoseconds since 1970 fit 61 bits
     passed = np.diff(times, prepend=np.int64(after_ns))
     return bool((passed[::2] >= -APART_NS).all() and (passed[1::2] >= 0).all())
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """One launch of a pass: of a brick, or (None) a copy between bricks."""
+    """One launch of a pass. `brick` is None for a copy between bricks."""
 
     brick: ComputeBrick | None
-    layer: int | None  # None: outside of layers
+    layer: int | None  # None outside the layers
     elements: int  # elements of the brick
     what: KernelDefinition | Transfer
-    run: int = 0  # how many bricks had run before: a brick that runs twice in a row counts twice
+    run: int = 0  # Number of bricks that ran before. It distinguishes two runs of a brick in a row.
 
 
 class LaunchedPass:
-    """Launches the bricks of one pass, and keeps its launches. With `stamps`, uint64 (most, 2) on the device, each of
-    the first `most` launches writes its own."""
+    """Launches the bricks of one pass, and stores the launches so that they can be repeated.
+
+    With `stamps`, uint64 (most, 2) on the device, each of the first `most` launches writes its own stamps.
+    """
 
     def __init__(
         self, gpu: Gpu, stamps: Any = None, space: Int8Scratch | None = None, *, is_early: bool = False
     ) -> None:
-        """`space`: see BrickLaunches; `is_early`: see Gpu.launch."""
+        """Create a pass without launches. `space` is passed to BrickLaunches, and `is_early` to `Gpu.prepared`."""
         self._launches = BrickLaunches(space)
         self.launched: list[Launched] = []
         self._gpu = gpu
@@ -74,13 +78,13 @@ class LaunchedPass:
         self._calls: list[Callable[[], object]] = []
 
     def again(self) -> None:
-        """Launch the same once more, with its stamps."""
+        """Repeat all launches of the pass, with their stamps."""
         for call in self._calls:
             call()
 
     @contextmanager
     def layer(self, index: int) -> Iterator[None]:
-        """Launches inside this context belong to that layer."""
+        """Enter this context to record launches as launches of layer `index`."""
         self._layer = index
         yield
         self._layer = None
@@ -90,7 +94,8 @@ class LaunchedPass:
         for _, one in self._launches.of(brick.kernels, calls):
             if isinstance(one, CudaLaunch):
                 what = self._gpu.definition(one)
-                # A library's last launch may not be a kernel, and nothing can be scheduled before its end.
+                # The last launch of a library call may not be a kernel. Nothing can be scheduled before such a launch
+                # ends.
                 is_early = self._is_early and not self._is_behind_library
                 self._do(self._gpu.prepared(one, self._slot, is_early=is_early))
             else:
@@ -101,13 +106,13 @@ class LaunchedPass:
         self._bricks_run += 1
 
     def copy(self, target: Any, source: Any, direction: TransferDirection) -> None:
-        """Copy an array to the device or to pinned memory of the host, in its turn."""
+        """Copy an array to the device or to pinned host memory, after the launches before."""
         self._between_marks(self._copying(target, source, direction))
         ends = ("host", "device") if direction is TransferDirection.H2D else ("device", "host")
         self.launched.append(Launched(None, None, 1, Transfer(*ends, int(source.nbytes), direction)))
 
     def tell(self, target: Any, stamps: Any) -> None:
-        """Copy the stamps to pinned memory of the host. The copy is not part of the pass."""
+        """Copy the stamps to pinned host memory. The copy does not count as part of the pass."""
         self._do(self._copying(target, stamps, TransferDirection.D2H).call)
 
     def _copying(self, target: Any, source: Any, direction: TransferDirection) -> LibraryCall:
@@ -117,7 +122,7 @@ class LaunchedPass:
 
     @property
     def _slot(self) -> int | None:
-        """Return the address of the next launch's stamps; None if it writes none."""
+        """Return the address of the stamps of the next launch, or None if it writes no stamps."""
         at = len(self.launched)
         if self._stamps is None or at >= len(self._stamps):
             return None
@@ -138,14 +143,17 @@ class LaunchedPass:
 
 
 class PassParts:
-    """The recorded parts of a pass, in order: each launch, after a brick's launches the brick, after its bricks the
-    layer. A brick runs from its first launch's begin to its last one's end, a layer from its first brick's to its
-    last one's."""
+    """The recorded parts of a pass, in order: every launch, every brick after its launches, and every layer after its
+    bricks.
+
+    A brick lasts from the begin of its first launch to the end of its last launch. A layer lasts from the begin of
+    its first brick to the end of its last brick.
+    """
 
     def __init__(self, launched: Sequence[Launched]) -> None:
         keys: list[tuple[Hashable, ...]] = []
-        ends: list[tuple[int, int]] = []  # the first and last launch of each part
-        self.bricks: list[ComputeBrick | None] = []  # the first launch of each part, and the one after its last
+        ends: list[tuple[int, int]] = []  # (index of the first launch, index after the last launch) of each part
+        self.bricks: list[ComputeBrick | None] = []  # the brick of each part, or None for launches and layers
         self._elements: list[int] = []
 
         def add(key: tuple[Hashable, ...], first: int, end: int, brick: ComputeBrick | None, elements: int) -> None:
@@ -172,15 +180,15 @@ class PassParts:
         self._ends = np.array(ends, np.int64).reshape(-1, 2)
 
     def times(self, stamps: Times, offset_ns: int) -> tuple[list[int], list[int]]:
-        """Return when each part began, and when it ended. `stamps` are the launches'; the host's clock is `offset_ns`
-        ahead."""
+        """Return the begin and the end of each part. `stamps` holds the times of the launches, and the host's clock
+        is `offset_ns` ahead of them."""
         begun, ended = (stamps.astype(np.int64) + offset_ns).T
-        behind = np.append(ended, 0)  # so that a part may end with the last launch
+        behind = np.append(ended, 0)  # an additional element, because a part may end with the last launch
         return begun[self._ends[:, 0]].tolist(), np.maximum.reduceat(behind, self._ends.ravel())[::2].tolist()
 
     def elements(self, others: Mapping[ComputeBrick, int]) -> list[int]:
-        """Return the elements of each part. `others`: bricks whose elements have changed since the launches were
-        noted."""
+        """Return the elements of each part. `others` holds the elements of bricks that have changed since the
+        launches were recorded."""
         if not others:
             return self._elements
         return [

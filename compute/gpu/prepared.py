@@ -1,8 +1,8 @@
-"""A launch in the form of CUDA's driver: packed once, launched any number of times.
+"""Prepare a launch for CUDA's driver, so that it is packed once and launched any number of times.
 
-CuPy packs the arguments again for each launch, and has no launch attributes. All words are in one array, because the
-device waits while the hundreds of launches of a pass are packed: the arguments, a pointer to each, then
-CUlaunchConfig (cuda.h) with its seven.
+CuPy packs the arguments again for each launch, and has no launch attributes. All words of a launch are in one array:
+the arguments, a pointer to each argument, then the seven words of CUlaunchConfig (cuda.h). One array is quick to
+pack, and the device waits while the hundreds of launches of a pass are packed.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ from cbtop.compute.cuda.launches import CudaLaunch
 from cbtop.compute.errors import ComputeError
 
 WORD_BYTES = 8
-CONFIG_WORDS = 7  # grid, block and shared bytes in 32 bits each; stream, attributes, their number
-# A CUlaunchAttribute: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION is on. A launch may begin before the
-# previous one ends.
+CONFIG_WORDS = 7  # grid, block and shared bytes with 32 bits each; then the stream, the attributes and their number
+# A CUlaunchAttribute that turns on CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION. A launch may then begin
+# before the previous one ends.
 _EARLY = np.array([6, 1, *[0] * 7], np.uint64)
 _EARLY_AT = _EARLY.ctypes.data
 
 
 def driver() -> Any:
-    """Return the library that CuPy has loaded."""
+    """Return the driver library that CuPy has loaded."""
     library = ctypes.CDLL("libcuda.so.1")
     library.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
     return library
 
 
 class PreparedLaunch:
-    """Launches `one` with those arguments on `stream` when it is called, and keeps their arrays alive."""
+    """A callable that launches `one` with the given arguments on `stream`. It keeps the arrays of the arguments
+    alive."""
 
     __slots__ = ("_alive", "_call", "_config_at", "_driver", "_entry", "_function", "_pointers_at", "_words")
 
     def __init__(
         self, driver: Any, function: int, one: CudaLaunch, arguments: Sequence[Any], stream: int, *, is_early: bool
     ) -> None:
-        """`driver`: the library; `function`: a CUfunction."""
+        """Pack the launch. `driver` is the driver library, and `function` a CUfunction."""
         self._alive, self._entry, self._function = arguments, one.entry, function
         self._driver, self._call = driver, driver.cuLaunchKernelEx
         count, (x, y, z), (a, b, c) = len(arguments), one.grid, one.block
@@ -55,7 +56,7 @@ class PreparedLaunch:
         ]
 
     def __call__(self) -> None:
-        """Launch it. Raises ComputeError if the driver refuses."""
+        """Launch the kernel. Raises ComputeError if the driver refuses."""
         status = self._call(self._config_at, self._function, self._pointers_at, None)
         if status:
             name = ctypes.c_char_p()
@@ -64,9 +65,10 @@ class PreparedLaunch:
 
 
 def _word(value: Any) -> int:
-    """Return an argument as a word: the address of an array, or a number in the word's first bytes.
+    """Return an argument as a word: the address of an array, or a number in the first bytes of the word.
 
-    A pointer to the number's type can read it there."""
+    The kernel reads the number there through a pointer to the number's type.
+    """
     if isinstance(value, np.generic):
         return int.from_bytes(value.tobytes(), "little")
     return int(value.data.ptr)

@@ -1,1 +1,1 @@
-"""Code shared by subcommands; not a subcommand itself."""
+"""Code that several subcommands share. It is not a subcommand itself."""

@@ -1,4 +1,4 @@
-"""`--backend auto`: chooses the processor or the GPU for a model, by the measurements of `cbtop calibrate`."""
+"""`--backend auto`: choose the CPU or the GPU for a model, from the measurements of `cbtop calibrate`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ WITH_AUTO = (*BACKENDS, AUTO)
 def settled(path: Path, prompt_tokens: int | None = None) -> tuple[str, str]:
     """Return which of BACKENDS should run the model at `path`, and a line with the reason.
 
-    The choice is for decoding, or for prompts of `prompt_tokens` only. The reason is "" if there is no NVIDIA driver.
-    Work below the crossover never uses the GPU. Raises ComputeError if the model cannot be read.
+    The choice is for decoding, or for prompts of `prompt_tokens` tokens. The reason is "" if there is no NVIDIA
+    driver. Work below the crossover never uses the GPU. Raises ComputeError if the model cannot be read.
     """
     if not driver_version():
         return "cpu", ""
-    from cbtop.compute.backends import available_threads  # loads Numba
+    from cbtop.compute.backends import available_threads  # imported here, because it loads Numba
     from cbtop.compute.gpu_crossovers import DECODING, PROMPTS, layer_bytes
 
     name = DECODING if prompt_tokens is None else PROMPTS

@@ -1,4 +1,4 @@
-"""The choice and merging of processes, shared by live views and replays."""
+"""Choose and merge processes, in live views and in replays."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from cbtop.errors import UsageError
 from cbtop.protocol.errors import RecordingError, VersionError
 from cbtop.viewmodels.merge_mode import MergeMode
 
-if TYPE_CHECKING:  # they load numpy and zmq
+if TYPE_CHECKING:  # imported for types only, because these modules load numpy and zmq
     from cbtop.feeds.feed import Views
     from cbtop.viewmodels.source import SourceView
 
 
 def add_source_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the option that chooses processes, as a list for `cbtop.viewmodels.source.is_selected`."""
+    """Add the option that chooses processes. Its value is a list for `cbtop.viewmodels.source.is_selected`."""
     parser.add_argument(
         "--source", type=_source, action="append", default=[], metavar="WHICH",
         help="show only this process: its pid, rank=N or its key in `cbtop ls`; more than once for several",
@@ -35,7 +35,7 @@ def add_merge_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def judge_as_asked(feed: Views, options: argparse.Namespace) -> None:
-    """Apply the options for verdicts and the baseline. Raises UsageError for an invalid baseline."""
+    """Apply the options about verdicts and the baseline to the feed. Raises UsageError for an invalid baseline."""
     feed.silenced = options.silence
     if options.baseline is None:
         return
@@ -53,7 +53,7 @@ def judge_as_asked(feed: Views, options: argparse.Namespace) -> None:
 
 
 def as_asked(feed: Views, keys: Iterable[str], options: argparse.Namespace, *, window: bool) -> list[SourceView]:
-    """Return the views of the sources `keys`, since the start or in the window, merged if requested."""
+    """Return the views of the sources `keys`, over the window or since the start, merged if the options say so."""
     found: dict[str, SourceView] = {}
     for key in keys:
         if options.merge is None:

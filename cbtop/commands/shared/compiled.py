@@ -1,4 +1,4 @@
-"""Why the hot path runs in Python, and how to change that, for `doctor` and `overhead`."""
+"""Explain why the hot path runs in Python and how to change that, for `doctor` and `overhead`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 
 def why_in_python() -> tuple[str, str] | None:
-    """Return the reason and the remedy, or None if the hot path is compiled."""
+    """Return the reason why the hot path runs in Python, and the remedy. Returns None if the hot path is compiled."""
     if os.environ.get("CBTOP_PURE_PYTHON"):
         return "CBTOP_PURE_PYTHON is set", "unset it for the compiled one"
     try:

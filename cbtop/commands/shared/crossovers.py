@@ -1,4 +1,4 @@
-"""The crossovers measured by `cbtop calibrate`: applied before a decoder starts, and formatted as text."""
+"""Apply the crossovers measured by `cbtop calibrate` before a decoder starts, and format them as text."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ WAYS = {
     "gpu_layer_bytes": ON_GPU,
     "gpu_prompt_bytes": ON_GPU,
 }
-ON_THREADS = "one thread", "threads"  # for the others
+ON_THREADS = "one thread", "threads"  # the two methods of crossovers that are not in WAYS
 
 
 def use_kept_crossovers() -> str:
-    """Use the crossovers measured on this machine. Returns a line that says so, or why they are not used.
+    """Use the crossovers measured on this machine. Returns a line about them, or about why they are not used.
 
-    Empty if nothing was stored or measured. The defaults are used then.
+    The line is empty if no crossover was stored or measured. The defaults are used then.
     """
-    from cbtop.compute.backends import available_threads  # loads Numba
+    from cbtop.compute.backends import available_threads  # imported here, because it loads Numba
 
     try:
         found = crossovers_of(cpu_name(), available_threads())
@@ -60,9 +60,9 @@ def use_kept_crossovers() -> str:
 
 
 def go_by_kept_crossovers(line: ProgressLine) -> None:
-    """Call `use_kept_crossovers` and print its line on stderr, where `line` is.
+    """Call `use_kept_crossovers` and print its line on stderr, after clearing the progress line.
 
-    Must run before a model is read, because the layout of its weights depends on them.
+    Call this before a model is read, because the layout of its weights depends on the crossovers.
     """
     if said := use_kept_crossovers():
         line.clear()
@@ -71,7 +71,7 @@ def go_by_kept_crossovers(line: ProgressLine) -> None:
 
 
 def measured_crossovers(found: Iterable[Crossover]) -> Crossovers:
-    """Return the measured crossovers of the processor, with defaults for the others."""
+    """Return the crossovers of the processor. Those that were not measured have their defaults."""
     measured = {
         one.name: one.value for one in found if one.provenance is Provenance.MEASURED and one.name in CROSSOVERS
     }

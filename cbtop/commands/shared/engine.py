@@ -1,4 +1,4 @@
-"""The commands' answer if the demo's engine, the packages of the extra `compute`, is not installed."""
+"""Report that the demo's engine, the packages of the extra `compute`, is not installed."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from cbtop.errors import UsageError
 
 
 def require_engine(what: str) -> None:
-    """Raise UsageError, with the command that installs the engine, if one of its packages is missing.
+    """Raise UsageError with the command that installs the engine if one of its packages is missing.
 
-    `what` needs the engine, such as `cbtop demo`.
+    `what` is what needs the engine, such as `cbtop demo`.
     """
     if not engine.is_installed():
         raise UsageError(f"{what} needs the engine; {engine.INSTALL}")
 
 
 def how_to_demo() -> str:
-    """Return the commands that start something to watch."""
+    """Return a text with the commands that start something to watch."""
     demo = "`cbtop demo --serve-only`"
     return demo if engine.is_installed() else f"`{engine.INSTALL}`, then {demo}"

@@ -1,6 +1,6 @@
-"""Handles Ctrl-C between two polls. An exception inside a poll could be lost or leave it half done."""
+"""Handle Ctrl-C between two polls. An exception inside a poll could be lost, or could leave the poll half done."""
 
-# Python prints and drops exceptions in destructors and weak reference callbacks, KeyboardInterrupt too.
+# Python prints and drops exceptions in destructors and weak reference callbacks, including KeyboardInterrupt.
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import FrameType
 
 @contextmanager
 def noted_interrupt() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether Ctrl-C was pressed. A second one raises KeyboardInterrupt as usual."""
+    """Yield a function that returns whether Ctrl-C was pressed. A second Ctrl-C raises KeyboardInterrupt as usual."""
     pressed: list[int] = []
     if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield lambda: False

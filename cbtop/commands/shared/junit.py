@@ -1,16 +1,16 @@
-"""Test cases as JUnit XML, which CI systems read."""
+"""Format test cases as JUnit XML, which CI systems read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from xml.etree import ElementTree as ET
 
-# Its class, its name, lines about a failure (empty if it passed), and why it was skipped.
+# A test case: its class, its name, lines about a failure (empty if it passed), and the reason if it was skipped.
 Case = tuple[str, str, Sequence[str], str]
 
 
 def junit(name: str, suites: Iterable[tuple[str, Iterable[Case]]]) -> str:
-    """Return a document of named suites."""
+    """Return a JUnit document of named suites."""
     root = ET.Element("testsuites", name=name)
     for suite, cases in suites:
         _suite(root, suite, cases)

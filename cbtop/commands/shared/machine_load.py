@@ -1,26 +1,27 @@
-"""The use of this machine's processors by other processes, from /proc/stat."""
+"""Measure the use of this machine's processors by other processes, from /proc/stat."""
 
 from __future__ import annotations
 
 import os
 import time
 
-TYPE_CHECKING = False  # typing takes longer to load than the rest
+TYPE_CHECKING = False  # not imported at run time: `typing` takes longer to import than the rest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 PROC_STAT = "/proc/stat"
-# The kernel counts in ticks of 10 ms, and each processor's count may be late or early by one. In the sum over many
-# processors most of that cancels out.
+# Seconds of error of the kernel's counts. They count ticks of 10 ms, and the count of each processor may be late or
+# early by one tick. Most of these errors cancel out in the sum over many processors.
 TICKS_S, TICKS_S_OF_EACH = 0.03, 0.004
-QUIET_PROCESSORS = 0.1  # processors that others may use on a quiet machine
-QUIET_SHARE = 0.01  # or this share of all processors, if that is more: a large machine has more services
+QUIET_PROCESSORS = 0.1  # number of processors that other processes may use on a quiet machine
+# The share of all processors that may be used instead, if that is more. A large machine has more services.
+QUIET_SHARE = 0.01
 
 
 class MachineLoad:
-    """Processor time used by other processes since this object was made.
+    """The processor time that other processes have used since this object was made.
 
-    `own_s` returns the time used by the measurement itself, which is subtracted.
+    `own_s` returns the processor time of the measurement itself, which is subtracted.
     """
 
     def __init__(
@@ -31,16 +32,17 @@ class MachineLoad:
 
     @property
     def elapsed_s(self) -> float:
-        """The time since this object was made."""
+        """The seconds since this object was made."""
         return self._clock_s() - self._begun_s
 
     def others_s(self) -> float | None:
-        """Return the processor time of others, or None if the kernel does not report it."""
+        """Return the processor time of other processes, or None if the kernel does not report it."""
         now_s = self._others_s()
         return None if now_s is None or self._before_s is None else max(now_s - self._before_s, 0.0)
 
     def is_quiet(self) -> bool:
-        """Return whether others used so little that a measurement is not disturbed. False if that is not known."""
+        """Return whether other processes used so little that they do not disturb a measurement. False if it is not
+        known."""
         others_s = self.others_s()
         processors = os.cpu_count() or 1
         unsure_s = max(TICKS_S, TICKS_S_OF_EACH * processors)
@@ -48,7 +50,7 @@ class MachineLoad:
         return others_s is not None and others_s <= unsure_s + allowed_s
 
     def percent(self) -> float:
-        """Return the share of all processors that others used; 0 if it is not known."""
+        """Return the percentage of all processors that other processes used, or 0 if it is not known."""
         available_s = max(self.elapsed_s, 1e-9) * (os.cpu_count() or 1)
         return min(100 * (self.others_s() or 0.0) / available_s, 100.0)
 
@@ -56,6 +58,6 @@ class MachineLoad:
         try:
             with open(PROC_STAT, encoding="ascii") as file:
                 user, nice, system, _, _, irq, softirq, steal = map(int, file.readline().split()[1:9])
-        except (OSError, ValueError):  # another system, or a sandbox
+        except (OSError, ValueError):  # not Linux, or a sandbox
             return None
         return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK") - self._own_s()

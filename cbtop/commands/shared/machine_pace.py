@@ -1,6 +1,6 @@
-"""The current pace of the machine: the time of constant work while nothing of ours runs.
+"""Measure the machine's current pace: the time of constant work while nothing of ours runs.
 
-A virtual machine shares its processors' caches, clock and memory with others, which it cannot see.
+A virtual machine shares its processors' caches, clock and memory with other machines that it cannot see.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import numpy as np
 
 from cbtop.comparison.runs import Pace
 
-ROUNDS = 15  # of alternating measurements, about 0.1 s
+ROUNDS = 15  # rounds of alternating measurements, about 0.1 s in total
 CACHE_BYTES, CACHE_TIMES = 64 << 10, 400
 MEMORY_BYTES = 64 << 20
 
 
 def machine_pace() -> Pace:
-    """Return the processor time of arithmetic on arrays in a cache, and of reading arrays that fit only in memory."""
+    """Return the processor time of arithmetic on arrays in a cache, and of reading arrays that only fit in memory."""
     small = np.ones(CACHE_BYTES // 4, np.float32)
     out, large = np.empty_like(small), np.ones(MEMORY_BYTES // 4, np.float32)
     cache_us, memory_us = [], []

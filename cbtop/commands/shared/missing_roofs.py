@@ -1,10 +1,11 @@
-"""Measures the roofs that a run lacks, once, in the first quiet second.
+"""Measure the roofs that a run lacks, once, in the first quiet second.
 
 Rules
-- The command comes first. Nothing is measured in its processes or on a GPU, and nothing while any processor that the
-  measurement would need is in use.
-- A measurement yields to everybody and ends as soon as another process begins to work. Then nothing is stored.
-- CI machines are not measured: the next job begins at once, and no viewer shows the roofs.
+- The command has priority. Nothing is measured in its processes or on a GPU. Nothing is measured while a processor
+  that the measurement needs is in use.
+- A measurement yields to all other processes, and ends as soon as another process begins to work. Then nothing is
+  stored.
+- CI machines are not measured, because the next job begins at once and no viewer shows the roofs.
 """
 
 from __future__ import annotations
@@ -22,22 +23,23 @@ from cbtop.protocol.errors import DecodeError, RoofsError
 from cbtop.protocol.messages import Ceiling, Manifest
 from cbtop.protocol.roofs import DeviceRoofs, cpu_name, known_roofs, roofs_of_cpu, way_out_on_cpu
 
-QUIET_S = 0.9  # between two looks, which are a second apart
-AFTER_S = 8.0  # how long to wait for a quiet second after the command has ended
-LOOK_S = 0.1  # between two looks then
+QUIET_S = 0.9  # least time between two looks at the machine's load; the looks are a second apart
+AFTER_S = 8.0  # seconds to wait for a quiet second after the command has ended
+LOOK_S = 0.1  # time between two looks after the command has ended
 MAX_ATTEMPTS = 3
-MAX_READ = 8  # processes
+MAX_READ = 8  # announcements are read from at most this many processes
 BETTER = "`cbtop calibrate` measures longer"
 
 
 class MissingRoofs:
-    """The roofs that the processes of a run lack. Their rings are in `directory`."""
+    """The roofs that the processes of a run lack. The rings of the processes are in `directory`."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
-        self._asked: set[int] = set()  # processes with a known manifest
-        self._catalogs: dict[Path, tuple[CatalogReader, list[Manifest | Ceiling]]] = {}  # by ring
-        self._threads: int | None = None  # for which roofs are missing
+        self._asked: set[int] = set()  # ids of processes with a known manifest
+        # reader and messages of each ring
+        self._catalogs: dict[Path, tuple[CatalogReader, list[Manifest | Ceiling]]] = {}
+        self._threads: int | None = None  # number of threads without roofs
         self._load: MachineLoad | None = None
         self._running: ShortMeasurement | None = None
         self._measured: DeviceRoofs | None = None
@@ -48,7 +50,7 @@ class MissingRoofs:
         return self._measured is not None or self._attempts >= MAX_ATTEMPTS
 
     def look(self, pids: Iterable[int]) -> None:
-        """Begin a measurement if roofs are missing and the time since the last look was quiet. Does not wait."""
+        """Start a measurement if roofs are missing and the time since the last look was quiet. Does not wait."""
         if self._running is not None:
             self._look_at_running(self._running)
         elif not self._is_over:
@@ -57,7 +59,7 @@ class MissingRoofs:
                 self._look_at_load(self._threads)
 
     def line(self) -> str:
-        """Return a line for the summary; "" if there is nothing to report."""
+        """Return a line for the summary, or "" if there is nothing to report."""
         if self._measured is not None:
             return f"roofs were measured in a quiet second: {in_words(self._measured.ceilings)}; {BETTER}"
         if self._threads is None or self._is_over:
@@ -66,7 +68,7 @@ class MissingRoofs:
         return f"roofs of {threads} are not known: measured next if the machine is quiet; {BETTER}"
 
     def measure_after(self) -> None:
-        """Wait for a quiet second after the end of the command, and measure in the next one."""
+        """Wait for a quiet second after the end of the command, and measure in the next second."""
         self._load, end_s = None, time.monotonic() + AFTER_S
         while self._running is not None or (
             self._threads is not None and not self._is_over and time.monotonic() < end_s
@@ -85,7 +87,7 @@ class MissingRoofs:
 
     def _begin(self, threads: int) -> None:
         try:
-            if roofs_of_cpu(known_roofs(), threads) is not None:  # another run was first
+            if roofs_of_cpu(known_roofs(), threads) is not None:  # another run has measured the roofs
                 self._attempts = MAX_ATTEMPTS
             else:
                 self._running = ShortMeasurement(threads)
@@ -104,7 +106,7 @@ class MissingRoofs:
             running.close()
 
     def _ask(self, pids: Iterable[int]) -> None:
-        """Read what processes announced since the last look, until each has announced its model."""
+        """Read the new announcements of each process, until the process has announced its model."""
         pids = [pid for pid in list(pids)[:MAX_READ] if pid not in self._asked]
         rings = rings_of(os.listdir(self._directory)) if pids else ()
         for pid in pids:
@@ -129,7 +131,7 @@ class MissingRoofs:
 
 
 def missing_threads(said: Iterable[Manifest | Ceiling]) -> int | None:
-    """Return the threads of the processor for which a process announced that it knows no roofs, or None."""
+    """Return the number of threads of a process if it announced that it knows no roofs for them, otherwise None."""
     manifest, roofs = None, {}
     for message in said:
         match message:
@@ -142,6 +144,6 @@ def missing_threads(said: Iterable[Manifest | Ceiling]) -> int | None:
 
 
 def _is_wanted() -> bool:
-    """Return whether roofs may be measured without being asked: not in CI, and only on a named processor."""
+    """Return whether roofs may be measured without a request: not in CI, and only on a processor with a name."""
     in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
     return not in_ci and hasattr(os, "sched_getaffinity") and bool(cpu_name())

@@ -1,4 +1,4 @@
-"""Checks values that must be one of several names, and suggests the nearest."""
+"""Check values that must be one of several names, and suggest the nearest name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 
 def one_of(what: str, names: Iterable[str]) -> Callable[[str], str]:
-    """Return an argparse type for a value that is one of `names`, each a `what`."""
+    """Return an argparse type for a value that is one of `names`. `what` is the kind of the value in messages."""
     known = tuple(names)
 
     def name(text: str) -> str:
@@ -20,9 +20,9 @@ def one_of(what: str, names: Iterable[str]) -> Callable[[str], str]:
 
 
 def unknown(what: str, text: str, known: Iterable[str], other_names: Mapping[str, str] | None = None) -> str:
-    """Return `unknown view 'brick'; did you mean bricks? there are bricks, layers`.
+    """Return an error text such as `unknown view 'brick'; did you mean bricks? there are bricks, layers`.
 
-    `other_names` maps further accepted spellings to names.
+    `other_names` maps other accepted spellings to names.
     """
     names = tuple(known)
     meant = {name.casefold(): name for name in names} | dict(other_names or {})

@@ -1,4 +1,4 @@
-"""Numbers on the command line."""
+"""Parse numbers of the command line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cbtop.compute.settings import LOWEST_TEMPERATURE
 
 
 def count(text: str) -> int:
-    """Parse `text` as a number of at least 1."""
+    """Parse `text` as a whole number of at least 1."""
     value = int(text) if text.isdecimal() else 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
@@ -16,7 +16,7 @@ def count(text: str) -> int:
 
 
 def whole(text: str) -> int:
-    """Parse `text` as a number of at least 0 with at most 64 bits."""
+    """Parse `text` as a whole number of at least 0 with at most 64 bits."""
     if not text.isdecimal() or int(text) >= 1 << 64:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
     return int(text)
@@ -31,7 +31,7 @@ def temperature(text: str) -> float:
 
 
 def part(text: str) -> float:
-    """Parse `text` as a number above 0, at most 1."""
+    """Parse `text` as a number above 0 and at most 1."""
     value = _number(text, 0.0, 1.0)
     if not value:
         raise argparse.ArgumentTypeError(f"{text!r} is not above 0")

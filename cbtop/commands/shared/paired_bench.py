@@ -1,4 +1,4 @@
-"""`cbtop bench --paired`: runs both sides in turns, and prints how many times as fast B is."""
+"""`cbtop bench --paired`: run two sides in turns, and print how many times as fast B is as A."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class ComparisonOutcome:
-    """The result of a comparison: the sides in words, the model ("" for commands), and the requested rounds."""
+    """The result of a comparison. `sides` are the texts of both sides, `model` is "" for commands, and `rounds` is
+    the requested number."""
 
     kind: str
     sides: tuple[str, str]
@@ -59,7 +60,7 @@ class ComparisonOutcome:
 
 
 class _Measured:
-    """The completed rounds, which remain however the measurement ends."""
+    """The completed rounds. They remain if the measurement is interrupted."""
 
     def __init__(self, line: ProgressLine, rounds: int) -> None:
         self.rounds: list[Round] = []
@@ -67,7 +68,8 @@ class _Measured:
         self._wanted = rounds
 
     def measure(self, pairs: Sequence[tuple[Turn, Turn]], should_stop: Callable[[], bool]) -> None:
-        """Warm up both sides, then measure them until `should_stop` or a second Ctrl-C."""
+        """Warm up both sides, then measure them until `should_stop` returns true or Ctrl-C is pressed a second
+        time."""
         try:
             for turns in pairs:
                 for name, turn in zip(SIDES, turns, strict=True):
@@ -86,7 +88,8 @@ class _Measured:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure the sides of `options.paired` and print the outcome. Returns 130 if Ctrl-C shortened it."""
+    """Measure the sides of `options.paired` and print the outcome. Returns 130 if Ctrl-C ended the measurement
+    early."""
     sides: Sequence[Side] = options.paired
     if sides[0].kind != sides[1].kind:
         raise UsageError(f"--paired: A is {sides[0].kind}:, B is {sides[1].kind}:; both are to be of one kind")
@@ -166,9 +169,9 @@ def _processes(
 
 
 def _arguments(options: argparse.Namespace, line: ProgressLine) -> list[str]:
-    """Return the arguments for `cbtop bench` of a revision.
+    """Return the arguments of `cbtop bench` for running a git revision.
 
-    An older revision may not know all options, so those at their default are left out.
+    An older revision may not know all options. Options with their default value are therefore left out.
     """
     from cbtop.compute.demo_model import demo_model
 
@@ -186,7 +189,7 @@ def _arguments(options: argparse.Namespace, line: ProgressLine) -> list[str]:
 
 
 def asked_tests(options: argparse.Namespace) -> list[Test]:
-    """Return the tests of -p and -n. Raises UsageError if there are none."""
+    """Return the tests of the options -p and -n. Raises UsageError if there are none."""
     tests = [Test(prompt, 0) for prompt in options.n_prompt if prompt]
     tests += [Test(0, tokens) for tokens in options.n_gen if tokens]
     if not tests:
@@ -213,7 +216,8 @@ def _outcome(
 
 
 def _fields(outcome: ComparisonOutcome, pair: PairedTest) -> dict[str, Any]:
-    """Return the fields of a pair, under llama-bench's names where the meaning is the same, for both sides."""
+    """Return the fields of a pair of tests, for both sides. They have llama-bench's keys if their meaning is the
+    same."""
     low, high = pair.interval or (None, None)
     found: dict[str, Any] = {
         "kind": outcome.kind,
@@ -243,7 +247,7 @@ def _markdown(outcome: ComparisonOutcome) -> str:
         sides = [_figure(pair, side) for side in (0, 1)]
         rows.append((pair.name, *sides, "t/s" if pair.tokens else "s", f"{pair.ratio:.3f}", interval, pair.verdict))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    left = (0, 3, 6)  # text columns
+    left = (0, 3, 6)  # indices of the columns with text
     lines = [f"A: {outcome.sides[0]}  ", f"B: {outcome.sides[1]}", ""]  # two spaces end a line in Markdown
     for number, row in enumerate(rows):
         cells = [

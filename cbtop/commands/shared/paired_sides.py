@@ -1,7 +1,7 @@
-"""The two sides of `cbtop bench --paired`: settings, git revisions, or commands, and how each runs."""
+"""The two sides of `cbtop bench --paired`: settings, git revisions or commands, and how each kind is run."""
 
-# Settings run in this process, so that nothing else differs. Revisions and commands run in a process per turn. Their
-# output goes to files, because a full pipe would block them.
+# Settings run in this process, so that nothing else differs. Revisions and commands run in a new process for each
+# turn. Their output goes to files, because a full pipe would block them.
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ A and B are two of one kind, which the word before the colon says:
   run:COMMAND    a line for the shell. What prints the JSON of cbtop bench or llama-bench has its tests compared by
                  tokens/s; of any other, the time from start to exit is\
 """
-WHOLE = "whole"  # a command that does not count tokens
+WHOLE = "whole"  # name of the test of a command that does not count tokens
 GRACE_S = 5.0
 POLL_MS = 100
 SHOWN_ERROR = 200
@@ -48,14 +48,14 @@ ShouldStop = Callable[[], bool]
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side, A or B: its kind, and the text after the colon."""
+    """One of the sides A and B: its kind, and the text after the colon."""
 
     kind: str
     what: str
 
 
 def side(text: str) -> Side:
-    """Parse A or B for argparse."""
+    """Parse one side for argparse."""
     if text.startswith("-"):
         return Side(SETTINGS, text)
     kind, colon, what = text.partition(":")
@@ -72,7 +72,7 @@ class _SettingParser(argparse.ArgumentParser):
 
 
 def setting(text: str, otherwise: Setting) -> Setting:
-    """Return `otherwise` with the options in `text` applied. Raises UsageError if they are invalid."""
+    """Return the setting `otherwise`, changed by the options in `text`. Raises UsageError if they are invalid."""
     parser = _SettingParser(add_help=False, allow_abbrev=False, prog="--paired")
     parser.add_argument("-t", "--threads", type=count)
     parser.add_argument("--exact", action="store_true")
@@ -93,7 +93,8 @@ def setting(text: str, otherwise: Setting) -> Setting:
 def turns_of_settings(
     bench: Bench, settings: Sequence[Setting], tests: Sequence[Test], should_stop: ShouldStop
 ) -> list[tuple[Turn, Turn]]:
-    """Return a pair of turns for each test. Short turns let both sides meet the same state of the machine."""
+    """Return a pair of turns for each test. The turns are short, so that both sides meet the same state of the
+    machine."""
 
     def turn(of: Setting, test: Test) -> Turn:
         return lambda: {test.name: bench.took_ns(of, test, should_stop)}
@@ -104,7 +105,7 @@ def turns_of_settings(
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A command that is measured by running it in a directory; `title` names it in errors."""
+    """A command that is measured by running it in a directory. `title` is its name in errors."""
 
     command: Sequence[str]
     title: str
@@ -112,9 +113,9 @@ class Process:
     environment: Mapping[str, str] | None = None
 
     def turn(self, should_stop: ShouldStop) -> dict[str, tuple[int | None, int]]:
-        """Run it. Returns for each test by name its tokens and the mean time (ns) of one run.
+        """Run the command. Returns the tokens and the mean time (ns) of one run of each test, by name.
 
-        Raises CbtopError if it fails, InterruptedTurnError once `should_stop` returns true.
+        Raises CbtopError if the command fails, and InterruptedTurnError once `should_stop` returns true.
         """
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as said:
             took_ns, code = self._run(out.fileno(), said.fileno(), should_stop)
@@ -149,7 +150,7 @@ class Process:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process and those it has started, unless it has ended already."""
+    """End the process and those it has started, unless it has already ended."""
     if process.poll() is not None:
         return
     os.killpg(process.pid, signal.SIGTERM)
@@ -161,7 +162,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def tests_in(output: bytes, title: str) -> dict[str, tuple[int | None, int]]:
-    """Return the tests in the JSON of `cbtop bench` or `llama-bench`, as `Process.turn` does; empty for other output.
+    """Return the tests in the JSON of `cbtop bench` or `llama-bench`, in the form of `Process.turn`. Other output
+    gives an empty dictionary.
 
     Raises CbtopError if a test occurs twice.
     """
@@ -185,7 +187,7 @@ def tests_in(output: bytes, title: str) -> dict[str, tuple[int | None, int]]:
 
 @contextmanager
 def processes(sides: Sequence[Side], arguments: Sequence[str]) -> Iterator[list[Process]]:
-    """Yield the processes for two revisions or commands. `arguments` are for a revision's `cbtop bench`.
+    """Yield the processes of two revisions or commands. `arguments` are passed to `cbtop bench` of a revision.
 
     Unpacked revisions are removed afterwards.
     """
@@ -198,7 +200,7 @@ def processes(sides: Sequence[Side], arguments: Sequence[str]) -> Iterator[list[
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cbtop-paired-")))
             _unpack(one.what, directory / "checkout")
             environment = {key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"}
-            # Kernels are cached by the path of their sources, which no other run will have again.
+            # Kernels are cached by the path of their sources. No other run will have this path again.
             environment |= {"PYTHONPATH": str(directory / "checkout"), "NUMBA_CACHE_DIR": str(directory / "kernels")}
             command = (sys.executable, "-m", "cbtop", "bench", *arguments)
             found.append(Process(command, f"{name}, revision {one.what},", directory / "checkout", environment))
@@ -206,7 +208,8 @@ def processes(sides: Sequence[Side], arguments: Sequence[str]) -> Iterator[list[
 
 
 def _unpack(revision: str, directory: Path) -> None:
-    """Unpack a revision of the cbtop checkout in which this runs. Raises UsageError if there is none."""
+    """Unpack a revision of the cbtop checkout that contains this file. Raises UsageError if there is no such
+    checkout."""
     root = _git("rev-parse", "--show-toplevel").decode().strip()
     commit = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}", of=revision)
     packed = _git("-C", root, "archive", "--format=tar", commit.decode().strip())

@@ -1,4 +1,4 @@
-"""A program on a terminal of its own, and its output."""
+"""Run a program on a terminal of its own, and store its output."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ from contextlib import suppress
 
 KEPT_LINES = 5000
 MAX_LINE_CHARS = 4096
-LAST_WORDS_S = 5.0  # processes it leaves behind may still write, such as a recorder its summary
+# Seconds to wait for output after the program has ended. Other processes may still write, such as a recorder its
+# summary.
+LAST_WORDS_S = 5.0
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])")
 
 
 class Written:
-    """The newest lines of a text that arrives in pieces. An overwritten line keeps its last content."""
+    """The newest lines of a text that arrives in pieces. If a line was overwritten, its last content is stored."""
 
     def __init__(self) -> None:
         self.left_out = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
-        self._begun = ""  # of the unfinished line
+        self._begun = ""  # text of the unfinished line
         self._snapshot: tuple[str, ...] | None = ()
 
     def add(self, data: bytes) -> None:
-        """Add the next piece."""
+        """Add the next piece of the text."""
         *ended, self._begun = (self._begun + self._decoder.decode(data)).split("\n")
         for line in ended:
             self._end(line)
@@ -45,7 +47,7 @@ class Written:
         self._snapshot = None
 
     def lines(self) -> tuple[str, ...]:
-        """Return the kept lines: the same tuple until new text arrives."""
+        """Return the stored lines. The tuple is the same object until new text arrives."""
         if self._snapshot is None:
             begun = _plain(self._begun)
             self._snapshot = (*self._lines, begun) if begun else tuple(self._lines)
@@ -57,13 +59,14 @@ class Written:
 
 
 def _plain(line: str) -> str:
-    """Return the visible text of a line: without colours, and only the last of overwritten texts."""
+    """Return the visible text of a line, without colours. If a carriage return overwrote the line, this is its last
+    text."""
     parts = [part for part in _ESCAPE.sub("", line).split("\r") if part]
     return parts[-1].expandtabs() if parts else ""
 
 
 class Program:
-    """A forked child process. If `is_child`, this is the child, which becomes the program.
+    """A program in a forked child process. In the child, `is_child` is true, and the child becomes the program.
 
     Its stdout and stderr are a terminal without colours. Its stdin is empty.
     """
@@ -96,7 +99,7 @@ class Program:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code as in a shell: 128 plus the signal that ended it. None while it runs."""
+        """The exit code as in a shell: 128 plus the signal that ended the program. None while it runs."""
         return None if self.is_running or self._code is None else self._code if self._code >= 0 else 128 - self._code
 
     def written(self) -> Sequence[str]:
@@ -114,7 +117,8 @@ class Program:
             os.kill(self._pid, number)
 
     def pass_on(self) -> int:
-        """Print the kept lines and all further output until it has ended. Forwards signals. Returns its exit code."""
+        """Print the stored lines and all further output until the program has ended. Signals are forwarded to it.
+        Returns its exit code."""
         signal.signal(signal.SIGINT, lambda *_: self.interrupt())
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda number, _: self.send_signal(number))
@@ -135,7 +139,7 @@ class Program:
         while True:
             try:
                 data = os.read(self._terminal, 1 << 16)
-            except OSError:  # every process has closed it
+            except OSError:  # every process has closed the terminal
                 return
             if not data:
                 return

@@ -1,4 +1,4 @@
-"""Several processes (ranks) that decode one model: started together, told the same, and ended together."""
+"""Run several processes (ranks) that decode one model. They start together, get the same orders, and end together."""
 
 from __future__ import annotations
 
@@ -18,43 +18,48 @@ from cbtop.protocol.ranks import JOB_VARIABLE, ranks_of
 
 PIPES_VARIABLE = "CBTOP_RANK_PIPES"
 POLL_S = 0.02
-STOP_S = 2.0  # for a step to end, and for a process; the watcher of the ranks allows five for both
-ENDING_S = 15.0  # wait for the other ranks after the first is done, while a driver frees GPU memory
+# Seconds for a step to end, and for a process to end. The process that watches the ranks allows five for both.
+STOP_S = 2.0
+ENDING_S = 15.0  # seconds to wait for the other ranks after a rank is done, while a driver frees GPU memory
 SIZE_BYTES = 4
 
 
 def job_of(pid: int) -> str:
-    """Return the job name of the ranks started by process `pid`."""
+    """Return the job name of the ranks that process `pid` starts."""
     return f"cbtop-{pid}"
 
 
 class FirstRank:
-    """Sends data from the first rank to all others, through pipes made by their parent."""
+    """Sends data from the first rank to all other ranks, through pipes made by their parent."""
 
     def __init__(self, number: int, count: int, pipes: Sequence[int]) -> None:
-        """`pipes`: in the first rank one to each other rank, in others the one from it."""
+        """Create one end. `pipes` are the pipes to each other rank in the first rank, and the pipe from the first
+        rank in others."""
         self.number, self.count = number, count
         self._pipes = pipes
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> FirstRank | None:
-        """Return what `run_ranks` has set, or None if this is not one of its ranks."""
+        """Return this process's end of the pipes that `run_ranks` has made, or None if this process is not one of its
+        ranks."""
         pipes, ranks = environment.get(PIPES_VARIABLE), ranks_of(environment)
         if pipes is None or ranks.rank is None or ranks.world_size is None:
             return None
         return cls(ranks.rank, ranks.world_size, [int(pipe) for pipe in pipes.split(",")])
 
     def said(self, make: Callable[[], bytes]) -> bytes:
-        """Return in every rank what `make` returns in the first. Raises ComputeError if another rank has ended."""
+        """Return in every rank the value that `make` returns in the first rank. Raises ComputeError if another rank
+        has ended."""
         try:
             if self.number:
                 size = int.from_bytes(self._read(SIZE_BYTES), "big")
                 return self._read(size)
             made = make()
             for pipe in self._pipes:
-                os.write(pipe, len(made).to_bytes(SIZE_BYTES, "big") + made)  # below PIPE_BUF, so it is one write
+                # below PIPE_BUF, so that it is one write
+                os.write(pipe, len(made).to_bytes(SIZE_BYTES, "big") + made)
         except (BrokenPipeError, EOFError):
-            time.sleep(2 * STOP_S)  # our parent knows the reason, and will end us first
+            time.sleep(2 * STOP_S)  # our parent knows the reason, and will end this process first
             raise ComputeError("another rank has ended") from None
         return made
 
@@ -69,10 +74,11 @@ class FirstRank:
 
 
 def run_ranks(count: int, command: Sequence[str], is_stopped: Callable[[], bool]) -> None:
-    """Run `command` as `count` ranks until they end. The output of the first is printed.
+    """Run `command` as `count` ranks until they end. The output of the first rank is printed.
 
-    Once `is_stopped` returns true, the first rank gets SIGTERM and tells the others. If a rank fails or is killed,
-    all others are ended, and CbtopError is raised with its exit code and last message.
+    Once `is_stopped` returns true, the first rank gets SIGTERM and stops the other ranks. If a rank fails or is
+    killed, all other ranks are ended, and CbtopError is raised with the exit code and last message of the failed
+    rank.
     """
     with ExitStack() as stack:
         said = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(count)]
@@ -84,7 +90,7 @@ def run_ranks(count: int, command: Sequence[str], is_stopped: Callable[[], bool]
             if until_s == math.inf and is_stopped():
                 processes[0].terminate()
                 until_s = time.monotonic() + STOP_S
-            elif until_s == math.inf and 0 in codes:  # they end together
+            elif until_s == math.inf and 0 in codes:  # a rank has ended normally, and all ranks end together
                 until_s = time.monotonic() + ENDING_S
             time.sleep(POLL_S)
             codes = [process.poll() for process in processes]
@@ -117,7 +123,7 @@ def _started(count: int, command: Sequence[str], said: Sequence[IO[str]]) -> lis
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End all ranks that still run. One that waits on a device for another ignores SIGTERM and is killed."""
+    """End all ranks that still run. A rank that waits on a device for another rank ignores SIGTERM and is killed."""
     for process in processes:
         process.terminate()
     until_s = time.monotonic() + STOP_S
@@ -130,7 +136,8 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _failed(codes: Sequence[int | None]) -> int | None:
-    """Return the rank that caused the end: a killed one, else the first with an error, else one still running."""
+    """Return the rank that caused the end: a killed one, otherwise the first with an error, otherwise one still
+    running."""
     for is_it in (lambda code: code is not None and code < 0, bool, lambda code: code is None):
         for number, code in enumerate(codes):
             if is_it(code):

@@ -1,4 +1,4 @@
-"""The view of a ring, read without a daemon."""
+"""Make the view of a ring without a daemon."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from cbtop.viewmodels.verdicts import judged
 
 
 def view_of(source: Source, waiting_percent: float | None = None) -> SourceView | None:
-    """Read `source` to its end; return its view with verdicts, or None if it cannot be read.
+    """Read `source` to its end. Returns its view with verdicts, or None if the source cannot be read.
 
-    `waiting_percent` is the share of its last seconds in which it waited for a processor, if that is known.
+    `waiting_percent` is the share of its last seconds that the process waited for a processor, or None if it is not
+    known.
 
-    The phase is the one that the screen would open with, or the one that took most time if that has no step here.
+    The view shows the phase that the screen would open with, or the longest phase if that has no step.
     """
     source.poll()
     while source.is_behind:

@@ -1,6 +1,7 @@
-"""The process next to a run that prints a summary when it ends, and measures roofs that the run lacks.
+"""The process next to a run. It prints a summary when the run ends, and measures roofs that the run lacks.
 
-It is a fork of `cbtop run`. The program may run for days, so nothing is loaded before a step is recorded.
+This process is a fork of `cbtop run`. The program may run for days, so that nothing is loaded before a step is
+recorded.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ import time
 from cbtop.protocol.process import busiest_wait_ns, is_running, process_start, processor_times
 from cbtop.protocol.signals import suppressed
 
-TYPE_CHECKING = False  # see `cbtop.commands.run`
+TYPE_CHECKING = False  # see `cbtop.commands.run` for the reason
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from cbtop.commands.shared.missing_roofs import MissingRoofs
 
 STDERR = 2
-POLL_MS = 250  # how often to look whether the command runs, on a kernel without pidfd_open
-LOOK_MS = 1000  # between two looks at the waits of recording processes
-LATEST = 10  # looks
-MAX_LOOKED_AT = 8  # processes
-LESS_URGENT = 19  # for nice(2): the program needs the processors more
+POLL_MS = 250  # time between two checks whether the command runs, on a kernel without pidfd_open
+LOOK_MS = 1000  # time between two looks at the waits of recording processes
+LATEST = 10  # number of stored looks
+MAX_LOOKED_AT = 8  # largest number of observed processes
+LESS_URGENT = 19  # value for nice(2), because the program needs the processors more
 MAX_PROCESSES = 4096
 END = b"end"
 
@@ -32,11 +33,11 @@ def summarize_at_end(fifo: int, pidfd: int | None, path: str, pid: int, next_com
     """Print a summary when process `pid` ends, or announces its end through `fifo`.
 
     `pidfd` becomes readable when the process ends. It is None if the kernel has no such descriptor. `path` is the
-    FIFO's file, and `next_command` the last line of the summary.
+    path of the FIFO, and `next_command` is the last line of the summary.
     """
     _close_all_but({fifo, pidfd})
     try:
-        os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy would start a thread for each processor
+        os.environ["OPENBLAS_NUM_THREADS"] = "1"  # otherwise numpy would start a thread for each processor
         os.nice(LESS_URGENT)
         watched = _Watched(os.path.dirname(path))
         pids = list(_recording_pids(fifo, pidfd, pid, watched))
@@ -49,25 +50,26 @@ def summarize_at_end(fifo: int, pidfd: int | None, path: str, pid: int, next_com
             lines = run_summary(os.path.dirname(path), pid, pids, next_command, watched.waits.percents(), line)
             _write("".join(f"cbtop: {line}\n" for line in lines))
     finally:
-        with suppressed(OSError):  # another run removed it, because this one was killed
+        with suppressed(OSError):  # another run has removed the FIFO, because this run was killed
             os.unlink(path)
     if watched.roofs is not None:
-        os.close(fifo)  # the command waits for this, as the end of the summary
+        os.close(fifo)  # the command waits until the FIFO is closed, which is the end of the summary
         with open(os.devnull, "r+b", buffering=0) as nothing:
-            os.dup2(nothing.fileno(), STDERR)  # its pipe would stay open for its reader
+            # otherwise a process that reads the command's stderr would wait for this one
+            os.dup2(nothing.fileno(), STDERR)
         watched.roofs.measure_after()
 
 
 class _Watched:
-    """The watch over the recording processes of a run."""
+    """Watches the recording processes of a run."""
 
     def __init__(self, directory: str) -> None:
         self.waits = _Waits()
-        self.roofs: MissingRoofs | None = None  # from the first step on: it takes long to load
+        self.roofs: MissingRoofs | None = None  # set when the first step is recorded, because it takes long to load
         self._directory = directory
 
     def begin(self) -> None:
-        """Load what the end needs: half a second of work, so that none is left then."""
+        """Load what the end of the run needs. This takes half a second, and the end should not wait for it."""
         if self.roofs is None:
             import cbtop.commands.shared.run_summary  # noqa: F401
             from cbtop.commands.shared.missing_roofs import MissingRoofs
@@ -75,21 +77,22 @@ class _Watched:
             self.roofs = MissingRoofs(self._directory)
 
     def look(self, pids: Iterable[int]) -> None:
-        """Look at the waits of these processes, and whether their roofs can be measured now."""
+        """Look at the waits of these processes, and start measuring their roofs if that is possible now."""
         self.waits.look(pids)
         if self.roofs is not None:
             self.roofs.look(pids)
 
 
 class _Waits:
-    """How long the busiest thread of each recording process waited for a processor, second by second."""
+    """The time that the busiest thread of each recording process waited for a processor, by second."""
 
     def __init__(self) -> None:
-        self._times: dict[int, tuple[float, dict[str, tuple[int, int]]]] = {}  # by process
+        # (time of the last look, processor times of the threads) of each process
+        self._times: dict[int, tuple[float, dict[str, tuple[int, int]]]] = {}
         self._percents: dict[int, list[float]] = {}
 
     def look(self, pids: Iterable[int]) -> None:
-        """Store the wait in the last second of the first MAX_LOOKED_AT processes."""
+        """Store how long each of the first MAX_LOOKED_AT processes waited in the last second."""
         for pid in list(pids)[:MAX_LOOKED_AT]:
             now_s, times = time.monotonic(), processor_times(pid)
             before_s, before = self._times.get(pid, (now_s, {}))
@@ -108,7 +111,7 @@ class _Waits:
 
 
 def _recording_pids(fifo: int, pidfd: int | None, command_pid: int, watched: _Watched) -> Iterator[int]:
-    """Yield the processes that record steps, in the order of their first ones, until the command ends."""
+    """Yield the ids of the processes that record steps, in the order of their first steps, until the command ends."""
     start, timeout = process_start(command_pid) or 0, POLL_MS if pidfd is None else None
     poll = select.poll()
     poll.register(fifo, select.POLLIN)
@@ -118,7 +121,7 @@ def _recording_pids(fifo: int, pidfd: int | None, command_pid: int, watched: _Wa
     while True:
         events = poll.poll(LOOK_MS if seen and timeout is None else timeout)
         watched.look(seen)
-        # Everything that an ended process wrote is in the FIFO by now.
+        # By now, the FIFO contains everything that an ended process wrote.
         is_over = any(descriptor != fifo for descriptor, _ in events)
         is_over = is_over or (timeout is not None and not is_running(command_pid, start))
         for line in _lines(fifo):
@@ -134,7 +137,7 @@ def _recording_pids(fifo: int, pidfd: int | None, command_pid: int, watched: _Wa
 
 
 def _lines(fifo: int) -> list[bytes]:
-    """Read everything in the FIFO. Each line was written in one piece."""
+    """Read everything in the FIFO. Each line was written by one write."""
     data = b""
     with suppressed(BlockingIOError):
         while piece := os.read(fifo, 1 << 16):
@@ -143,7 +146,7 @@ def _lines(fifo: int) -> list[bytes]:
 
 
 def _close_all_but(kept: set[int | None]) -> None:
-    """Close all descriptors above stderr except `kept`: a pipe of the command would stay open for its reader."""
+    """Close all descriptors above stderr except `kept`. An open pipe of the command would keep its reader waiting."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > STDERR and int(name) not in kept:
             with suppressed(OSError):  # the descriptor of the directory itself

@@ -1,4 +1,4 @@
-"""The summary of a run, from the rings of its ended processes."""
+"""Summarise a run from the rings of its ended processes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from cbtop.protocol.vocabulary import NodeKind, is_warm_up
 from cbtop.reports.summary import summary
 from cbtop.viewmodels.source import SourceView
 
-MAX_RECORDS = 1 << 17  # the newest in a ring: adding them up takes 0.1 s
-WARM_UP_STEPS = 3  # if a process names none: the first call allocates, compiles or reads from disk
-MAX_READ = 16  # processes: reading one takes 0.1 to 0.2 s
-MIN_STEPS = 10  # if there are fewer, all are shown
+MAX_RECORDS = 1 << 17  # largest number of records of a ring, the newest; adding them up takes 0.1 s
+# Number of first steps that are left out if a process names no warm-up. They allocate, compile or read from disk.
+WARM_UP_STEPS = 3
+MAX_READ = 16  # largest number of processes; reading one takes 0.1 to 0.2 s
+MIN_STEPS = 10  # with fewer steps, all are counted
 
 
 class SteadySource(Source):
-    """A ring that is read once: the steps after the warm-up, of the last ten seconds at most."""
+    """A ring that is read once. It contains the steps after the warm-up, of at most the last ten seconds."""
 
     def _count(self, batch: Batch) -> None:
         if not self._totals.received and len(batch.node):
@@ -36,7 +37,8 @@ class SteadySource(Source):
         super()._count(batch)
 
     def _first_steady(self, batch: Batch) -> int:
-        """Return the index of the first record to count. It follows the end of a step, so that no step is cut."""
+        """Return the index of the first record to count. It follows the end of a step, so that no step is cut in
+        two."""
         steps = [node.id for node in self.nodes.children[None] if node.kind is NodeKind.STEP]
         is_end = np.isin(batch.node, steps) & (batch.flags & FLAG_PLAIN != FLAG_AMOUNTS)
         ends = np.flatnonzero(is_end)
@@ -53,7 +55,8 @@ class SteadySource(Source):
             return 0
         first = int(early[-1]) + 1
         says_size = batch.are(FLAG_AMOUNTS) & (batch.node == batch.node[first - 1])
-        while first < len(says_size) and says_size[first]:  # the number of sequences of the previous step
+        # skips the record with the previous step's number of sequences
+        while first < len(says_size) and says_size[first]:
             first += 1
         return first
 
@@ -66,10 +69,11 @@ def run_summary(
     waits: Mapping[int, float],
     note: str = "",
 ) -> list[str]:
-    """Return the summary of the process with the most time in steps. If equal, prefer the command.
+    """Return the summary of the process with the most time in steps. Among equal processes, the command is preferred.
 
-    `pids` are the processes that recorded steps, `note` is a line of it. `waits` maps a process to the percentage of
-    its last seconds that it waited for a processor. Returns an empty list if none of their rings can be read.
+    `pids` are the processes that recorded steps. `note` is an additional line of the summary. `waits` maps a process
+    to the percentage of its last seconds that it waited for a processor. Returns an empty list if none of the rings
+    can be read.
     """
     found: list[tuple[float, SourceView]] = []
     for pid in sorted(pids, key=lambda pid: pid != command_pid)[:MAX_READ]:

@@ -1,4 +1,4 @@
-"""The sources of runs to compare: a recording, a file of runs, a running process, or a command."""
+"""Get runs to compare from a recording, a file of runs, a running process or a command."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from cbtop.errors import CbtopError, NoDataError, UntrustedError, UsageError
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import DecodeError, KeysError, RecordingError, VersionError
 
-if TYPE_CHECKING:  # they load numpy and zmq
+if TYPE_CHECKING:  # imported for types only, because these modules load numpy and zmq
     from cbtop.client.stream_recorder import StreamRecorder
     from cbtop.comparison.runs import Run
 
 RUNTIME_VARIABLE = "CBTOP_RUNTIME_DIR"
 POLL_MS = 100
 ANSWER_WITHIN_S = 5.0
-READ_ON_S = 5.0  # after a command has ended: the daemon reads four times a second
+READ_ON_S = 5.0  # seconds to read on after a command has ended; the daemon reads four times a second
 MAX_LIVE_BYTES = 1 << 30
 DEFAULT_LIVE_S = 10.0
 WHERE = "a recording, a file of runs, or the pid of a process that runs"
 
 
 def add_runs_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say where runs come from, and which of them to use."""
+    """Add the options that choose the sources of runs, and the runs to use."""
     parser.add_argument(
         "--source", metavar="WHICH",
         help="of several processes this one: its pid, rank=N or its key in `cbtop ls`",
@@ -48,9 +48,9 @@ def add_runs_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def runs_of(where: str, options: argparse.Namespace) -> list[Run]:
-    """Return the runs that `where` names: several for a file of runs, else one.
+    """Return the runs that `where` names: several for a file of runs, otherwise one.
 
-    Raises UsageError if it is invalid or names several processes, NoDataError if nothing was recorded.
+    Raises UsageError if `where` is invalid or names several processes, and NoDataError if nothing was recorded.
     """
     from cbtop.feeds.run_file import is_run_file, read_runs
 
@@ -69,7 +69,7 @@ def run_of_command(command: Sequence[str], title: str, options: argparse.Namespa
     """Run `command` isolated from other processes and record all of it.
 
     The machine's pace is measured before and after. The command's output goes to stderr, because stdout is for the
-    report. Raises CbtopError with its `title` if it fails.
+    report. Raises CbtopError if the command fails; the message names it by `title`.
     """
     from cbtop.commands.shared.machine_pace import machine_pace
 
@@ -89,9 +89,9 @@ def run_of_command(command: Sequence[str], title: str, options: argparse.Namespa
 
 
 def _record_command(command: Sequence[str], title: str, options: argparse.Namespace, path: Path) -> None:
-    """Run `command`, and record all processes into `path` until it has ended.
+    """Run `command`, and record all processes into `path` until the command has ended.
 
-    Raises CbtopError with its `title` if it fails.
+    Raises CbtopError if the command fails; the message names it by `title`.
     """
     process = subprocess.Popen(command, stdout=sys.stderr.fileno())
     try:
@@ -107,7 +107,7 @@ def _record_command(command: Sequence[str], title: str, options: argparse.Namesp
 def _record(
     path: Path, options: argparse.Namespace, seconds: float | None, process: subprocess.Popen[bytes] | None = None
 ) -> None:
-    """Record what runs into `path`, for `seconds` or until `process` has ended and its data is read."""
+    """Record all sources into `path`, for `seconds` or until `process` has ended and its data is read."""
     from cbtop.client.stream_recorder import StreamRecorder
 
     try:
@@ -140,13 +140,13 @@ def _record(
 
 
 def _is_read(recorder: StreamRecorder) -> bool:
-    """Whether the daemon has read all data of every process."""
+    """Return whether all processes have ended and the daemon has read all of their data."""
     sources = recorder.store.sources.values()
     return bool(sources) and all(one.has_ended and not one.is_unread for one in sources)
 
 
 def _only(path: Path, source: str | None) -> Run:
-    """Return the only run of a recording, or the one that `source` names."""
+    """Return the only run of a recording, or the run that `source` names."""
     from cbtop.feeds.run_reader import runs_in
 
     try:

@@ -1,4 +1,4 @@
-"""Failed checks as SARIF 2.1.0 (OASIS standard), which code hosts show next to the lines concerned."""
+"""Format failed checks as SARIF 2.1.0 (OASIS standard), which code hosts show next to the lines concerned."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cbtop.version import __version__
 
 VERSION = "2.1.0"
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
-BASE = "%SRCROOT%"  # placeholder that hosts replace by the root of the checkout
+BASE = "%SRCROOT%"  # placeholder that hosts replace with the root of the checkout
 
 
 @dataclass(frozen=True, slots=True)
 class SarifRule:
-    """Something that is checked, and where it is defined: a file of the checkout, and a line of it, from 1."""
+    """A rule that is checked, and the place that defines it: a file of the checkout and its line, from 1."""
 
     id: str
     means: str
@@ -26,14 +26,14 @@ class SarifRule:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A rule that did not hold."""
+    """A failure of a rule, with a message."""
 
     rule: SarifRule
     message: str
 
 
 def sarif(rules: Sequence[SarifRule], failures: Sequence[Failure]) -> str:
-    """Return a log of one run: every rule, and a result for each failure."""
+    """Return a SARIF log of one run, with every rule and a result for each failure."""
     places = {rule.id: place for place, rule in enumerate(rules)}
     driver = {
         "name": "cbtop",

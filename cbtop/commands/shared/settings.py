@@ -1,9 +1,9 @@
-"""The user's settings from `config.toml`, its presets, and the environment, below the options of the command.
+"""Read the user's settings from `config.toml`, its presets and the environment. Options of the command have priority.
 
 Rules
-- Precedence: an option, then the preset named by `--preset`, the environment, the file, and the default.
-- An unknown key is reported in one line on stderr with the nearest known one, and the program continues, because a
-  file may be shared with a newer cbtop. An invalid value is a usage error, like an option's.
+- The order of priority is: an option, the preset named by `--preset`, the environment, the file, and the default.
+- An unknown key is reported in one line on stderr, with the nearest known key. The program continues, because a file
+  may be shared with a newer cbtop. An invalid value is a usage error, as in an option.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from cbtop.commands.shared.names import unknown
 from cbtop.errors import UsageError
 
 PRESET = "preset"
-VARIABLES = "CBTOP_"  # prefix of the key in capitals
+VARIABLES = "CBTOP_"  # prefix of environment variables, before the key in capitals
 NO_COLOR = "NO_COLOR"
 
 
 @dataclass(frozen=True, slots=True)
 class SettingsKey:
-    """A key of the file and the option of the same name. `parse` is the argparse type of the option."""
+    """A key of the file. It sets the option with the same name. `parse` is the argparse type of that option."""
 
     parse: Callable[[str], Any]
     default: Any = None
@@ -36,7 +36,7 @@ class SettingsKey:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The file as read; without tables if there is no file."""
+    """The file as it was read. Without a file, `tables` is empty."""
 
     path: Path
     is_there: bool
@@ -50,7 +50,8 @@ class Config:
         return found if isinstance(found, dict) else {}
 
     def place(self, key: str, table: str = "") -> str:
-        """Return for example `FILE, line 3`: the place of `key` in the table, or only the file if not found."""
+        """Return the place of `key` in the table, such as `FILE, line 3`, or only the file if the key is not
+        found."""
         inside = ""
         for number, line in enumerate(self.text.splitlines(), 1):
             if head := re.match(r"\s*\[([^\[\]]+)\]", line):
@@ -63,13 +64,14 @@ class Config:
 
 
 def config_file() -> Path:
-    """Return `$XDG_CONFIG_HOME/cbtop/config.toml`, else in `~/.config`. It may not exist."""
+    """Return `$XDG_CONFIG_HOME/cbtop/config.toml`, or that path in `~/.config` without the variable. It may not
+    exist."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")) / "cbtop" / "config.toml"
 
 
 def read_config() -> Config:
-    """Read the file, which may not exist. Raises UsageError if it cannot be read."""
-    import tomllib  # most runs have no file
+    """Read the file, which may not exist. Raises UsageError if it exists and cannot be read."""
+    import tomllib  # imported here, because most users have no file
 
     path = config_file()
     try:
@@ -85,7 +87,8 @@ def read_config() -> Config:
 
 
 def settle(options: argparse.Namespace, settings: Mapping[str, SettingsKey]) -> None:
-    """Set each option that is not on the command line. Raises UsageError for an invalid value."""
+    """Set each option that is not on the command line from the other sources. Raises UsageError for an invalid
+    value."""
     config = read_config()
     for told in unknown_keys(config, settings):
         sys.stderr.write(f"cbtop: {told}\n")
@@ -101,7 +104,7 @@ def settle(options: argparse.Namespace, settings: Mapping[str, SettingsKey]) -> 
 
 
 def unknown_keys(config: Config, settings: Mapping[str, SettingsKey]) -> Iterator[str]:
-    """Yield a line for each unknown key of the file."""
+    """Yield a line about each unknown key of the file."""
     if not isinstance(config.tables.get(PRESET, {}), dict):
         yield f"{config.place(PRESET)}: {PRESET} is not a table [{PRESET}.NAME]; it is ignored"
     for name, table in config.presets.items():
@@ -117,7 +120,7 @@ def unknown_keys(config: Config, settings: Mapping[str, SettingsKey]) -> Iterato
 
 
 def check_values(config: Config, settings: Mapping[str, SettingsKey]) -> None:
-    """Raise UsageError for an invalid value of the file or one of its presets."""
+    """Raise UsageError if the file or one of its presets has an invalid value."""
     for name in (None, *(name for name, table in config.presets.items() if isinstance(table, dict))):
         _preset(config, name, settings)
     _file(config, settings)
@@ -165,14 +168,14 @@ def _value(setting: SettingsKey, value: object, place: str, key: str) -> Any:
 
 
 def _text(value: object) -> str:
-    """Return the value as it would be typed."""
+    """Return the value as text, as it would be typed on the command line."""
     if isinstance(value, dict | list):
         raise argparse.ArgumentTypeError("expected a single value")
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def yes_or_no(text: str) -> bool:
-    """Parse `true` or 1 and `false` or 0, for argparse."""
+    """Parse `true` or 1, and `false` or 0, for argparse."""
     known = {"true": True, "1": True, "false": False, "0": False}
     if text.casefold() not in known:
         raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")

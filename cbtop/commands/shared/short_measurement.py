@@ -1,4 +1,4 @@
-"""A short measurement of the processor's roofs, in a process of its own."""
+"""Measure the processor's roofs briefly, in a separate process."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from cbtop.protocol.roofs import DeviceRoofs, cpu_name, keep_roofs
 from cbtop.protocol.vocabulary import Provenance
 
 PROGRAM = "from cbtop.commands.shared.short_roofs import main; main()"
-MAX_S = 3.0  # it takes one to two
+MAX_S = 3.0  # largest duration in seconds; a measurement takes one to two
 END_WITHIN_S = 5.0
 POLL_S = 0.02
-# Each roof's kind, unit and the type that is multiplied.
+# The kind, the unit and the dtype of each roof.
 ROOFS = {"dram_read": ("bandwidth", "GB/s", ""), "matmul_float32": ("compute", "GFLOP/s", "float32")}
 
 
@@ -32,19 +32,23 @@ class UnmeasuredError(UntrustedError):
 
 
 class ShortMeasurement:
-    """A running measurement for `threads` threads. Call `poll` until it has ended; `close` ends it early.
+    """A running measurement for `threads` threads. Call `poll` until the measurement has ended, or `close` to end it
+    early.
 
-    Only one at a time runs on a machine. Raises UnmeasuredError if another one runs, OSError if it cannot be started.
+    Only one measurement runs on a machine at a time. Raises UnmeasuredError if another one runs, and OSError if it
+    cannot be started.
     """
 
     def __init__(self, threads: int) -> None:
         self._threads, self._begun_s = threads, time.monotonic()
         os.makedirs(cache_dir(), exist_ok=True)
-        self._lock = os.open(cache_dir(), os.O_RDONLY | os.O_CLOEXEC)  # the directory, so that no file is left
+        # locks the cache directory itself, so that no lock file is left
+        self._lock = os.open(cache_dir(), os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", PROGRAM, str(threads)],  # no module of the user's directory
+                # -P: Python imports no module from the user's directory
+                [sys.executable, "-P", "-c", PROGRAM, str(threads)],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                 env=os.environ | ONE_THREAD,
             )  # fmt: skip
@@ -56,7 +60,8 @@ class ShortMeasurement:
             raise
 
     def poll(self) -> DeviceRoofs | None:
-        """Return the stored roofs, or None while it runs. Raises UnmeasuredError if it was disturbed or failed."""
+        """Return the stored roofs, or None while the measurement runs. Raises UnmeasuredError if it was disturbed or
+        failed."""
         if self._process.poll() is None:
             if time.monotonic() - self._begun_s > MAX_S:
                 raise UnmeasuredError(f"it took longer than {MAX_S:g} s")
@@ -73,7 +78,7 @@ class ShortMeasurement:
         return keep_roofs([roofs])[0]
 
     def close(self) -> None:
-        """End it if it still runs. Then nothing is stored."""
+        """End the measurement if it still runs. Then nothing is stored."""
         self._process.kill()
         self._process.communicate(timeout=END_WITHIN_S)
         os.close(self._lock)
@@ -86,7 +91,8 @@ class ShortMeasurement:
 
 
 def measure_short(threads: int) -> DeviceRoofs:
-    """Measure, store and return the roofs for `threads` threads. Raises UnmeasuredError, OSError and RoofsError."""
+    """Measure the roofs for `threads` threads, store them and return them. Raises UnmeasuredError, OSError and
+    RoofsError."""
     with ShortMeasurement(threads) as running:
         while (found := running.poll()) is None:
             time.sleep(POLL_S)
@@ -94,7 +100,7 @@ def measure_short(threads: int) -> DeviceRoofs:
 
 
 def in_words(roofs: Sequence[Ceiling]) -> str:
-    """Return `memory 32.1 GB/s, float32 products 103.8 GFLOP/s`."""
+    """Return the roofs as text, such as `memory 32.1 GB/s, float32 products 103.8 GFLOP/s`."""
     names = {"dram_read": "memory", "matmul_float32": "float32 products"}
     return ", ".join(f"{names[one.name]} {one.value:.1f} {one.unit}" for one in roofs if one.name in names)
 

@@ -1,12 +1,13 @@
 """Measure memory bandwidth and float32 products within two seconds, with NumPy alone.
 
-`main` is run by a program of its own. It prints one JSON object.
+`main` is run in a separate process. It prints one JSON object.
 
 Rules
-- It yields: it runs only on idle processors (SCHED_IDLE), and ends within a round after another
-  process begins to work.
-- A disturbed measurement is reported as disturbed, without numbers.
-- NumPy is set up before it is loaded to compute on the calling thread. The threads are ours.
+- The measurement runs only on idle processors (SCHED_IDLE). It ends within one round after another process begins to
+  work.
+- A disturbed measurement is reported as disturbed, without figures.
+- Before NumPy is loaded, it is set up to compute on the calling thread only. The threads of the measurement are made
+  here.
 """
 
 from __future__ import annotations
@@ -27,28 +28,29 @@ from cbtop.protocol.process import busiest_wait_ns, processor_times
 
 MIB = 1 << 20
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "BLIS_NUM_THREADS"), "1")
-LESS_URGENT = 19  # for nice(2)
-CACHES_PER_BUFFER = 4  # in a buffer of four caches, little of the last round is still cached
+LESS_URGENT = 19  # value for nice(2)
+# Size of the buffer, in last-level caches. With four, little of the last round is still cached.
+CACHES_PER_BUFFER = 4
 SMALLEST_BUFFER_BYTES, LARGEST_BUFFER_BYTES = 64 * MIB, 512 * MIB
 SHARE_OF_FREE_MEMORY = 8
 UNKNOWN_CACHE_BYTES = 32 * MIB
-PRODUCT_SIZE = 512  # rows of square matrices: three of them fit a cache of level 2 or 3
-ROUND_S = 0.03  # starting threads takes little of it
-RECENT_S = 0.1  # so soon others are noticed
-KIND_S = 0.4  # for the rounds of one roof
+PRODUCT_SIZE = 512  # Rows of square matrices. Three matrices of this size fit a cache of level 2 or 3.
+ROUND_S = 0.03  # seconds of a round; starting the threads takes little of this time
+RECENT_S = 0.1  # seconds within which the work of other processes is noticed
+KIND_S = 0.4  # seconds for all rounds of one roof
 MIN_ROUNDS, MAX_ROUNDS = 5, 12
 MAX_FILL_S = 0.5
-MAX_SPREAD_PERCENT = 10  # how far the median is below the best, as for an unsure roof
-MAX_WAIT_PERCENT = 5  # share of the time that the busiest thread waited for a processor
+MAX_SPREAD_PERCENT = 10  # largest difference of the median below the best round, the same as for an unsure roof
+MAX_WAIT_PERCENT = 5  # largest share of the time that the busiest thread may wait for a processor
 SYSFS_CPU = Path("/sys/devices/system/cpu")
 
 
 class DisturbedError(Exception):
-    """The measurement was disturbed or took too long; the message says by what."""
+    """The measurement was disturbed or took too long. The message says why."""
 
 
 class _Threads:
-    """Threads that run a function together. They live until the process ends."""
+    """Threads that run a function together. The threads live until the process ends."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -60,9 +62,10 @@ class _Threads:
             threading.Thread(target=self._work, args=(index,), daemon=True).start()
 
     def run(self, task: Callable[[int], object]) -> float:
-        """Run `task` with the number of each thread. Return the seconds from the first begin to the last end.
+        """Run `task` in each thread, with the number of the thread. Returns the seconds from the first begin to the
+        last end.
 
-        The threads read the clock, because the caller may get a processor only after they have ended.
+        The threads read the clock themselves, because the caller may get a processor only after they have ended.
         """
         self._task = task
         self._gate.wait()
@@ -84,7 +87,7 @@ class _Threads:
 
 
 def measured(threads: int) -> list[dict[str, Any]]:
-    """Return the rounds of each roof for `threads` threads. Raises DisturbedError."""
+    """Return the rates of all rounds of each roof, for `threads` threads. Raises DisturbedError."""
     import numpy as np
 
     load = MachineLoad(time.process_time)
@@ -95,7 +98,8 @@ def measured(threads: int) -> list[dict[str, Any]]:
     parts: list[Any] = [None] * threads
     size_bytes = buffer_bytes(threads) // threads // 64 * 64
 
-    def fill(index: int) -> None:  # runs in the thread that will read it, so that the memory is near its processor
+    # runs in the thread that will read the part, so that the memory is near its processor
+    def fill(index: int) -> None:
         parts[index] = np.ones(size_bytes // 4, np.float32)
 
     if on.run(fill) > MAX_FILL_S:
@@ -113,7 +117,7 @@ def measured(threads: int) -> list[dict[str, Any]]:
 
 
 def _rounds(on: _Threads, load: MachineLoad, amount: float, task: Callable[[int], object]) -> list[float]:
-    """Return the rates of rounds, in 1e9 of `amount` a second. Raises DisturbedError."""
+    """Return the rate of each round, in 1e9 units of `amount` per second. Raises DisturbedError."""
     on.run(task)  # the first call loads code and fills caches
     repeats = max(1, math.ceil(ROUND_S / on.run(task)))
 
@@ -139,7 +143,8 @@ def _rounds(on: _Threads, load: MachineLoad, amount: float, task: Callable[[int]
 
 
 def buffer_bytes(threads: int) -> int:
-    """Return the size of a buffer that does not fit the caches. Raises DisturbedError if memory is too scarce."""
+    """Return the size of a buffer that does not fit the caches. Raises DisturbedError if there is too little
+    memory."""
     from cbtop.compute.memory import available_bytes
 
     wanted = max(CACHES_PER_BUFFER * cache_bytes(threads), SMALLEST_BUFFER_BYTES)
@@ -164,7 +169,8 @@ def cache_bytes(threads: int, folder: Path = SYSFS_CPU) -> int:
 
 
 def main() -> NoReturn:
-    """Measure with as many threads as the first argument says, print `{"roofs": …}` or `{"disturbed": …}`, exit."""
+    """Measure with the number of threads in the first argument, print `{"roofs": …}` or `{"disturbed": …}`, and
+    exit."""
     os.nice(LESS_URGENT)
     if hasattr(os, "SCHED_IDLE"):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -177,4 +183,4 @@ def main() -> NoReturn:
         found = {"disturbed": "there was no memory for it"}
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
-    os._exit(0)  # its threads wait at a barrier
+    os._exit(0)  # ends the process, because its threads still wait at a barrier

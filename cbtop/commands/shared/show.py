@@ -1,4 +1,4 @@
-"""Shared by `cbtop` and `cbtop demo`: the options of a report, and opening the screen."""
+"""Add the options of a report, and open the screen. `cbtop` and `cbtop demo` share this module."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from cbtop.reports import OVERVIEW, REPORTS, VIEWS
 from cbtop.text import ascii_signs
 from cbtop.viewmodels.merge_mode import MergeMode
 
-# Declaring options must not load numpy or zmq, which take longer than the rest of `cbtop --help`.
+# Imported for types only. Declaring options must not load numpy or zmq, which take longer than the rest of `cbtop
+# --help`.
 if TYPE_CHECKING:
     from cbtop.feeds.feed import Feed
     from cbtop.feeds.replay import ReplayFeed
@@ -37,14 +38,14 @@ if TYPE_CHECKING:
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.25, 5.0
 MIN_WINDOW_S, MAX_WINDOW_S = 1.0, 3600.0
-YOUNG_OBJECTS = 5_000  # a frame makes about 2,000 objects that are freed with the next one
+YOUNG_OBJECTS = 5_000  # a frame of the screen makes about 2,000 objects, which are freed with the next frame
 THEMES = ("dark", "light")
-TABS = {"overview": OVERVIEW, "graph": "tree"}  # the screen's names
-ALL = math.inf  # not the recent window, but all data
+TABS = {"overview": OVERVIEW, "graph": "tree"}  # names of views as the screen's tabs show them
+ALL = math.inf  # all data instead of the recent window
 
 
 def add_show_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose what is shown, and how."""
+    """Add the options that choose the content and the form of the output."""
     group = parser.add_argument_group("output")
     group.add_argument(
         "--headless",
@@ -113,12 +114,12 @@ def _add_looks_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 def settle_options(options: argparse.Namespace) -> None:
-    """Set the options that are not on the command line. Raises UsageError for an invalid value."""
+    """Set the options that are not on the command line from the settings. Raises UsageError for an invalid value."""
     settle(options, SETTINGS)
 
 
 def add_connect_arguments(parser: argparse.ArgumentParser, *, many: bool = False) -> None:
-    """Add the options that choose the daemon to listen to; with `many` there may be several."""
+    """Add the options that choose the daemon to listen to. With `many`, there may be several daemons."""
     group = parser.add_argument_group("connection")
     address = "a daemon's address, ipc:///path or tcp://HOST:PORT"
     default = "(default: your own, started inside if none runs)"
@@ -144,7 +145,8 @@ def open_feed(
     *,
     looks_back: bool = True,
 ) -> Feed:
-    """Return the feed for the options of `add_connect_arguments`. `looks_back` keeps a history in a daemon inside.
+    """Return the feed for the options of `add_connect_arguments`. With `looks_back`, a daemon inside this process
+    keeps a history.
 
     Raises UsageError for invalid keys.
     """
@@ -180,7 +182,8 @@ def viewer_keys(options: argparse.Namespace) -> ViewerKeys | None:
 
 
 def is_headless(options: argparse.Namespace) -> bool:
-    """Whether to print instead of opening the screen: on request, or without a suitable terminal.
+    """Return whether to print a report instead of opening the screen: if it is requested, or without a suitable
+    terminal.
 
     Textual reads keys from stdin and draws on stderr. A user who redirects stdout wants text.
     """
@@ -189,7 +192,7 @@ def is_headless(options: argparse.Namespace) -> bool:
 
 
 def print_report(views: Sequence[SourceView], options: argparse.Namespace, replay: ReplayView | None = None) -> None:
-    """Print one report on stdout; `replay` is its position in a recording."""
+    """Print one report on stdout. `replay` is the position in a recording."""
     from cbtop.text.row_filter import RowChoice
 
     settle_signs(options)
@@ -200,7 +203,7 @@ def print_report(views: Sequence[SourceView], options: argparse.Namespace, repla
 
 
 def require_passed_checks(views: Iterable[SourceView]) -> None:
-    """Raise FailedCheckError with the first failed check of a brick, if there is one."""
+    """Raise FailedCheckError for the first failed check of a brick, if there is one."""
     failed = [(view, check) for view in views for check in view.failed_checks]
     if failed:
         view, check = failed[0]
@@ -222,12 +225,13 @@ def show_on_screen(
     merge: MergeMode | None = None,
     program: AppProgram | None = None,
 ) -> int:
-    """Open the screen on `feed`, with the output of `program` as a view. Returns the exit code when it closes."""
+    """Open the screen on `feed`, with the output of `program` as a view. Returns the exit code when the screen
+    closes."""
     settle_colours(options)
-    # Objects loaded before the screen opens stay alive. Collecting garbage among them would cost a tenth of the
-    # start, and later several frames every ten seconds.
+    # Objects that are loaded before the screen opens stay alive. Collecting garbage among them would cost a tenth of
+    # the start time, and later several frames every ten seconds.
     gc.disable()
-    # Imported here: Textual takes a fifth of a second to load, which reports and --help should not pay.
+    # Imported here, because Textual takes a fifth of a second to load. Reports and --help do not need it.
     from cbtop.client.stream_recorder import save_history
     from cbtop.feeds.look_back import look_back
     from cbtop.feeds.replay import ReplayFeed
@@ -239,7 +243,7 @@ def show_on_screen(
     if isinstance(feed, ReplayFeed):
         app = ReplayApp(feed, interval_s=options.interval, section=options.view)
     else:
-        # Several daemons have no common history to save.
+        # Several daemons have no common history that could be saved.
         save = partial(save_history, feed.links.endpoint, feed.keys, Path.cwd()) if feed.links.endpoint else None
         back = partial(look_back, feed) if feed.links.endpoint else None
         if program is None:
@@ -262,11 +266,11 @@ def show_on_screen(
 
 
 def settle_colours(options: argparse.Namespace) -> None:
-    """Set in the environment whether the screen has colours, before Textual is loaded."""
+    """Set in the environment whether the screen has colours. Must run before Textual is loaded."""
     if options.color is False:
         os.environ["NO_COLOR"] = "1"
     elif options.color or not os.environ.get("NO_COLOR"):
-        os.environ.pop("NO_COLOR", None)  # an empty NO_COLOR has no meaning, but Textual takes it as set
+        os.environ.pop("NO_COLOR", None)  # an empty NO_COLOR means nothing, but Textual reads it as set
 
 
 def dress(app: CbtopApp, options: argparse.Namespace) -> None:
@@ -280,9 +284,9 @@ def dress(app: CbtopApp, options: argparse.Namespace) -> None:
 
 
 def settle_signs(options: argparse.Namespace) -> None:
-    """With `--ascii`, write one ASCII character for each of our signs, on stdout and on the screen.
+    """With `--ascii`, write an ASCII character in place of each special sign, on stdout and on the screen.
 
-    With `--no-ascii`, write the signs whatever the locale is.
+    With `--no-ascii`, write the special signs in any locale.
     """
     if options.ascii is None:
         return
@@ -300,7 +304,7 @@ def endpoint(text: str) -> str:
 
 
 def positive_seconds(text: str) -> float:
-    """Parse a time above zero, for argparse."""
+    """Parse a time in seconds above zero, for argparse."""
     try:
         value = float(text)
     except ValueError:
@@ -311,19 +315,19 @@ def positive_seconds(text: str) -> float:
 
 
 def window_s(options: argparse.Namespace) -> float:
-    """Return the length of the window to keep: as requested, or as the screen's key would request it."""
+    """Return the length of the window to keep, in seconds. The default is the window that the screen's key shows."""
     return DEFAULT_WINDOW_S if options.window in (None, ALL) else float(options.window)
 
 
 def shows_window(options: argparse.Namespace, *, by_default: bool) -> bool:
-    """Whether figures cover the recent window instead of all data."""
+    """Return whether figures cover the recent window instead of all data."""
     return by_default if options.window is None else options.window != ALL
 
 
 def _config_file_as_typed() -> str:
     home, path = os.path.expanduser("~"), str(config_file())
     typed = f"~{path.removeprefix(home)}" if path.startswith(f"{home}/") else path
-    return typed.replace("%", "%%")  # argparse formats a help
+    return typed.replace("%", "%%")  # argparse formats the help with %
 
 
 def _view(text: str) -> str:
@@ -339,7 +343,7 @@ def _column(text: str) -> str:
 
 
 def _verdict(text: str) -> str:
-    from cbtop.viewmodels.verdicts import VERDICTS  # loads numpy
+    from cbtop.viewmodels.verdicts import VERDICTS  # imported here, because it loads numpy
 
     return one_of("verdict", [rule.id for rule in VERDICTS])(text)
 
@@ -366,7 +370,7 @@ def _seconds(text: str, least: float, most: float) -> float:
     return value
 
 
-# The keys of config.toml, which are the options of these names.
+# The keys of config.toml. Each sets the option of the same name.
 SETTINGS = {
     "view": SettingsKey(_view, OVERVIEW),
     "window": SettingsKey(_window),

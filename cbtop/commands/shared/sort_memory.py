@@ -1,6 +1,6 @@
-"""The user's sort order of the screen's tables, stored from one run to the next.
+"""Store the sort order of the screen's tables from one run to the next.
 
-This is a convenience: read and write errors are ignored, and the tables then open in default order.
+This is a convenience. Errors when reading or writing are ignored, and the tables then open in their default order.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from contextlib import suppress
 from pathlib import Path
 
 MAX_FILE_BYTES = 4096
-Orders = Mapping[str, tuple[str, bool]]  # by table: the column's title, and whether the largest come first
+Orders = Mapping[str, tuple[str, bool]]  # (title of the column, whether the largest values come first) by table
 
 
 def sort_file() -> Path:
-    """Return `$XDG_STATE_HOME/cbtop/sort.json`, else in `~/.local/state`."""
+    """Return `$XDG_STATE_HOME/cbtop/sort.json`, or that path in `~/.local/state` without the variable."""
     return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "cbtop" / "sort.json"
 
 
 def remembered_orders() -> dict[str, tuple[str, bool]]:
-    """Return the stored orders that can be read."""
+    """Return the stored orders, without those that cannot be read."""
     try:
         with sort_file().open("rb") as file:
             found = json.loads(file.read(MAX_FILE_BYTES))
@@ -39,7 +39,7 @@ def remembered_orders() -> dict[str, tuple[str, bool]]:
 
 
 def remember_orders(orders: Orders) -> None:
-    """Add these to the stored orders of other tables. The file is replaced as a whole or not at all."""
+    """Add `orders` to the stored orders of other tables. The file is replaced as a whole or not at all."""
     if not orders:
         return
     path = sort_file()

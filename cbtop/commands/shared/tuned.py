@@ -1,4 +1,4 @@
-"""The option --tuned: the setting that `cbtop tune` has stored for a model, in place of options."""
+"""The option --tuned: use the setting that `cbtop tune` has stored for a model, in place of options."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def add_tuned_argument(parser: argparse._ActionsContainer) -> None:
 
 
 def tuned_setting(options: argparse.Namespace, path: Path | None) -> Setting:
-    """Return the setting stored for the model at `path` (None: the demo's), and print it on stderr.
+    """Return the setting stored for the model at `path` (None: the demo's model), and print it on stderr.
 
-    Raises UsageError if there is none, or if options contradict it.
+    Raises UsageError if no setting is stored, or if an option contradicts it.
     """
-    # Imported here: Numba loads slowly, and without --tuned only the workload of `cbtop demo` needs it.
+    # Imported here, because Numba loads slowly. Without --tuned, only the workload of `cbtop demo` needs it.
     from cbtop.compute.backends import available_threads
     from cbtop.compute.demo_model import demo_model
 

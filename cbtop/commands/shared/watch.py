@@ -1,4 +1,4 @@
-"""The screen for a program that was started."""
+"""Show the screen for a program that this command has started."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from cbtop.feeds.look_back import look_back
 
 
 class RunFeed(Feed):
-    """A feed of the processes that began with the program or later, and the state of the program."""
+    """A feed of the processes that began with the program or later. Its status shows whether the program has
+    ended."""
 
     def __init__(self, program: Program, name: str) -> None:
         super().__init__()
@@ -36,9 +37,10 @@ class RunFeed(Feed):
 
 
 def watch(program: Program, name: str, options: argparse.Namespace) -> int:
-    """Show the screen for the program, then print its output until it ends; `options` must be settled."""
+    """Show the screen for the program, then print the program's output until it ends. `options` must already be
+    complete (`settle_options`)."""
     settle_colours(options)
-    from cbtop.tui.run_app import RunApp  # Textual reads the environment when it is loaded
+    from cbtop.tui.run_app import RunApp  # imported here, because Textual reads the environment when it is loaded
 
     try:
         with RunFeed(program, name) as feed:
