@@ -1,6 +1,6 @@
 """The announcements of a process. A new one replaces an earlier one with the same key.
 
-Their number and size are bounded.
+The number and the size of announcements are bounded.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Announcements(Generic[Kept]):
     def keep(self, key: Key, kept: Kept, size_bytes: int, *, last: bool = False) -> bool:
         """Keep `kept` under `key`. Returns whether there was room.
 
-        It takes the place of the key's old value, or with `last` the last place.
+        `kept` takes the place of the key's old value, or with `last` the last place.
         """
         before = self._kept.get(key)
         grown_bytes = size_bytes - (before[1] if before else 0)

@@ -52,7 +52,7 @@ class EndedProcess:
     ring_path: Path
     last_sign_s: float  # Unix time of its newest record or file change
     size_bytes: int
-    has_ring: bool = True  # False: it never recorded anything and does not count as a process
+    has_ring: bool = True  # False: the process recorded nothing, and does not count
 
     def remove(self) -> None:
         """Delete the files. Raises OSError."""
