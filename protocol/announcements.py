@@ -87,7 +87,7 @@ def comes_to_fail(message: CatalogMessage, before: CatalogMessage | None) -> boo
 
 
 class Announcements(Generic[Kept]):
-    """Keeps one value for the newest message of each key, in the order in which the keys arrived.
+    """Keeps one value for the newest message of each key, in the order of the keys' arrival.
 
     The profiled process keeps the encoded message. The daemon keeps the message itself. The same bounds apply to
     both.

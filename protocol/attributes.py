@@ -32,8 +32,7 @@ class Work:
     The elements of a collective are all the elements that it works on, and `size_bytes_per_element` is the size of
     one element. The bytes of a collective are bus bytes, the least that each link must carry. `dtype` is the type of
     the multiplied numbers (`float32`, `bfloat16`, `int8`), and selects the roof. "" means floats of an unknown type.
-    `UNKNOWN_TYPE` means that the type cannot be known; then there is no roof. An operation on integers counts as one
-    FLOP.
+    `UNKNOWN_TYPE` means that the type cannot be known, and has no roof. An operation on integers counts as one FLOP.
     """
 
     flops_per_call: float | None = None

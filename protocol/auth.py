@@ -23,7 +23,7 @@ from cbtop.protocol.keys import DaemonKeys, ViewerKeys
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # RFC 27
 ZAP_DOMAIN = b"cbtop"
 SAY_AGAIN_S = 60.0
-MAX_PEERS = 256  # number of peers whose last log line is remembered
+MAX_PEERS = 256  # number of peers to remember the last log line of
 PROBE_S = 0.3
 
 _WRONG_SERVER_KEY = 0x11000001  # ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
@@ -37,9 +37,9 @@ class ZapAuthenticator:
     """Lets a viewer into the daemon's socket if its key is on the allow-list. Without `keys` it lets in every viewer.
 
     libzmq asks the authenticator even if every viewer is allowed, because that keeps out versions of ZMTP before 3,
-    whose messages have no known sender. The allow-list is read again for each viewer. pyzmq's own Authenticator is
-    not enough. It reads its list only on request, and does not remember the keys that it has let in, so a viewer
-    whose key is revoked could not be disconnected.
+    which do not identify the sender of a message. The allow-list is read again for each viewer. pyzmq's own
+    Authenticator is not enough. It reads its list only on request, and does not remember the keys that it has let in,
+    so a viewer with a revoked key could not be disconnected.
     """
 
     def __init__(self, keys: DaemonKeys | None, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -78,7 +78,7 @@ class ZapAuthenticator:
             self._refuse("who has no key", "a peer that shows no key, or is no viewer")
 
     def has_revoked(self) -> bool:
-        """Whether a viewer was let in with a key that is no longer allowed."""
+        """Whether a viewer was let in with a key that has been revoked since."""
         return not self._inside <= self._allowed()
 
     def leave(self) -> None:
@@ -130,7 +130,7 @@ def monitor_event(monitor: zmq.Socket[bytes]) -> tuple[int, int]:
 
 
 def not_allowed(keys: ViewerKeys) -> str:
-    """Return the message for a viewer whose key the daemon's authenticator refused."""
+    """Return the message for a viewer if the daemon's authenticator refused the viewer's key."""
     return (
         "the daemon does not allow this viewer's key, or no longer does; its owner can: "
         f"cbtop keys allow NAME {keys.own.public.hex()}"
@@ -140,8 +140,8 @@ def not_allowed(keys: ViewerKeys) -> str:
 def why_not(endpoint: str, keys: ViewerKeys | None) -> tuple[str, bool]:
     """Return why a viewer with `keys` has no link to `endpoint`, and whether waiting is useless.
 
-    Waiting is useless if a person must change something first. For a moment, a daemon that is just restarting cannot
-    be told apart from that case.
+    Waiting is useless if a person must change something first. A daemon that is just restarting looks the same for a
+    moment.
     """
     try:
         mechanism = _mechanism(endpoint)

@@ -90,7 +90,7 @@ class CatalogWriter:
         if len(payload) > MAX_CATALOG_FRAME_BYTES or self.size_bytes + size_bytes > room_bytes:
             return False
         frame = _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
-        # There is no call before the end of the next line, so no signal handler can run in between.
+        # Nothing is called before the end of the next line, so no signal handler can run in between.
         self.size_bytes += size_bytes
         self.is_behind = True
         self._waiting += frame

@@ -8,8 +8,8 @@ Rules
 - Input is not trusted. Every length is bounded before anything is allocated, every field is checked against its
   declared type, and every number is checked against its range.
 - Every string is sanitised here and nowhere else. Each control, bidi or invisible character becomes U+FFFD followed
-  by the number of the character, so names that differ only in such characters remain different. A space at either end
-  is treated the same way, but a plain space becomes ␣. Long strings are cut, and an empty name becomes `""`.
+  by the number of the character, so names that differ only in such characters remain different. So does a space at
+  either end, except that a plain space becomes ␣. Long strings are cut, and an empty name becomes `""`.
 """
 
 from __future__ import annotations
@@ -296,8 +296,9 @@ def reader_for(kind: type) -> Callable[[dict[str, Any]], Any]:
 
 
 def _group_of(annotation: Any) -> type | None:
-    """Return the class of a group of attributes, whose fields are keys of the message's map; None for other
-    fields.
+    """Return the class of a group of attributes, or None for an ordinary field.
+
+    The attributes of a group are keys of the message's map.
     """
     kinds = get_args(annotation) if get_origin(annotation) in (types.UnionType, Union) else (annotation,)
     return next((kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)

@@ -1,10 +1,10 @@
-"""Crossovers: the amount of work from which kernels use threads, or bfloat16.
+"""Crossovers: kernels use threads, or bfloat16, from this amount of work on.
 
 `cbtop calibrate` measures them, and they are stored next to the roofs.
 
 Rules
-- Figures of a different machine, a different number of processors or a different version (whose kernels may differ)
-  are not used. They cause an error.
+- Figures of a different machine, a different number of processors or a different version (its kernels may differ) are
+  not used. They cause an error.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ MAX_US = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """The amount of work, `value`, from which the second of two methods is used instead of the first.
+    """The smallest amount of work, `value`, that is done by the second of two methods instead of the first.
 
-    A crossover is either measured, or static with a `note` that explains why there is no measured value. If it was
+    A crossover is either measured, or static with a `note` that explains why no measured value exists. If it was
     measured, `before_us` and `after_us` are the median times of a call of that size by each method, and
     `spread_percent` is the larger of both spreads (the middle half of the rounds, relative to the median). Raises
     ValueError for a figure that makes no sense.
@@ -96,10 +96,7 @@ def crossovers_file() -> Path:
 
 
 def known_crossovers() -> tuple[MachineCrossovers, ...]:
-    """Return all stored crossovers, the newest last, or () if there is no file.
-
-    Raises RoofsError if it cannot be read.
-    """
+    """Return all stored crossovers, the newest last, or () without a file. Raises RoofsError if it cannot be read."""
     found = read_list(crossovers_file(), SCHEMA, "machines", MAX_MACHINES, _machine)
     return () if found is None else found
 

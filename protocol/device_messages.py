@@ -20,10 +20,9 @@ class Unknown:
 class DeviceProcess:
     """A process on a device. `memory_bytes` is GPU memory, or resident memory if the device is the host's processors.
 
-    On a GPU, `utilization_percent` is the share of time in which the SMs ran the process. On the host's processors,
-    100 means one whole processor. `process_start` is as in HostHello, or 0 if not known. `waiting_percent` is the
-    share of time in which the process's busiest thread was ready to run but had no processor, as counted by the
-    kernel.
+    On a GPU, `utilization_percent` is the share of time that the SMs ran the process. On the host's processors, 100
+    means one whole processor. `process_start` is as in HostHello, or 0 if not known. `waiting_percent` is the share
+    of time that the process's busiest thread was ready to run but had no processor, as counted by the kernel.
     """
 
     pid: int
@@ -39,12 +38,12 @@ class DeviceProcess:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The latest figures of a GPU, of a MIG device in a GPU (whose uuid is `part_of`), or of the processors of a
+    """The latest figures of a GPU, of a MIG device (`part_of` is the uuid of its GPU), or of the processors of a
     host.
 
     A figure that is None is not available, and `unknown` contains the reason. If the whole device does not answer,
-    `trouble` contains the reason. `utilization_percent` is the share of time in which any kernel ran on the device,
-    or the busy share of all processors' time. NVLink rates and the utilization of processors are means since the
+    `trouble` contains the reason. `utilization_percent` is the share of time that any kernel ran on the device, or
+    the busy share of all processors' time. NVLink rates and the utilization of processors are means since the
     previous sample. `power_watts` is a mean of three seconds. `power_reading_watts` and the PCIe rates are momentary
     readings of the driver. `slowed_by` is the reason for reduced clocks.
     """

@@ -32,14 +32,15 @@ from cbtop.protocol.process import boot_id, has_mapped, is_running
 from cbtop.protocol.ring_reader import RingReader
 from cbtop.protocol.signals import reraise_host_error, suppressed
 
-MAX_ENDED = 256  # number of ended processes whose files are kept
+MAX_ENDED = 256  # the files of this many ended processes are kept
 MAX_ENDED_BYTES = 512 << 20
 LARGEST_SHARE = 4  # the files take at most 1 / LARGEST_SHARE of the file system
 # Beyond a limit, files are deleted until 1 / SPARE of it is free, so that not every start has to delete files.
 SPARE = 4
 BEGINS_WITHIN_S = 600.0  # after this time, a process that has no ring yet is not expected to create one
 SWEPT_NAMES = 1024  # number of file names that a starting host looks at
-SWEPT_AT_ONCE = 16  # number of processes whose files it removes at once; it adds no others until the next sweep
+# the files of at most this many processes are removed at once; a host adds none until its next sweep
+SWEPT_AT_ONCE = 16
 SUFFIXES = (".ring", ".catalog", ".new")
 # groups: pid, process start and serial number; suffix
 _FILE_NAME = re.compile(r"([0-9]{1,20}-[0-9]{1,20}-[0-9]{1,20})\.(ring|catalog|new)")
@@ -83,7 +84,7 @@ def runs(ring_path: Path) -> bool:
         if not is_running(pid, start):
             return is_locked(catalog)  # The process may still run in another pid namespace.
         return not _is_closed(ring_path) and (is_locked(catalog) or has_mapped(pid, ring_path))
-    except OSError as error:  # There is no descriptor left to open the files with.
+    except OSError as error:  # No descriptor is left to open the files with.
         reraise_host_error(error)
         return True
 
@@ -107,10 +108,7 @@ def left_by(ring_path: Path) -> EndedProcess | None:
 
 
 def beyond_bounds(left: Collection[EndedProcess], directory: Path) -> list[EndedProcess]:
-    """Return the processes whose files exceed the limits, oldest first.
-
-    Returns [] if the files are within the limits.
-    """
+    """Return the processes with files beyond the limits, oldest first; [] if the files are within the limits."""
     count, size_bytes = sum(each.has_ring for each in left), sum(each.size_bytes for each in left)
     most_bytes = _most_bytes(directory)
     if count <= MAX_ENDED and size_bytes <= most_bytes:
@@ -127,7 +125,7 @@ def beyond_bounds(left: Collection[EndedProcess], directory: Path) -> list[Ended
 def sweep(directory: Path) -> int:
     """Remove files of ended processes that exceed the limits.
 
-    Returns the number of processes whose files were removed. A host calls it at its start, so it must be fast: while
+    Returns the number of processes that lost their files. A host calls it at its start, so it must be fast: while
     there are few files, it only lists names and reads sizes. Raises OSError.
     """
     with os.scandir(directory) as entries:

@@ -79,7 +79,7 @@ def host_and_port(endpoint: str) -> tuple[str, int]:
 
 
 def from_here(endpoint: str) -> str:
-    """Return the address by which this machine can reach a socket that is bound at `endpoint`."""
+    """Return an address that reaches, from this machine, a socket that is bound at `endpoint`."""
     for everywhere, here in (("tcp://0.0.0.0:", "tcp://127.0.0.1:"), ("tcp://[::]:", "tcp://[::1]:")):
         if endpoint.startswith(everywhere):
             return here + endpoint.removeprefix(everywhere)

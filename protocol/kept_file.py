@@ -1,7 +1,7 @@
 """Measurements of this machine, stored as a list in a JSON file in the user's cache directory.
 
 Rules
-- The content of the file is not trusted. Its size, its list and every field are checked like those of a message.
+- The content of the file is not trusted. Its size, its list and every field are checked as in a message.
 - Whether the file exists is tested before it is opened. An exception that is caught in a host would keep its frames,
   and the model in them, alive until the next garbage collection.
 - The file is replaced completely or not at all, and has mode 0600.
@@ -27,7 +27,7 @@ MAX_FILE_BYTES = 1 << 20
 def read_list(
     path: Path, schema: str, name: str, most: int, read: Callable[[dict[str, Any]], T]
 ) -> tuple[T, ...] | None:
-    """Return `read(map)` for each map of the list `name`, or None if there is no file.
+    """Return `read(map)` for each map of the list `name`, or None if the file does not exist.
 
     The list has at most `most` maps. `read` may raise ValueError and DecodeError. Raises RoofsError if the file
     cannot be read.
@@ -49,7 +49,7 @@ def write_list(path: Path, schema: str, name: str, maps: Sequence[dict[str, obje
 
 
 def try_to_write(path: Path) -> None:
-    """Raise RoofsError if `write_list` could not write its temporary file. Leaves no file behind."""
+    """Raise RoofsError if `write_list` could not write its temporary file. Removes the file again."""
     with _writing(path):
         descriptor, beside = file_beside(path)
         os.close(descriptor)

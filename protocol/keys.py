@@ -59,7 +59,7 @@ class DaemonKeys:
 
     @property
     def as_viewer(self) -> ViewerKeys:
-        """The keys by which the daemon connects to itself. It is allowed without being on the allow-list."""
+        """The keys that the daemon uses to connect to itself. It is allowed without being on the allow-list."""
         return ViewerKeys(self.own, self.own.public)
 
     def allowed(self) -> dict[bytes, str]:

@@ -7,12 +7,12 @@ import resource
 
 
 def memory_limit() -> str:
-    """Return the memory limit (`ulimit -v`) in brackets, or "" if there is none."""
+    """Return the memory limit (`ulimit -v`) in brackets, or "" without a limit."""
     return _in_words(resource.RLIMIT_AS, "-v", "of addresses")
 
 
 def file_limit() -> str:
-    """Return the limit of a file's size (`ulimit -f`) in brackets, or "" if there is none."""
+    """Return the limit of a file's size (`ulimit -f`) in brackets, or "" without a limit."""
     return _in_words(resource.RLIMIT_FSIZE, "-f", "a file")
 
 

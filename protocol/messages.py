@@ -41,10 +41,11 @@ class HostHello:
 
     `monotonic_ns` and `realtime_ns` were read at the same time; the times of records are monotonic. `process_start`
     is the start time that /proc reports, in clock ticks since boot. No two processes have the same pid and the same
-    start. `pid` is the pid in the process's own pid namespace, whose inode is `pid_namespace` (None: not known). The
-    process records one step in `sample_every`. If `locked`, it holds a lock (flock(2)) on its catalog until it ends.
-    `clock_resolution_ns` is the smallest difference between two readings of its clock, measured once (None: not
-    known). `job` is an identifier that the launcher gives to all ranks of a job. It is only compared, never shown.
+    start. `pid` is the pid in the process's own pid namespace. `pid_namespace` is the inode of that namespace (None:
+    not known). The process records one step in `sample_every`. If `locked`, it holds a lock (flock(2)) on its catalog
+    until it ends. `clock_resolution_ns` is the smallest difference between two readings of its clock, measured once
+    (None: not known). `job` is an identifier that the launcher gives to all ranks of a job. It is only compared,
+    never shown.
     """
 
     protocol_major: int
@@ -196,7 +197,7 @@ class CheckResult:
     passed: bool
     max_error: float | None
     tolerance: float | None
-    not_finite: str = ""  # "NaN" or "infinity" if such a value was found; then there is no error to report
+    not_finite: str = ""  # "NaN" or "infinity" if such a value was found; it replaces the error
     skipped: str = ""  # why the assertion was not evaluated; `passed` is then meaningless
     note: str = ""  # where in the model it was evaluated, and how often
 
@@ -237,7 +238,7 @@ class TraceSummary:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What the process does before (or instead of) its main loop. An empty name means that the main loop runs."""
+    """The work of the process before (or instead of) its main loop. An empty name means that the main loop runs."""
 
     name: str
     done: float | None = None  # fraction, 0 to 1
@@ -383,7 +384,7 @@ Part = TraceNumber | TraceAnomaly | KernelTimes | BrickHostTime | Device | Devic
 class DaemonHello:
     """The first message that a viewer receives.
 
-    It is the only message whose meaning must be the same in every version.
+    Its meaning, unlike that of other messages, is the same in every version.
     """
 
     protocol_major: int
@@ -417,8 +418,8 @@ class Quiet:
     last and has not ended (0: none is known, -1: a step that has no name yet). A node inside a step takes precedence.
     The node has run for `in_flight_ns` (None: not known). `threads` is the number of threads, tasks or greenlets that
     are in a node. If `is_watched`, all of them report their nodes, so if no node is in flight, nothing that is
-    recorded is running. `last` is the node of the newest record (0: there is no record). If `is_suspended`, a signal
-    or a debugger has stopped the process. `in_flight_size` is the number of tokens of the step around `in_flight`, or
+    recorded is running. `last` is the node of the newest record (0: no record exists). If `is_suspended`, a signal or
+    a debugger has stopped the process. `in_flight_size` is the number of tokens of the step around `in_flight`, or
     its number of sequences if its tokens are unknown (0: both are unknown).
     """
 
@@ -468,11 +469,11 @@ class StatsUpdate:
     difference from the one before), and the counts of these cells: see `profiler.analysis.histograms`. Cells that do
     not fit into one message follow in the next message. An update covers the records that had ended at
     `monotonic_ns`, when the ring was read, even if it is sent much later. `closed_ns` is the part of `total_ns`
-    inside steps that have ended. `steps_ns` is the time in which at least one step of any phase ran. `first_ns` is
-    when the first record that was seen began. (None: not sent.) `ran` lists the newest of the disjoint intervals in
-    which steps of a node (0: any step) ran. Each is a node, begin and length. A node's intervals end with its last
-    one, and begin with the first that changed since the previous update. In a keyframe they begin earlier, within a
-    limit of `analysis.step_intervals.MAX_SAID_INTERVALS` for all nodes together.
+    inside steps that have ended. `steps_ns` is the time that at least one step of any phase ran. `first_ns` is when
+    the first record that was seen began. (None: not sent.) `ran` lists, for the steps of a node (0: any step), the
+    newest of the disjoint intervals while they ran. Each is a node, begin and length. A node's intervals end with its
+    last one, and begin with the first that changed since the previous update. In a keyframe they begin earlier,
+    within a limit of `analysis.step_intervals.MAX_SAID_INTERVALS` for all nodes together.
     """
 
     source: str

@@ -21,7 +21,7 @@ _COMPILED = "msgpack._cmsgpack"  # this extension adds its name to sys.modules, 
 
 
 def msgpack_directory() -> str | None:
-    """Return the directory of this environment's msgpack without loading it, or None if there is none."""
+    """Return the directory of this environment's msgpack, or None if it has none. Does not load msgpack."""
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)  # old finders do not have find_spec
         spec = None if find is None else find("msgpack", None)

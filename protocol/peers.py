@@ -7,8 +7,8 @@ machine. So there are limits for each connection and for all connections togethe
   does not report. MAX_STRANGERS more belong to other users of the machine, who thus cannot keep the owner out. If
   there are too many, the oldest connection that has not subscribed to anything is closed. If all others have
   subscribed, that is the new one.
-- A connection has at most MAX_SUBSCRIPTIONS subscriptions and sends at most MAX_WORDS messages a second, all of which
-  must be messages of a viewer. A connection that breaks a limit is closed.
+- A connection has at most MAX_SUBSCRIPTIONS subscriptions and sends at most MAX_WORDS messages a second, which must
+  be messages of a viewer. A connection that breaks a limit is closed.
 - Only the newest question of each kind counts. It is answered when the previous answer has left our memory. So for a
   viewer that does not read, at most one answer waits. At most SEND_HIGH_WATER_MARK of the messages to all viewers
   also wait; viewers share their memory.

@@ -1,4 +1,4 @@
-"""The identity of a process. A pid is used again later, but a pid together with its start time and boot id is not.
+"""The identity of a process. A pid alone may be reused. A pid together with its start time and boot id is unique.
 
 A pid is only valid in its own pid namespace. A process in a container has a different pid outside it. A start time is
 only valid in its own time namespace, where clocks that count from boot may have an offset (time_namespaces(7)).
@@ -32,7 +32,7 @@ def pid_namespace() -> int | None:
 
 
 def boot_id() -> str:
-    """Return the kernel's id of the current boot, or "" if there is no /proc."""
+    """Return the kernel's id of the current boot, or "" if /proc does not exist."""
     try:
         with io.open(f"{_PROC}/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
@@ -60,9 +60,10 @@ def running_pids() -> set[int]:
 
 
 def processor_times(pid: int) -> dict[str, tuple[int, int]]:
-    """Return, for each thread of process `pid`, the ns in which it ran and the ns in which it waited for a processor.
+    """Return the running time and the waiting time of each thread of process `pid`, in ns.
 
-    Returns {} if the kernel does not report the times. Reads at most MAX_THREADS threads.
+    Waiting means being ready to run without a processor. Returns {} if the kernel does not report these times. Reads
+    at most MAX_THREADS threads.
     """
     found = {}
     try:
@@ -81,7 +82,7 @@ def processor_times(pid: int) -> dict[str, tuple[int, int]]:
 
 
 def busiest_wait_ns(before: dict[str, tuple[int, int]], now: dict[str, tuple[int, int]]) -> int | None:
-    """Return the ns for which the busiest thread waited for a processor between two `processor_times`.
+    """Return how long the busiest thread waited for a processor between two `processor_times`, in ns.
 
     The busiest thread is the one with the longest time of running and waiting. Returns None if no thread is in both.
     """
@@ -92,8 +93,8 @@ def busiest_wait_ns(before: dict[str, tuple[int, int]], now: dict[str, tuple[int
 def process_start(pid: int) -> int | None:
     """Return the start time of the process `pid` in clock ticks since boot, or None if no such process runs.
 
-    A zombie counts as ended. If there is no /proc, the start time is not known, and 0 is returned for every living
-    process. Raises OSError if there is no descriptor left to read the file with.
+    A zombie counts as ended. If /proc does not exist, the start time is not known, and 0 is returned for every living
+    process. Raises OSError if no descriptor is left to read the file with.
     """
     try:
         fields = _stat_from_state(pid)
@@ -111,7 +112,7 @@ def is_running(pid: int, start: int) -> bool:
     """Whether `pid` is running and may be the process that reported `start` as its `process_start`.
 
     In a different time namespace the same moment has a different number, so a process of such a namespace is matched
-    by its pid only. Raises OSError if there is no descriptor left to read the start time with.
+    by its pid only. Raises OSError if no descriptor is left to read the start time with.
     """
     found = process_start(pid)
     if found is None or found == start:

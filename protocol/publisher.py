@@ -60,7 +60,7 @@ class Publisher:
     """Binds `endpoint`. Raises EndpointError if the address is in use or cannot be bound. Only one thread may use it.
 
     With `keys`, a tcp socket accepts only the viewers that are allowed by the keys. Raises KeysError if other hosts
-    could reach the address and there are no keys, or if no viewer is on the allow-list.
+    could reach the address without keys, or if no viewer is on the allow-list.
     """
 
     def __init__(self, endpoint: str, keys: DaemonKeys | None = None) -> None:

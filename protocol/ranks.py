@@ -14,9 +14,9 @@ _RANK_VARIABLES = (
     ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # mpirun of MPICH and Intel MPI
     ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),  # srun
 )
-# Variables whose values are equal in all processes of a job and differ between jobs that run at the same time. The
-# first variables that are set count. They are our own, the address where torch's processes meet (Slurm may treat each
-# node of such a job as its own step), the job's name in PMIx, and its name in Slurm.
+# Variables with values that are equal in all processes of a job and differ between jobs that run at the same time.
+# The first variables that are set count. They are our own, the address where torch's processes meet (Slurm may treat
+# each node of such a job as its own step), the job's name in PMIx, and its name in Slurm.
 JOB_VARIABLE = "CBTOP_JOB"
 _JOB_VARIABLES = (
     (JOB_VARIABLE,),

@@ -26,7 +26,7 @@ _FIRST_END = struct.Struct("<q")
 
 
 def pack(batch: Batch) -> Packed:
-    """Pack the records of `batch`, in the order in which they ended."""
+    """Pack the records of `batch`, which are in the order of their ends."""
     if not len(batch.node):
         return Packed(b"")
     step = np.diff(batch.end_ns, prepend=batch.end_ns[:1])

@@ -11,9 +11,9 @@ Layout (little-endian)
     footer   offset of the index (u64), magic b"CBTOPIDX"
 
 Rules
-- A frame is appended by one write, so if the process is killed, at most the last frame is lost. If there is no index,
-  the reader goes through the frames once to find the keyframes. The file counts as damaged if the frames do not end
-  at the index that the footer names, or if a frame's head is invalid. The rest of a damaged file is not read.
+- A frame is appended by one write, so if the process is killed, at most the last frame is lost. Without an index, the
+  reader goes through the frames once to find the keyframes. The file counts as damaged if the frames do not end at
+  the index that the footer names, or if a frame's head is invalid. The rest of a damaged file is not read.
 - A keyframe contains the complete state. To show a moment, read the keyframe before the moment and the frames
   between.
 - Payloads are deflated because frames of a decode shrink to a quarter of their size (records alone by a factor of
@@ -87,7 +87,7 @@ class RecordingOrigin:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame, whose payload is not decoded yet."""
+    """One frame. Its payload is not decoded yet."""
 
     kind: int
     time_ns: int
@@ -323,8 +323,9 @@ class RecordingReader:
             at += _HEAD.size + length
 
     def keyframe_before(self, time_ns: int) -> int:
-        """Return the offset of the last keyframe at or before `time_ns`, or of the first frame if there is no
-        such keyframe.
+        """Return the offset of the last keyframe at or before `time_ns`.
+
+        Without such a keyframe, return the first frame's.
         """
         before = [offset for at_ns, offset in self.keyframes if at_ns <= time_ns]
         return before[-1] if before else _HEADER.size
@@ -374,7 +375,7 @@ class RecordingReader:
         return offset if magic == INDEX_MAGIC else None
 
     def _index(self) -> tuple[tuple[tuple[int, int], ...], int, int] | None:
-        """Return the keyframes, the last frame's time and the end of the frames; None if there is no valid index."""
+        """Return the keyframes, the last frame's time and the end of the frames; None without a valid index."""
         at, offset = self._size - _FOOTER.size, self._index_at
         if offset is None or not _HEADER.size <= offset <= at - _HEAD.size:
             return None

@@ -36,8 +36,8 @@ Rules
 File systems
 - tmpfs, ext4 and XFS keep the space that was allocated for a file, so its mapping can be written when the disk is
   full.
-- btrfs does not. It writes to a different place each time (copy-on-write), and kills the process by SIGBUS if there
-  is no space. Measured on Linux 6.18: the flag "no copy-on-write" (FS_NOCOW_FL), set before the space is allocated,
+- btrfs does not. It writes to a different place each time (copy-on-write), and kills the process by SIGBUS if space
+  runs out. Measured on Linux 6.18: the flag "no copy-on-write" (FS_NOCOW_FL), set before the space is allocated,
   works until a snapshot is taken. It does not work if data and metadata share blocks (mkfs.btrfs --mixed). So no ring
   is created on btrfs, see `cbtop.protocol.filesystem`.
 - ZFS also copies on write. According to its sources (OpenZFS 2.2, not measured here), mapped pages can be written
@@ -249,18 +249,17 @@ class RingWriter:
         count = -1
         try:
             count = operator.index(elements)
-        # noqa: BLE001 - an object of the host may raise anything when it is converted to an integer
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - an object of the host's may raise anything here
             reraise_host_error(error)
-        # The record is also written if the conversion was interrupted. The interrupt then propagates to the host.
         finally:
+            # The record is also written if the conversion was interrupted. The interrupt then propagates to the host.
             known = 0 <= count < 1 << 63
             if not known:
                 count, tag = 0, tag | FLAG_UNCOUNTED
             try:
                 pack_record(self.memory, at, start_ns, end_ns, count, tag, number)
-            # The host's clock returned a value that is not a 64-bit integer.
             except (struct.error, TypeError, OverflowError):
+                # The host's clock returned a value that is not a 64-bit integer.
                 pack_record(self.memory, at, 0, 0, 0, NO_NODE, number)
         return known
 
@@ -270,9 +269,7 @@ class RingWriter:
 
     @property
     def asked(self) -> int:
-        """The word with a command's request to this process, see `cbtop.protocol.requests`. 0: there is no
-        request.
-        """
+        """The word with a command's request to this process, see `cbtop.protocol.requests`. 0 means none."""
         return self.asked_word[0]
 
     def answer(self, word: int) -> None:

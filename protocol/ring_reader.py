@@ -278,8 +278,7 @@ class RingReader:
         )
 
     def in_flight(self) -> list[InFlight]:
-        """Return, for each thread, task or greenlet of the writer, the node that it is in or was in when it was
-        killed.
+        """Return the node of each thread, task or greenlet of the writer: now, or when the writer was killed.
 
         Threads outside all named nodes are left out. Raises RingError if the file has been cut short.
         """

@@ -89,7 +89,7 @@ def roofs_file() -> Path:
 
 
 def known_roofs() -> tuple[DeviceRoofs, ...]:
-    """Return all stored measurements, the newest last, or () if there is no file.
+    """Return all stored measurements, the newest last, or () without a file.
 
     Raises RoofsError if it cannot be read.
     """
@@ -157,7 +157,7 @@ def way_out_on_cpu(threads: int) -> str:
 
 
 def try_to_keep() -> None:
-    """Raise RoofsError if `keep_roofs` could not write its temporary file. Leaves no file behind."""
+    """Raise RoofsError if `keep_roofs` could not write its temporary file. Removes the file again."""
     try_to_write(roofs_file())
 
 
@@ -189,7 +189,7 @@ def cpu_name() -> str:
 
 
 def driver_version() -> str:
-    """Return the version of NVIDIA's driver from the kernel module, or "" if there is none or it cannot be read."""
+    """Return the version of NVIDIA's driver from the kernel module, or "" if it cannot be read."""
     if not os.access(_DRIVER, os.R_OK):
         return ""
     found = _DRIVER_VERSION.search(_DRIVER.read_text("utf-8", "replace").partition("\n")[0])

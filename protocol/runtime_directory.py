@@ -1,4 +1,4 @@
-"""The directory in which the processes, daemons and viewers of one user find each other.
+"""The directory that processes, daemons and viewers of one user use to find each other.
 
 `cbtop run` uses this module before its command begins, so every import delays the command. This module and the
 modules that it imports have few imports. typing alone would take as long to load as Python takes to start.
@@ -20,9 +20,9 @@ def runtime_directory() -> str:
     """Return the directory of this user's rings, catalogs and socket. Creates it with mode 0700 if it does not exist.
 
     It is $CBTOP_RUNTIME_DIR, or else $XDG_RUNTIME_DIR/cbtop, or else cbtop-$UID in the system's temporary directory.
-    If the file system there copies on write, no ring can be created there. Then, and if there is no temporary
-    directory, it is cbtop-$UID in SHARED_MEMORY. Raises EndpointError if the directory belongs to a different user or
-    others may write into it.
+    If the file system there copies on write, no ring can be created there. Then, and without a temporary directory,
+    it is cbtop-$UID in SHARED_MEMORY. Raises EndpointError if the directory belongs to a different user or others may
+    write into it.
     """
     if named := os.environ.get("CBTOP_RUNTIME_DIR"):
         return _private(named)
@@ -40,9 +40,7 @@ def runtime_directory() -> str:
 
 
 def _temporary_directory() -> str:
-    """Return the first writable directory that Python's tempfile tries, except the current one; "" if there is
-    none.
-    """
+    """Return the first writable directory that Python's tempfile tries, except the current one, or ""."""
     named = [os.environ.get(name, "") for name in ("TMPDIR", "TEMP", "TMP")]
     for path in (*named, *TEMPORARY):
         if path and os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK):

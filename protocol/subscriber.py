@@ -40,8 +40,8 @@ class Subscriber:
     """Connects to `endpoint`, and reconnects when the daemon comes back. Only one thread may use it.
 
     At each new connection it asks the daemon the latest question. The first question is for everything that the
-    daemon knows. Raises EndpointError if the address is not valid, and KeysError if it belongs to a different host
-    and there are no `keys`.
+    daemon knows. Raises EndpointError if the address is not valid, and KeysError without `keys` if it belongs to a
+    different host.
     """
 
     def __init__(self, endpoint: str, keys: ViewerKeys | None = None, topics: Sequence[bytes] = (LIVE,)) -> None:
@@ -53,7 +53,7 @@ class Subscriber:
             )
         check_descriptors()
         self.received = 0
-        self.trouble = ""  # why there is no link over tcp; "" while there is a link or one may still be established
+        self.trouble = ""  # why tcp has no link; "" while it has one or may still get one
         self.is_refused = False  # whether waiting for a link is useless
         self._keys = keys if self._is_tcp else None
         self._topics = list(topics)

@@ -11,7 +11,7 @@ PRECONDITION = "precondition "  # prefix of the names of checks of a kernel's ar
 
 
 class BrickCategory(IntEnum):
-    """The categories by which a report adds up bricks."""
+    """A report adds up bricks by these categories."""
 
     NORM = 0
     ATTENTION = 1
@@ -65,7 +65,7 @@ class BrickId(IntEnum):
     def from_name(cls, name: str) -> BrickId:
         """Return the brick called `name`, a display name or a common alias (`Qkv`, `SiLU`, `Head`, …).
 
-        Raises ValueError, with the known names, if there is no such brick.
+        Raises ValueError, with the known names, if the name is not known.
         """
         try:
             return _BRICKS_BY_NAME[name]
@@ -180,7 +180,7 @@ class SourceStatus(StrEnum):
     LIVE = "live"
     ENDED = "ended"  # the process sent a goodbye
     GONE = "gone"  # the process no longer runs and sent no goodbye: it was killed, or ended by os._exit or exec
-    FAULTY = "faulty"  # the records of the process cannot be trusted, for a reason that SourceState gives
+    FAULTY = "faulty"  # the records of the process cannot be trusted; SourceState contains the reason
 
 
 class Provenance(StrEnum):
