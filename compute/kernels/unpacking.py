@@ -1,5 +1,7 @@
-"""The shared code of products of interleaved weights: sixteen rows as bytes, and their scales; and the check of some
-rows."""
+"""Shared code for products of interleaved weights. It unpacks sixteen rows to bytes and reads their scales.
+
+`narrow` selects the rows to check.
+"""
 
 from __future__ import annotations
 
@@ -36,24 +38,29 @@ from cbtop.compute.quantization.uneven_levels import LEVELS
 U = np.uint64
 # Prefetch distances in bytes, into L1 and into L2.
 AHEAD, FAR_AHEAD = map(np.uint64, (L1_AHEAD, L2_AHEAD) if ASKS_TWICE else (4096, 8192))
-# Without AVX-512: an EPYC of Zen 2 reads Q4_0 and Q4_1 from memory at 0.90 to 0.95 of its bandwidth, with 4 KiB at
-# 0.80 and 0.83. Lines this near are already in L2 by the processor's own prefetching (see one_token_avx2).
+# Without AVX-512: an EPYC of Zen 2 reads Q4_0 and Q4_1 from memory at 0.90 to 0.95 of its bandwidth, compared to 0.80
+# and 0.83 with a distance of 4 KiB. The processor's own prefetching has brought lines that are this near into L2 (see
+# one_token_avx2).
 NEAR_AHEAD = np.uint64(768) if TIER == "AVX2" else AHEAD
-UNEVEN = np.tile(LEVELS.astype(np.int8).view(np.uint8), 4)  # for each sixteen bytes of a vector
-# Bytes of four columns and of those 32, 64, ... 224 after them.
+# the table of levels, repeated for each sixteen bytes of a vector
+UNEVEN = np.tile(LEVELS.astype(np.int8).view(np.uint8), 4)
+# bytes of four columns, and of the columns 32, 64, ... 224 after them
 Q2_K_COLUMNS, Q3_K_COLUMNS, Q5_K_COLUMNS, Q6_K_COLUMNS = 2 * 64, 3 * 64, 5 * 64, 6 * 64
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """Return the same product for CHECKED_ROWS rows, in groups spread over the matrix; each turn takes the next
-    ones."""
+    """Return the same product for CHECKED_ROWS rows, in groups that are spread over the matrix.
+
+    Each turn takes the next groups.
+    """
     code, weights, bias, x, out, scratch = arguments
     groups = spread(len(weights) // ROWS, CHECKED_ROWS // ROWS, turn)
     rows = (groups[:, None] * ROWS + np.arange(ROWS)).reshape(-1)
     return code, weights[rows], bias[rows] if bias.size else bias, x, out[:, rows], scratch
 
 
-# For each format: eight vectors of 64 weights, unsigned, which are 32 columns of 16 rows; then their factors.
+# The functions that unpack each format return eight vectors of 64 unsigned weights, which are 32 columns of 16 rows,
+# and then the factors of these columns.
 
 
 @jit_inlined
@@ -67,8 +74,10 @@ def ask_ahead(w: Any, row: Any, at: Any, lines: Any, ahead: Any = AHEAD) -> None
 
 @jit_inlined
 def ask_out_of_order(w: Any, row: Any, at: Any, lines: Any) -> None:
-    """Prefetch into L2 for reads out of order, in which no processor detects a stream. Without it four tokens times a
-    matrix of Q5_K in memory take a Zen 4 1.5 times as long."""
+    """Prefetch into L2, for reads that are not in order. The processor does not recognise a stream in such reads.
+
+    Without this, four tokens times a matrix of Q5_K in memory take 1.5 times as long on a Zen 4.
+    """
     for line in range(U(lines)):
         prefetch_to_l2(w, row, at + FAR_AHEAD + U(64) * line)
         if ASKS_TWICE:
@@ -102,7 +111,7 @@ def _nibbles(w: Any, row: Any, at: Any, shift: Any) -> Any:
 
 @jit_inlined
 def _four_bits(w: Any, row: Any, at: Any) -> Any:
-    """Return thirty-two columns: the low nibbles, then the high ones."""
+    """Return thirty-two columns: first the low nibbles, then the high nibbles."""
     low, high = np.int32(0), np.int32(4)
     return (
         _nibbles(w, row, at, low),
@@ -118,7 +127,7 @@ def _four_bits(w: Any, row: Any, at: Any) -> Any:
 
 @jit_inlined
 def _five_bits(w: Any, row: Any, at: Any) -> Any:
-    """Like `_four_bits`, but adds the highest bits, which are in the sixteen words before."""
+    """Return thirty-two columns as `_four_bits` does, with the fifth bits, which are in the sixteen words before."""
     words = load_words(w, row, at)
     q, r, s, t, a, b, c, d = _four_bits(w, row, at + U(64))
     return (
@@ -135,7 +144,7 @@ def _five_bits(w: Any, row: Any, at: Any) -> Any:
 
 @jit_inlined
 def _uneven_levels(w: Any, row: Any, at: Any) -> Any:
-    """Like `_four_bits`, but returns the levels that the bits select, plus 128."""
+    """Return thirty-two columns as `_four_bits` does, but return the levels that the bits select, plus 128."""
     table = load_64(UNEVEN, U(0), U(0))
     q, r, s, t, a, b, c, d = _four_bits(w, row, at)
     return (
@@ -160,7 +169,7 @@ def unpack_iq4_nl(w: Any, row: Any, step: Any, part: Any) -> Any:
 
 @jit_inlined
 def _less_32(low: Any, low_shift: Any, high: Any, high_shift: Any) -> Any:
-    """Return six bits of a scale, four of `low` and above them two of `high`, less 32."""
+    """Return a scale of six bits, minus 32. Its low four bits are from `low`, and its upper two from `high`."""
     low = bits_and(shift_right(low, low_shift), np.int32(15))
     high = bits_and(shift_left(shift_right(high, high_shift), np.int32(4)), np.int32(48))
     return add(to_floats(bits_or(low, high)), splat(np.float32(-32)))
@@ -213,16 +222,18 @@ def unpack_q5_1(w: Any, row: Any, step: Any, part: Any) -> Any:
 
 @jit_inlined
 def _of_either_half(a: Any, c: Any, whole: Any, low: Any, high: Any) -> Any:
-    """Return six bits, selected by the masks: all of a, or the low four of c below the two highest of a."""
+    """Return six bits, selected by masks: either all of `a`, or the low four of `c` below the two highest of `a`."""
     return bits_or(bits_or(bits_and(a, whole), bits_and(c, low)), bits_and(shift_right(a, np.int32(2)), high))
 
 
 @jit_inlined
 def _six_bit_factors(w: Any, row: Any, base: Any, half: Any, part: Any) -> Any:
-    """Return scale and minimum of a sub-block stored as in Q4_K and Q5_K from `base` on (see
-    quantization/six_bits.py)."""
-    # Branch-free: before a branch LLVM loads all weights and activations of a step, runs out of registers, and cannot
-    # make loads part of the instructions that need them.
+    """Return the scale and minimum of a sub-block that is stored from `base` on, as in Q4_K and Q5_K.
+
+    See quantization/six_bits.py for the format.
+    """
+    # This code has no branch. Before a branch, LLVM loads all weights and activations of a step. Then it runs out of
+    # registers, and cannot merge loads into the instructions that need them.
     is_last = np.int32(half)
     whole, low, high = np.int32(63) - np.int32(63) * is_last, np.int32(15) * is_last, np.int32(48) * is_last
     a = load_bytes(w, row, base + U(4 * ROWS) + part * U(ROWS))
@@ -255,8 +266,8 @@ def unpack_q4_k(w: Any, row: Any, step: Any, part: Any) -> Any:
     )
 
 
-# A block of Q5_K or Q6_K is eight times four columns and those 32, 64, ... 224 after them: the bytes of their low
-# bits, then those with their upper bits (see UNITS). Scales follow.
+# A block of Q5_K or Q6_K consists of eight groups: four columns and the columns 32, 64, ... 224 after them. Each
+# group has bytes of low bits, then bytes of upper bits (see UNITS). The scales follow the groups.
 
 
 @jit_inlined
@@ -268,7 +279,9 @@ def _with_upper(w: Any, row: Any, low: Any, high: Any, low_shift: Any, high_shif
 def _with_uppers(
     w: Any, row: Any, low: Any, high: Any, apart: Any, low_shift: Any, high_shift: Any, mask: Any
 ) -> Any:
-    """Return thirty-two columns, four from every `apart` bytes: nibbles, and above them bits of `high`, by `mask`."""
+    """Return thirty-two columns, four from every `apart` bytes: nibbles, with bits of `high` (selected by `mask`)
+    above.
+    """
     return (
         _with_upper(w, row, low, high, low_shift, high_shift, mask),
         _with_upper(w, row, low + apart, high + apart, low_shift, high_shift, mask),
@@ -283,7 +296,7 @@ def _with_uppers(
 
 @jit_inlined
 def factors_q5_k(w: Any, row: Any, base: Any, part: Any) -> Any:
-    """Return scale and minimum of 32 columns of the block at `base`."""
+    """Return the scale and minimum of 32 columns of the block at `base`."""
     return _six_bit_factors(w, row, base + U(160 * ROWS), part >> U(2), part & U(3))
 
 
@@ -296,7 +309,7 @@ def factor_q6_k(w: Any, row: Any, base: Any, place: Any) -> Any:
 
 @jit_inlined
 def factors_q6_k(w: Any, row: Any, base: Any, part: Any) -> Any:
-    """Return both scales of 32 columns."""
+    """Return the two scales of 32 columns."""
     return factor_q6_k(w, row, base, part * U(2)), factor_q6_k(w, row, base, part * U(2) + U(1))
 
 
@@ -336,7 +349,7 @@ def high_with(low: Any, high: Any, place: Any, mask: Any) -> Any:
 
 @jit_inlined
 def four_columns_q5_k(w: Any, row: Any, at: Any) -> Any:
-    """Return four columns, at `at`, and those 32, 64, ... 224 after them."""
+    """Return the four columns that are stored at `at`, and the columns 32, 64, ... 224 after them."""
     a, b = load_64(w, row, at), load_64(w, row, at + U(64))
     c, d = load_64(w, row, at + U(128)), load_64(w, row, at + U(192))
     high = load_64(w, row, at + U(256))
@@ -354,7 +367,7 @@ def four_columns_q5_k(w: Any, row: Any, at: Any) -> Any:
 
 @jit_inlined
 def four_columns_q6_k(w: Any, row: Any, at: Any) -> Any:
-    """Like `four_columns_q5_k`."""
+    """Return the same columns as `four_columns_q5_k`, for Q6_K."""
     a, b, first = load_64(w, row, at), load_64(w, row, at + U(64)), load_64(w, row, at + U(128))
     c, d, second = load_64(w, row, at + U(192)), load_64(w, row, at + U(256)), load_64(w, row, at + U(320))
     return (
@@ -369,27 +382,27 @@ def four_columns_q6_k(w: Any, row: Any, at: Any) -> Any:
     )
 
 
-# Q2_K and Q3_K have a scale and a minimum for each sixteen columns. A block's layout is that of the blocks above; a
-# byte of low bits has two bits each of four columns, 32 apart.
+# Q2_K and Q3_K have a scale and a minimum for each sixteen columns. The layout of their blocks is as above, but a
+# byte of low bits contains two bits each of four columns that are 32 apart.
 
 
 @jit_inlined
 def four_q2_k(w: Any, row: Any, at: Any, half: Any, part: Any) -> Any:
-    """Return four columns 128 * half + 32 * part after those at `at`."""
+    """Return the four columns that are 128 * half + 32 * part after those stored at `at`."""
     return masked(shifted(load_64(w, row, at + U(64) * U(half)), np.int32(2) * np.int32(part)), np.int32(3))
 
 
 @jit_inlined
 def four_q3_k(w: Any, row: Any, at: Any, half: Any, part: Any) -> Any:
-    """Like `four_q2_k`."""
-    # A shift for all parts, then one by a constant: AVX2 would need more shifts for an amount known only at run time.
+    """Return the same columns as `four_q2_k`, for Q3_K."""
+    # Shift once for all parts, then by a constant. AVX2 needs more shifts if the amount is known only at run time.
     high = shifted(load_64(w, row, at + U(128)), np.int32(4) * np.int32(half))
     return with_upper_bits(four_q2_k(w, row, at, half, part), high, np.int32(part) + np.int32(2), np.int32(4))
 
 
 @jit_inlined
 def factors_of_16_q2_k(w: Any, row: Any, base: Any, place: Any) -> Any:
-    """Return scale and minimum of 16 columns of the block at `base`."""
+    """Return the scale and minimum of 16 columns of the block at `base`."""
     both, at = load_bytes(w, row, base + U(64 * ROWS) + place * U(ROWS)), base + U(80 * ROWS)
     scale, minimum = to_floats(bits_and(both, np.int32(15))), to_floats(shift_right(both, np.int32(4)))
     return multiply(load_halves(w, row, at), scale), multiply(load_halves(w, row, at + U(2 * ROWS)), minimum)
@@ -397,7 +410,7 @@ def factors_of_16_q2_k(w: Any, row: Any, base: Any, place: Any) -> Any:
 
 @jit_inlined
 def factors_of_16_q3_k(w: Any, row: Any, base: Any, place: Any) -> Any:
-    """Like `factors_of_16_q2_k`, but the minimum is the value of the highest bit."""
+    """Return the scale of 16 columns, and the value of the highest bit as the minimum, for Q3_K."""
     at = base + U(96 * ROWS)
     low = load_bytes(w, row, at + (place & U(7)) * U(ROWS))
     high = load_bytes(w, row, at + (U(8) + (place & U(3))) * U(ROWS))
@@ -406,12 +419,12 @@ def factors_of_16_q3_k(w: Any, row: Any, base: Any, place: Any) -> Any:
     return scale, multiply(scale, splat(np.float32(4)))
 
 
-# A format's functions and sizes: each format has a copy of the code below with its own.
+# Names that each format replaces by its own functions and sizes, in its copy of the code below.
 _four, _factors_of_16, _COLUMNS_BYTES, _BLOCK_BYTES = four_q2_k, factors_of_16_q2_k, Q2_K_COLUMNS, Q2_K.block_bytes
 
 
 def _four_columns(w: Any, row: Any, at: Any) -> Any:  # compiled
-    """Like `four_columns_q5_k`."""
+    """Return the same columns as `four_columns_q5_k`, for Q2_K and Q3_K."""
     return (
         _four(w, row, at, 0, 0),
         _four(w, row, at, 0, 1),
@@ -425,7 +438,7 @@ def _four_columns(w: Any, row: Any, at: Any) -> Any:  # compiled
 
 
 def _factors(w: Any, row: Any, base: Any, part: Any) -> Any:  # compiled
-    """Return both scales of 32 columns, then both minima."""
+    """Return the two scales of 32 columns, then the two minima."""
     first, minimum = _factors_of_16(w, row, base, part * U(2))
     last, other_minimum = _factors_of_16(w, row, base, part * U(2) + U(1))
     return first, last, minimum, other_minimum
