@@ -23,12 +23,12 @@ from cbtop.protocol.keys import DaemonKeys, ViewerKeys
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # RFC 27
 ZAP_DOMAIN = b"cbtop"
 SAY_AGAIN_S = 60.0
-MAX_PEERS = 256  # number of peers to remember the last log line of
+MAX_PEERS = 256  # the last log lines of at most this many peers are remembered
 PROBE_S = 0.3
 
 _WRONG_SERVER_KEY = 0x11000001  # ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
 _GREETING_BYTES = 64
-# ZMTP 3.1, RFC 37: after this and a version, a peer sends its whole greeting
+# ZMTP 3.1, RFC 37: a peer answers this and a version with its whole greeting
 _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 _log = logging.getLogger("cbtop.daemon")
 
@@ -52,7 +52,7 @@ class ZapAuthenticator:
     def guard(self, door: zmq.Socket[bytes]) -> None:
         """Control who may connect to the socket `door`. Call it before `door` binds.
 
-        No viewer enters before `answer`.
+        No viewer is let in before the first call of `answer`.
         """
         self._inside.clear()
         self.questions = door.context.socket(zmq.REP)  # Poll this socket, and call `answer` when a request arrives.

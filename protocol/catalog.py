@@ -196,7 +196,7 @@ class CatalogReader:
         return found
 
     def read_piece(self) -> list[CatalogMessage]:
-        """Return the complete messages of the next PIECE_BYTES. `is_behind` is then whether there are more.
+        """Return the complete messages of the next PIECE_BYTES. Sets `is_behind` to whether there are more.
 
         Raises DecodeError if a frame is damaged.
         """

@@ -8,8 +8,8 @@ Rules
 - Input is not trusted. Every length is bounded before anything is allocated, every field is checked against its
   declared type, and every number is checked against its range.
 - Every string is sanitised here and nowhere else. Each control, bidi or invisible character becomes U+FFFD followed
-  by the number of the character, so names that differ only in such characters remain different. So does a space at
-  either end, except that a plain space becomes ␣. Long strings are cut, and an empty name becomes `""`.
+  by the number of the character, so names that differ only in such characters remain different. Spaces at either end
+  are replaced in the same way, but plain ones by ␣. Long strings are cut, and an empty name becomes `""`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ msgpack = load_msgpack()
 MAX_FRAME_BYTES = 64 << 20  # more than a keyframe of a full node table with histograms
 MAX_NAME_CHARS = 256
 MAX_ITEMS = 200_000  # limit for the items of any list; the node table is limited to 100,000
-# limit for the items of all lists and maps of a frame, because a one-byte item takes much more memory
+# limit for the items of all lists and maps of a frame, because an encoded byte may become a much larger object
 MAX_PARTS = 5_000_000
 I64_MIN = -(1 << 63)
 U64_MAX = (1 << 64) - 1  # PTX hashes are the only u64 values

@@ -1,4 +1,4 @@
-"""Crossovers: kernels use threads, or bfloat16, from this amount of work on.
+"""Crossovers: the amounts of work at which kernels begin to use threads, or bfloat16.
 
 `cbtop calibrate` measures them, and they are stored next to the roofs.
 

@@ -42,7 +42,7 @@ SWEPT_NAMES = 1024  # number of file names that a starting host looks at
 # the files of at most this many processes are removed at once; a host adds none until its next sweep
 SWEPT_AT_ONCE = 16
 SUFFIXES = (".ring", ".catalog", ".new")
-# groups: pid, process start and serial number; suffix
+# group 1: pid, process start and serial number; group 2: suffix
 _FILE_NAME = re.compile(r"([0-9]{1,20}-[0-9]{1,20}-[0-9]{1,20})\.(ring|catalog|new)")
 
 
@@ -108,7 +108,7 @@ def left_by(ring_path: Path) -> EndedProcess | None:
 
 
 def beyond_bounds(left: Collection[EndedProcess], directory: Path) -> list[EndedProcess]:
-    """Return the processes with files beyond the limits, oldest first; [] if the files are within the limits."""
+    """Return the processes whose files exceed the limits, oldest first, or [] if the files are within the limits."""
     count, size_bytes = sum(each.has_ring for each in left), sum(each.size_bytes for each in left)
     most_bytes = _most_bytes(directory)
     if count <= MAX_ENDED and size_bytes <= most_bytes:
@@ -125,7 +125,7 @@ def beyond_bounds(left: Collection[EndedProcess], directory: Path) -> list[Ended
 def sweep(directory: Path) -> int:
     """Remove files of ended processes that exceed the limits.
 
-    Returns the number of processes that lost their files. A host calls it at its start, so it must be fast: while
+    Returns the number of processes whose files were removed. A host calls it at its start, so it must be fast: while
     there are few files, it only lists names and reads sizes. Raises OSError.
     """
     with os.scandir(directory) as entries:

@@ -49,7 +49,7 @@ def write_list(path: Path, schema: str, name: str, maps: Sequence[dict[str, obje
 
 
 def try_to_write(path: Path) -> None:
-    """Raise RoofsError if `write_list` could not write its temporary file. Removes the file again."""
+    """Raise RoofsError if `write_list` could not write its temporary file. Removes the temporary file again."""
     with _writing(path):
         descriptor, beside = file_beside(path)
         os.close(descriptor)

@@ -35,7 +35,7 @@ _HEX_KEY = re.compile(r"[0-9a-fA-F]{64}")
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """The keys that identify one end of a connection. Its repr does not contain the secret."""
+    """The keys that identify one end of a connection. The repr does not contain the secret key."""
 
     name: str
     public: bytes

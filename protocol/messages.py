@@ -23,11 +23,13 @@ from cbtop.protocol.attributes import (
 from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample, Unknown
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance, SourceStatus
 
-BUSY_PERCENT = 5  # busy percent of a machine; an idle machine is less busy
+BUSY_PERCENT = 5  # percent of a machine's processors; an idle machine uses less
 UNSURE_PERCENT = 10  # Percent of a roof. If rounds differ by more, they show little about what the machine can do.
 
 PROTOCOL_MAJOR = 2  # 2: histograms are sent as cells
-PROTOCOL_MINOR = 3  # 1: devices; 2: kernels of a burst; 3: the time with running steps, the node of a quiet process
+# added by minor version 1: devices; 2: kernels of a burst; 3: the time with running steps, the node of a quiet
+# process
+PROTOCOL_MINOR = 3
 
 Packed = NewType("Packed", bytes)  # packed columns, see `cbtop.protocol.columns`
 Name = Annotated[str, "shown where it is empty"]
@@ -197,7 +199,7 @@ class CheckResult:
     passed: bool
     max_error: float | None
     tolerance: float | None
-    not_finite: str = ""  # "NaN" or "infinity" if such a value was found; it replaces the error
+    not_finite: str = ""  # "NaN" or "infinity" if such a value was found; there is then no numeric error
     skipped: str = ""  # why the assertion was not evaluated; `passed` is then meaningless
     note: str = ""  # where in the model it was evaluated, and how often
 
@@ -470,10 +472,10 @@ class StatsUpdate:
     not fit into one message follow in the next message. An update covers the records that had ended at
     `monotonic_ns`, when the ring was read, even if it is sent much later. `closed_ns` is the part of `total_ns`
     inside steps that have ended. `steps_ns` is the time that at least one step of any phase ran. `first_ns` is when
-    the first record that was seen began. (None: not sent.) `ran` lists, for the steps of a node (0: any step), the
-    newest of the disjoint intervals while they ran. Each is a node, begin and length. A node's intervals end with its
-    last one, and begin with the first that changed since the previous update. In a keyframe they begin earlier,
-    within a limit of `analysis.step_intervals.MAX_SAID_INTERVALS` for all nodes together.
+    the first record that was seen began. (None: not sent.) `ran` lists the newest of the disjoint intervals in which
+    steps of a node (0: any step) ran. Each is a node, begin and length. A node's intervals end with its last one, and
+    begin with the first that changed since the previous update. In a keyframe they begin earlier, within a limit of
+    `analysis.step_intervals.MAX_SAID_INTERVALS` for all nodes together.
     """
 
     source: str
@@ -521,7 +523,7 @@ class RecordBatch:
 class HistoryPiece:
     """The head of a piece of the daemon's history. The frames of the piece follow it, as in a recording.
 
-    They are numbered from `first`. `end` is the number after the newest frame. `host` and both times are the
+    The frames are numbered from `first`. `end` is the number after the newest frame. `host` and both times are the
     daemon's.
     """
 

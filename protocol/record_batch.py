@@ -26,7 +26,7 @@ _FIRST_END = struct.Struct("<q")
 
 
 def pack(batch: Batch) -> Packed:
-    """Pack the records of `batch`, which are in the order of their ends."""
+    """Pack the records of `batch`, in the order in which they ended."""
     if not len(batch.node):
         return Packed(b"")
     step = np.diff(batch.end_ns, prepend=batch.end_ns[:1])
@@ -64,7 +64,7 @@ def joined(parts: Sequence[Batch]) -> Batch:
 def batches(source: str, first: int, produced: int, batch: Batch) -> Iterator[RecordBatch]:
     """Yield the records of `batch` as messages of bounded size.
 
-    The batch is what remains of `first` to `produced`.
+    `batch` contains those records with numbers from `first` to before `produced` that were not lost.
     """
     count = len(batch.node)
     for at in range(0, max(count, 1), MAX_BATCH_RECORDS):

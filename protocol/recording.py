@@ -325,7 +325,7 @@ class RecordingReader:
     def keyframe_before(self, time_ns: int) -> int:
         """Return the offset of the last keyframe at or before `time_ns`.
 
-        Without such a keyframe, return the first frame's.
+        Returns the offset of the first frame if there is no such keyframe.
         """
         before = [offset for at_ns, offset in self.keyframes if at_ns <= time_ns]
         return before[-1] if before else _HEADER.size

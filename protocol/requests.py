@@ -127,7 +127,7 @@ def answer_of(word: int) -> Answer:
 class RequestSlot:
     """Sends requests to the process that writes the ring at `path`. Raises RequestError if that is not possible.
 
-    It writes one word of the file and does not map the file.
+    A request is one word that is written to the file. The file is not mapped.
     """
 
     def __init__(self, path: Path) -> None:

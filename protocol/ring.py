@@ -107,13 +107,13 @@ NO_NODE = 0  # a record with this node counts as rejected: its arguments were wr
 FLAG_FAILED = 1 << 24  # the brick ended in an exception
 FLAG_CANCELLED = 1 << 25  # a step that does not count, or a record inside such a step
 FLAG_UNCOUNTED = 1 << 26  # the number of elements is unknown, because the host gave a value that is not a count
-# The record is not a call. It contains the FLOP (as start), bytes (as end) and elements of a call of the node.
+# The record is not a call. It contains the FLOP (as start), bytes (as end) and elements of a call of the node. A step
+# has no work of its own: its record contains the number of its sequences and the number of positions that each
+# sequence held before, in place of FLOP and bytes.
 FLAG_AMOUNTS = 1 << 27
-# A step has no work of its own. In its record, FLOP and bytes are replaced by the number of its sequences and the
-# number of positions that each sequence held before.
 # a call that was stopped twice, out of order or late, so it does not count
 FLAG_LOOSE = FLAG_CANCELLED | FLAG_AMOUNTS
-UNKNOWN_AMOUNT = -1  # FLOP or bytes in such a record if they are not known
+UNKNOWN_AMOUNT = -1  # FLOP or bytes in a FLAG_AMOUNTS record if they are not known
 LANE_SHIFT = 28  # bits of the lane: the number of the record's step among the steps that run at the same time
 LANES = 16  # the last lane is shared by all further steps
 FLAG_PLAIN = FLAG_AMOUNTS | 1 << LANE_SHIFT  # a step that is timed as a whole, without records of its parts

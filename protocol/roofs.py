@@ -162,8 +162,9 @@ def try_to_keep() -> None:
 
 
 def roofs_of_cpu(known: Iterable[DeviceRoofs], threads: int, weights_bytes: int | None = None) -> DeviceRoofs | None:
-    """Return the newest roofs of this processor for `threads` threads, measured with `weights_bytes` (None:
-    without).
+    """Return the newest roofs of this processor for `threads` threads.
+
+    They were measured for weights of `weights_bytes`, or for no particular weights if that is None.
     """
     wanted = cpu_name(), threads, weights_bytes
     found = [one for one in known if (one.device, one.threads, one.weights_bytes) == wanted]

@@ -54,7 +54,10 @@ def _private(path: str) -> str:
 
 
 def is_copied_on_write(path: str) -> bool:
-    """Whether no ring can be created in this directory, see `cbtop.protocol.ring`. Raises EndpointError."""
+    """Whether the directory's file system copies on write, so that no ring can be created there.
+
+    See `cbtop.protocol.ring`. Raises EndpointError.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:

@@ -1,7 +1,4 @@
-"""The origin of exceptions.
-
-An exception that a signal handler of the host raises while our code runs is the host's.
-"""
+"""The origin of an exception: a signal handler of the host may have raised it while our code ran."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ def is_ours(error: BaseException) -> bool:
 def is_of_a_signal_handler(error: BaseException) -> bool:
     """Whether `error` was raised in a signal handler.
 
-    That is a handler that is set now, or a function that still holds a handler's argument, the interrupted frame.
+    The handler may be one that is set now, or any function that still holds its argument, the interrupted frame.
     """
     trace = error.__traceback__
     while trace is not None:
@@ -88,8 +85,9 @@ def reraise_host_error(error: BaseException) -> None:
 
 
 class suppressed:  # noqa: N801 - named like contextlib.suppress
-    """Like contextlib.suppress, `with suppressed(OSError):` ignores an OSError of the block, but raises the
-    host's.
+    """Like contextlib.suppress, `with suppressed(OSError):` ignores an OSError of the block.
+
+    Exceptions of the host are raised.
     """
 
     def __init__(self, *kinds: type[Exception]) -> None:
