@@ -10,7 +10,7 @@ import numpy as np
 from cbtop.compute.cuda.launches import LibraryCall
 
 # Values of cudaDataType_t, cublasComputeType_t, cublasOperation_t and cublasGemmAlgo_t (library_types.h and
-# cublas_api.h). CuPy has no names for those of bfloat16.
+# cublas_api.h). CuPy has no names for the values of bfloat16.
 _BFLOAT16, _FLOAT32, _COMPUTES_IN_FLOAT32 = 14, 0, 68
 _TRANSPOSED, _AS_IT_IS, _DEFAULT_ALGORITHM = 1, 0, -1
 _ONE, _ZERO = np.ones(1, np.float32), np.zeros(1, np.float32)

@@ -52,12 +52,10 @@ class CudaKernel:
     the device, so that a graph reads them again in each run. `launches` computes nothing, and only uses the shapes
     and types of arrays.
 
-    `modules`: all modules that a launch may use.
-    `together`: returns one launch for two calls of a brick, or None if the kernel cannot join them.
-    `with_codes(*arguments, codes, factors)`: returns launches that also write `quantize_rows` of the (last) output,
-    for int8 products.
-    `with_bf16(*arguments, rounded)`: returns launches that also write it in bfloat16, as uint16, for products of many
-    tokens.
+    `modules`: all modules that a launch may use. `together`: returns one launch for two calls of a brick, or None if
+    the kernel cannot join them. `with_codes(*arguments, codes, factors)`: returns launches that also write
+    `quantize_rows` of the (last) output, for int8 products. `with_bf16(*arguments, rounded)`: returns launches that
+    also write the (last) output in bfloat16, as uint16, for products of many tokens.
     """
 
     modules: tuple[CudaModule, ...]

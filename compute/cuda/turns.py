@@ -250,8 +250,8 @@ class ThreadShape:
 def shape_of(columns: int) -> ThreadShape | None:
     """Return the best shape for rows of `columns` columns, or None if rows are too long.
 
-    It has the most pending loads among the shapes that leave at most an eighth of the threads idle, or the fewest
-    possible.
+    Shapes must leave at most an eighth of the threads idle, or the fewest possible. The best of them has the most
+    pending loads.
     """
     units, ways = columns // UNIT, []
     for warps in range(1, MOST_WARPS + 1):

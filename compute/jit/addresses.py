@@ -42,7 +42,7 @@ def call_rows(
 ) -> tuple[Any, Codegen] | None:
     """Call the code at `address` with the other arguments.
 
-    It computes the rows of one chunk of `linear` or `linear_int8`.
+    The code computes the rows of one chunk of `linear` or `linear_int8`.
     """
     kinds = weights, bias, x, beside, out, chunk, chunks
     if any(one.layout != "C" for one in kinds[:5]):
@@ -60,8 +60,7 @@ def call_rows(
 
 @jit_parallel
 def on_threads(function: Any, weights: Any, bias: Any, x: Any, beside: Any, out: Any, chunks: Any) -> None:
-    """Call the code at the address `function` on several threads, with each chunk number below `chunks` and `chunks`
-    itself.
+    """Call the code at the address `function` on several threads, once for each chunk number below `chunks`.
 
     This function takes as long to compile as several of the functions that it calls. It is compiled only once,
     because all of them have these arguments.

@@ -75,7 +75,7 @@ def _rounded(builder: Any, vector: Any) -> Any:
 def bfloats(typing: Any, low: Any, high: Any) -> tuple[Any, Codegen]:
     """Round two Floats16 to bfloat16, halves to even.
 
-    Returns Ints16: first the words of `low`, then those of `high`.
+    Returns Ints16 with two numbers in each word: the numbers of `low`, followed by the numbers of `high`.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:

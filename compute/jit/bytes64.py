@@ -310,8 +310,8 @@ def sums_of_products(
     """Return a tuple with an Ints16 for each of `tokens` tokens t.
 
     Its row r is the sum over i and j < 4 of weights[i][4r + j] * codes[row + t, column + 4i + j]. `weights` is a
-    tuple of Bytes64, unsigned, at most `largest` (above 127 see LESS_128). `codes` is a uint8 matrix of int8, none of
-    which is -128. `tokens` and `largest` are constants.
+    tuple of Bytes64, unsigned, at most `largest` (above 127 see LESS_128). `codes` is a uint8 matrix of int8 other
+    than -128. `tokens` and `largest` are constants.
     """
     count, result = weights.count, _tuple_of(_ints, tokens.literal_value)
 
@@ -364,8 +364,8 @@ def add_products_apart(
 ) -> tuple[Any, Codegen]:
     """Return totals[i] + the sum over j < 4 of weights[i][4r + j] * codes[row, column + apart * i + j] in each row r.
 
-    It does so for every Ints16 of the tuple `totals`. `weights`, `codes` and `largest` are as in `sums_of_products`;
-    `apart` is a constant.
+    Returns such a sum for every Ints16 of the tuple `totals`. `weights`, `codes` and `largest` are as in
+    `sums_of_products`; `apart` is a constant.
     """
     count = totals.count
 

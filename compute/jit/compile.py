@@ -69,7 +69,7 @@ class _Kernel(_Dispatcher):  # type: ignore[misc]
             self._cache = FunctionCache(NUMBA_CACHE, function, self.targetoptions)
 
     def is_kept(self) -> bool:
-        """Return whether the cache contains code for any argument types. True if there is no cache."""
+        """Return whether the cache contains code for any argument types. Returns True without a cache."""
         return not isinstance(self._cache, FunctionCache) or self._cache.is_kept()
 
 
@@ -88,10 +88,9 @@ def _options(**own: Any) -> dict[str, Any]:
 
 
 def is_kept(function: Any) -> bool:
-    """Return whether the cache contains code, for any argument types, of a function under one of the decorators
-    below.
+    """Return whether the cache contains code of `function`, for any argument types. Returns True without a cache.
 
-    True if there is no cache.
+    The function must be under one of the decorators below.
     """
     return bool(function.is_kept())
 

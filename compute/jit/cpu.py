@@ -1,7 +1,7 @@
 """The features of the processor that kernels are compiled for.
 
-It is this processor, unless NUMBA_CPU_NAME names another. Features that NUMBA_CPU_FEATURES (`-avx2`) or
-NUMBA_ENABLE_AVX=0 removes count as missing, because then LLVM cannot compile code for them.
+Kernels are compiled for this processor, unless NUMBA_CPU_NAME names another. Features that NUMBA_CPU_FEATURES
+(`-avx2`) or NUMBA_ENABLE_AVX=0 removes count as missing, because then LLVM cannot compile code for them.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@
 #   function's file imports are hashed, too.
 # - The passes that compile kernels are always hashed. For an intrinsic, the decorators of intrinsics are hashed, too.
 # - A number is hashed by its value. If a value has an unknown kind, all of our files are hashed.
-# - A file is hashed later than it was imported. If it has changed in between, there is no hash.
+# - A file is hashed later than it was imported. If it has changed in between, it is not hashed.
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Stamp = tuple[int, int, int]
 
 
 class ChangedError(Exception):
-    """A file has changed since it was imported, or cannot be read, so there is no hash."""
+    """A file cannot be hashed, because it has changed since it was imported or cannot be read."""
 
 
 def _stamp(path: str) -> Stamp:

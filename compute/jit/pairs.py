@@ -63,7 +63,7 @@ def sums_of_pairs(typing: Any, pairs: Any) -> tuple[Any, Codegen]:
 def add_signed(typing: Any, total: Any, weights: Any, codes: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
     """Return total + the sum over j < 4 of weights[4r + j] * codes[row, column + j] for each row r, as Ints16.
 
-    `weights` is a Bytes64 of int8. `codes` is a uint8 matrix of int8, none of which is -128.
+    `weights` is a Bytes64 of int8. `codes` is a uint8 matrix of int8 other than -128.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:

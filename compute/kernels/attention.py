@@ -91,8 +91,8 @@ def attention(
     attend(loops, q, (k_cache, v_cache), start, (scale, window, cap), out, scratch)
 
 
-# Amounts by which scores rise from block to block: less than the limit of the weights, and more. After such a rise,
-# the earlier blocks still count.
+# The amounts that scores rise from block to block, below and above the limit of the weights. After such a rise, the
+# earlier blocks still count.
 RISES = np.array([0, 5, 10, 15], np.float32)
 LARGEST_HEAD = 256  # largest head_dim on a GPU
 LARGEST_OF_MANY = 128  # largest head_dim for many rows; larger heads need too many registers for 16 rows per warp

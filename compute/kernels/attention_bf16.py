@@ -158,8 +158,8 @@ def reference(
 ) -> None:
     """Compute `attention.reference` with numbers in bfloat16. q * scale and weights are rounded to bfloat16.
 
-    Keys and values are cut to it, and multiplied by `CUT`. Weights are rounded as powers of two, reduced only by
-    whole powers. k_cache, v_cache: float16 as uint16; head_dim is even.
+    Keys and values are cut to bfloat16, and multiplied by `CUT`. Weights are rounded as powers of two, reduced only
+    by whole powers. k_cache, v_cache: float16 as uint16; head_dim is even.
     """
     (kv_heads, _, head_dim, _), end = k_cache.shape, start + len(q)
     queries = _rounded(q * np.float32(scale * CUT * LOG2_E)).reshape(len(q), kv_heads, -1, head_dim)

@@ -1,7 +1,7 @@
 """The loops of attention, for one thread and for several. The variants of attention share them.
 
-They process 64 positions at a time with a running maximum and sum. Each row of the scratch belongs to one head of one
-token. Six rows share every read of keys and values, and the remaining rows share in fours or twos.
+The loops process 64 positions at a time with a running maximum and sum. Each row of the scratch belongs to one head
+of one token. Six rows share every read of keys and values, and the remaining rows share in fours or twos.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _first_seen(position: Any, window: Any) -> Any:
 
 @jit_inlined
 def _leave(scratch: Any, row: Any, hidden: Any, visible: Any, cap: Any) -> None:
-    """Do not change the scores. This replaces `hold` if there is no cap."""
+    """Do not change the scores. This function replaces `hold` in variants without a cap."""
 
 
 @jit_inlined
@@ -191,8 +191,8 @@ def _columns(head_dim: Any) -> Any:
     return size, output, output + size, output + size + size
 
 
-# Each variant has its own copy of the functions from here to `attend_any`, with its own versions of this function and
-# of the products above.
+# Each variant has its own copy of the functions from `_take_rows` to `attend_any`, with its own `_held` and its own
+# products.
 _held = _leave  # variants with a cap use `hold`
 
 

@@ -146,7 +146,7 @@ def _add_four_with_minimum(panel: Any, at: Any, codes: Any, factors: Any, t: Any
 
 
 def _add_four_less_32(panel: Any, at: Any, codes: Any, factors: Any, t: Any, block: Any, totals: Any) -> Any:
-    """Do the same for (weights - 32) . x, with a scale and no minimum for each 16 columns."""  # compiled
+    """Add the products of four tokens with weights - 32. Each 16 columns have one scale."""  # compiled
     column = block * U(BLOCK)
     first, last = load_floats(panel, U(0), at + U(SCALES)), load_floats(panel, U(0), at + U(SCALES + LINE))
     low = sums_of_loaded(4, panel, at, codes, t, column, 4, _LARGEST)

@@ -166,7 +166,7 @@ def takes_tiles(x: Any, scratch: Any) -> bool:
 def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int8Scratch) -> Sequence[Launch]:
     """Return the launches that quantize the activations, then multiply up to eight tokens at a time.
 
-    If `takes_tiles`, return those of `linear_bf16`.
+    If `takes_tiles`, return the launches of `linear_bf16`.
     """
     tokens, columns = x.shape
     if takes_tiles(x, scratch):

@@ -21,7 +21,7 @@ from cbtop.compute.settings import crossovers
 class CompiledRows:
     """The compiled rows of one format. `function(weights, bias, x, beside, out, chunk, chunks)` computes some rows.
 
-    It computes those of chunk number `chunk` of `chunks`, `unit` rows at a time. `x` and `beside` are prepared
+    These are the rows of chunk number `chunk` of `chunks`, `unit` rows at a time. `x` and `beside` are prepared
     activations: either x and a scratch row for each thread, or codes and factors.
     """
 

@@ -26,10 +26,11 @@ SMALLEST = np.float32(2.0**-126)  # the smallest scale except 0; a smaller scale
 
 
 def reference(x: Any, codes: Any, factors: Any) -> None:
-    """Write codes and factors so that x is about codes * scale, to half of 2^-126 at best.
+    """Write codes and factors so that x is about codes * scale. The error is at most half the scale.
 
     x: float32 (tokens, columns), whole blocks of 32; codes: the bytes of int8 (tokens, columns); factors: float32
-    (tokens, columns / 8). A block of zeros has the scale 0. A block that contains NaN or infinity has the scale NaN.
+    (tokens, columns / 8). A block of zeros has the scale 0; other scales are at least 2^-126. A block that contains
+    NaN or infinity has the scale NaN.
     """
     tokens, columns = x.shape
     is_finite = np.isfinite(x.reshape(tokens, -1, BLOCK)).all(axis=2)

@@ -63,10 +63,10 @@ def drawn_reference(
 ) -> None:
     """Set out[0] to a token drawn from the softmax of logits[0] / temperature over the remaining tokens.
 
-    These are the `top_k` likeliest (0: all; the first of equal ones), reduced to the fewest with a sum of
-    probabilities of `top_p` times their total. The draw is number `position` of `sequence` with `seed`
-    (`jit.philox.uniform`). The token is the one at which the cumulative probability, the likeliest first, exceeds the
-    draw. logits: float32 (1, vocabulary); out: int64 (1,).
+    These are the `top_k` likeliest (0: all; the first of equal ones), reduced to the fewest whose probabilities add
+    up to `top_p` of the total. The draw is number `position` of `sequence` with `seed` (`jit.philox.uniform`). The
+    token is the one at which the cumulative probability, the likeliest first, exceeds the draw. logits: float32 (1,
+    vocabulary); out: int64 (1,).
     """
     order = np.argsort(-logits[0], kind="stable")[: top_k or None]
     scaled = logits[0, order].astype(np.float64) / temperature
@@ -79,7 +79,7 @@ def drawn_reference(
 
 @jit
 def _likeliest(logits: Any, wanted: Any) -> Any:
-    """Return the places of the `wanted` largest logits, largest first. Of equal logits, the first comes first."""
+    """Return the places of the `wanted` largest logits, largest first. Equal logits keep their order."""
     vocabulary = logits.shape[1]
     if wanted > FEW:
         return np.argsort(-logits[0], kind="mergesort")[:wanted]
