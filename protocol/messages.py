@@ -472,7 +472,7 @@ class StatsUpdate:
     not fit into one message follow in the next message. An update covers the records that had ended at
     `monotonic_ns`, when the ring was read, even if it is sent much later. `closed_ns` is the part of `total_ns`
     inside steps that have ended. `steps_ns` is the time that at least one step of any phase ran. `first_ns` is when
-    the first record that was seen began. (None: not sent.) `ran` lists the newest of the disjoint intervals in which
+    the first record that was seen began (None: not sent). `ran` lists the newest of the disjoint intervals in which
     steps of a node (0: any step) ran. Each is a node, begin and length. A node's intervals end with its last one, and
     begin with the first that changed since the previous update. In a keyframe they begin earlier, within a limit of
     `analysis.step_intervals.MAX_SAID_INTERVALS` for all nodes together.

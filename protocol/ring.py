@@ -140,9 +140,9 @@ Record = Callable[[int, int, int, int], None]
 def fence() -> None:
     """Order memory accesses: other processors see those before this call ahead of those after it.
 
-    Releasing the new lock keeps earlier accesses from moving down. Acquiring it again keeps later accesses from
-    moving up. In the opposite order, accesses of both sides could cross. No other thread can hold the lock, because
-    it is new.
+    Releasing the new lock keeps earlier accesses from being delayed beyond it. Acquiring the lock again keeps later
+    accesses from happening before. In the opposite order, accesses of both sides could move in between. No other
+    thread can hold the lock, because it is new.
     """
     lock = allocate_lock()
     lock.acquire()

@@ -225,7 +225,7 @@ class RingReader:
         record counts as lost. With `final` (the writer has ended) it counts as lost at once. Raises RingError if the
         cursor is negative or counts records that do not exist, or if the file has been cut short.
         """
-        import numpy as np  # imported here, because only the daemon needs it and a profiled process need not load it
+        import numpy as np  # imported here, because a profiled process does not need it
 
         self._refuse_cut_short()
         produced = self.produced
@@ -290,7 +290,7 @@ class RingReader:
         Leaves out a slot that changes during the read, or has values that a writer would not write. Always returns []
         for a writer with the Python hot path. Raises RingError if the file has been cut short.
         """
-        import numpy as np  # imported here, because only the daemon needs it and a profiled process need not load it
+        import numpy as np  # imported here, because a profiled process does not need it
 
         self._refuse_cut_short()
         size_bytes, at = 8 * SLOTS * SLOT_WORDS, 8 * FIRST_SLOT_WORD

@@ -357,7 +357,7 @@ def matrix(name: str) -> str:
     return f"Matrix{{{name}_weights, {name}_biased ? {name}_bias : nullptr, {name}, {name}_rows}}"
 
 
-# For a mixture of experts, a block has the expert of its number along z. `x_step` is the distance between the
+# In a mixture of experts, `blockIdx.z` selects the expert of a block. `x_step` is the distance between the
 # activations of two experts, or 0 if all experts share a row.
 EXPERTS = "const int64_t* experts, int x_step"
 INT8_OF_EXPERT = "Int8{codes + blockIdx.z * x_step, factors + blockIdx.z * (x_step / 8)}"

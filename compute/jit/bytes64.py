@@ -161,8 +161,9 @@ def with_fifth_bits(typing: Any, low: Any, words: Any, shift: Any) -> tuple[Any,
 
 @_intrinsic
 def looked_up(typing: Any, table: Any, places: Any) -> tuple[Any, Codegen]:
-    """Return, for each byte of `places` (0 to 15), that element of the sixteen int8 in its part of `table`, plus
-    128.
+    """Look up each byte of `places` (0 to 15) in the sixteen int8 of its part of `table`.
+
+    Returns the results plus 128.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -274,7 +275,7 @@ def _sums_of_small(
 def _sums_of_signed(
     builder: Any, quads: Sequence[Callable[[], Sequence[Any]]], codes: Sequence[Sequence[Any]], largest: int
 ) -> list[list[Any]]:
-    """Compute `_sums_of_small` for LESS_128: weights become int8, and their signs are moved to the codes.
+    """Compute `_sums_of_small` if LESS_128 is set. Weights become int8, and their signs are moved to the codes.
 
     Two products fit an int16.
     """

@@ -197,7 +197,7 @@ _held = _leave  # variants with a cap use `hold`
 
 
 def _take_rows(q: Any, scale: Any, piece: Any, head_dim: Any, scratch: Any, base: Any) -> None:  # compiled
-    """Store the queries of a piece's rows in the scratch, and set their sums to zero."""
+    """Store the queries of the rows of one piece of work in the scratch, and set the rows' sums to zero."""
     first_token, first_head, heads, rows = piece
     size, output, query, state = _columns(head_dim)
     lanes, pair = np.uint64(LANES), np.uint64(PAIR)
@@ -278,7 +278,10 @@ def _multiply_values(
 def _attend_positions(
     keys: Any, values: Any, place: Any, piece: Any, scores: Any, head_dim: Any, scratch: Any, base: Any
 ) -> None:  # compiled
-    """Process the block of positions that begins at `p`: add what a piece's rows see of it to their outputs."""
+    """Process the block of positions that begins at `p`, for the rows of one piece of work.
+
+    Its visible positions are added to the outputs of the rows.
+    """
     kv_head, context, p, ahead = place
     first_token, _, heads, rows = piece
     start, window, _ = scores
@@ -303,7 +306,7 @@ def _attend_positions(
 
 
 def _write_rows(out: Any, piece: Any, head_dim: Any, scratch: Any, base: Any) -> None:  # compiled
-    """Write the outputs of a piece's rows to `out`, divided by the sums of their weights."""
+    """Write the outputs of the rows of one piece of work to `out`, divided by the sums of their weights."""
     first_token, first_head, heads, rows = piece
     _, output, _, state = _columns(head_dim)
     for one in range(rows):

@@ -89,7 +89,7 @@ def _with_minimum(products: Any, factors: Any, token: Any, block: Any, scale: An
 def _without_minimum(
     products: Any, factors: Any, token: Any, block: Any, scale: Any, minimum: Any, total: Any
 ) -> Any:
-    """Do the same as `_with_minimum` for LESS_128, where the products already include the minimum."""
+    """Do the same as `_with_minimum` if LESS_128 is set, because the products then include the minimum."""
     return multiply_add(multiply(to_floats(products), splat(factors[token, block * U(FACTORS)])), scale, total)
 
 
