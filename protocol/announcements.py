@@ -31,7 +31,7 @@ from cbtop.protocol.messages import (
 MAX_ANNOUNCED = 10_000  # the most of one kind
 MAX_COMPILATIONS = 64  # the newest ones that are kept
 MAX_ANNOUNCED_BYTES = 16 << 20  # total size of all kinds, encoded
-# limit for the announcements of all sources of a viewer or a recording; each takes about 700 bytes there
+# Limit for the announcements of all sources of a viewer or a recording; each takes about 700 bytes there.
 MAX_KEPT = 1_000_000
 
 # The messages that a host may announce.

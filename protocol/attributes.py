@@ -86,7 +86,7 @@ class KernelAttributes:
     static_shared_memory_bytes: int | None = None
     registers: int | None = None  # per thread
     local_memory_bytes: int | None = None  # per thread, spilled from registers
-    # the largest share of a multiprocessor's threads that can run at the same time
+    # The largest share of a multiprocessor's threads that can run at the same time.
     occupancy_percent: int | None = None
 
     def __post_init__(self) -> None:

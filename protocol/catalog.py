@@ -36,7 +36,7 @@ else:
 MAX_CATALOG_BYTES = 64 << 20
 _GOODBYE_BYTES = 4096  # reserved for the goodbye: a name of MAX_NAME_CHARS takes a quarter of it
 MAX_CATALOG_FRAME_BYTES = 1 << 20
-# bytes read at a time, about a thousand nodes, so that a large catalog does not delay the reader
+# Bytes read at a time, about a thousand nodes, so that a large catalog does not delay the reader.
 PIECE_BYTES = 1 << 18
 _HEAD = struct.Struct("<II")
 _MAX_READ_BYTES = _HEAD.size + MAX_CATALOG_FRAME_BYTES
@@ -115,7 +115,7 @@ class CatalogWriter:
                 self.trouble = error
             else:
                 if end > self._written_bytes:
-                    # the rest of a partly written frame is written with the next frame
+                    # The rest of a partly written frame is written with the next frame.
                     del self._waiting[: end - self._written_bytes]
                     self._written_bytes = end
         self.is_behind = bool(self._waiting)

@@ -33,7 +33,7 @@ msgpack = load_msgpack()
 MAX_FRAME_BYTES = 64 << 20  # more than a keyframe of a full node table with histograms
 MAX_NAME_CHARS = 256
 MAX_ITEMS = 200_000  # limit for the items of any list; the node table is limited to 100,000
-# limit for the items of all lists and maps of a frame, because an encoded byte may become a much larger object
+# Limit for the items of all lists and maps of a frame, because an encoded byte may become a much larger object.
 MAX_PARTS = 5_000_000
 I64_MIN = -(1 << 63)
 U64_MAX = (1 << 64) - 1  # PTX hashes are the only u64 values

@@ -39,10 +39,10 @@ LARGEST_SHARE = 4  # the files take at most 1 / LARGEST_SHARE of the file system
 SPARE = 4
 BEGINS_WITHIN_S = 600.0  # after this time, a process that has no ring yet is not expected to create one
 SWEPT_NAMES = 1024  # number of file names that a starting host looks at
-# the files of at most this many processes are removed at once; a host adds none until its next sweep
+# The files of at most this many processes are removed at once; a host adds none until its next sweep.
 SWEPT_AT_ONCE = 16
 SUFFIXES = (".ring", ".catalog", ".new")
-# group 1: pid, process start and serial number; group 2: suffix
+# Group 1: pid, process start and serial number; group 2: suffix.
 _FILE_NAME = re.compile(r"([0-9]{1,20}-[0-9]{1,20}-[0-9]{1,20})\.(ring|catalog|new)")
 
 

@@ -27,8 +27,8 @@ BUSY_PERCENT = 5  # percent of a machine's processors; an idle machine uses less
 UNSURE_PERCENT = 10  # Percent of a roof. If rounds differ by more, they show little about what the machine can do.
 
 PROTOCOL_MAJOR = 2  # 2: histograms are sent as cells
-# added by minor version 1: devices; 2: kernels of a burst; 3: the time with running steps, the node of a quiet
-# process
+# Added by minor version 1: devices; 2: kernels of a burst; 3: the time with running steps, the node of a quiet
+# process.
 PROTOCOL_MINOR = 3
 
 Packed = NewType("Packed", bytes)  # packed columns, see `cbtop.protocol.columns`

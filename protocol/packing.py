@@ -15,7 +15,7 @@ TYPE_CHECKING = False  # see `cbtop.protocol.runtime_directory`
 if TYPE_CHECKING:
     from typing import Any
 
-# the directory of msgpack in the environment of `cbtop run`, which sets this variable
+# Set by `cbtop run`: the directory of msgpack in its environment.
 LENT_MSGPACK = "CBTOP_RUN_MSGPACK"
 _COMPILED = "msgpack._cmsgpack"  # this extension adds its name to sys.modules, whatever its package is called
 

@@ -36,7 +36,7 @@ MAX_WORDS = 300  # messages per second; requests for a history of 64 MiB take 13
 _NETLINK_SOCK_DIAG = 4  # these constants are from sock_diag(7)
 _SOCK_DIAG_BY_FAMILY = 20
 _NLM_F_REQUEST = 1
-# offset of the user id in the answer: 16 bytes of nlmsghdr, then the offset of idiag_uid in inet_diag_msg
+# Offset of the user id in the answer: 16 bytes of nlmsghdr, then the offset of idiag_uid in inet_diag_msg.
 _UID_AT = 80
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _PROC = "/proc"  # Linux has it. Other systems and some sandboxes do not.
 MAX_THREADS = 256
-# field numbers of proc_pid_stat(5), from 1; the start time is in clock ticks since boot
+# Field numbers of proc_pid_stat(5), from 1; the start time is in clock ticks since boot.
 _STATE_FIELD, _STARTTIME_FIELD = 3, 22
 
 

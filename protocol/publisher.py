@@ -41,12 +41,12 @@ MAX_HEARD = 1000  # subscriptions processed per turn, so that many of them canno
 MAX_LET_IN = 8  # viewers let in per turn, because each may send much before it is disconnected
 SOON_MS = 10
 SEND_HIGH_WATER_MARK = 32  # messages per viewer: three seconds at ten updates per second
-# subscriptions of a viewer in libzmq's queue, before libzmq moves them to a queue without a limit
+# Subscriptions of a viewer in libzmq's queue, before libzmq moves them to a queue without a limit.
 RECEIVE_HIGH_WATER_MARK = 16
 RECEIVE_BUFFER_BYTES = 4096  # the system's buffer, which libzmq still reads after a connection is closed
 HANDSHAKE_MS = 10_000
 HEARTBEAT_MS = 5_000
-# a viewer that answers no heartbeat or accepts no byte for this long is disconnected; it may connect again
+# A viewer that answers no heartbeat or accepts no byte for this long is disconnected; it may connect again.
 SILENT_MS = 30_000
 MONITORED = (
     zmq.EVENT_ACCEPTED

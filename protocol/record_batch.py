@@ -20,7 +20,7 @@ from cbtop.protocol.ring import NODE_BITS
 from cbtop.protocol.ring_reader import Batch
 
 MAX_TALLIES = 1 << 14  # sources per receiver; a daemon has 256 at a time
-# records per message, because a reader that joins late finds millions of records in a ring
+# Records per message, because a reader that joins late finds millions of records in a ring.
 MAX_BATCH_RECORDS = 1 << 16
 _FIRST_END = struct.Struct("<q")
 
@@ -94,7 +94,7 @@ class RecordTally:
     produced: int = 0  # number of written records, as last reported
     before: int | None = None  # records written before this receiver joined
     taken: int = 0
-    # records that were overwritten in the ring before the daemon read them, or that the daemon rejected
+    # Records that were overwritten in the ring before the daemon read them, or that the daemon rejected.
     dropped: int = 0
     _gaps: int = 0
     _next: int = 0  # number of the first record that is not counted yet

@@ -54,7 +54,7 @@ PIECE_BYTES = 16 << 10  # deflated bytes that are inflated at a time, to at most
 DEFLATE_LEVEL = 1
 MAX_MESSAGES = 4_096  # messages per frame
 MAX_KIND = 255  # the largest kind of a frame in any version
-# two months with a keyframe every five seconds; later moments are reached from the last of these keyframes
+# Two months with a keyframe every five seconds; later moments are reached from the last of these keyframes.
 MAX_KEYFRAMES = 1 << 20
 MAX_REALTIME_NS = 253_402_300_799_000_000_000  # the end of the year 9999
 # O_NONBLOCK: do not wait if the path is a pipe

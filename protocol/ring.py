@@ -111,7 +111,7 @@ FLAG_UNCOUNTED = 1 << 26  # the number of elements is unknown, because the host 
 # has no work of its own: its record contains the number of its sequences and the number of positions that each
 # sequence held before, in place of FLOP and bytes.
 FLAG_AMOUNTS = 1 << 27
-# a call that was stopped twice, out of order or late, so it does not count
+# A call that was stopped twice, out of order or late, so it does not count.
 FLAG_LOOSE = FLAG_CANCELLED | FLAG_AMOUNTS
 UNKNOWN_AMOUNT = -1  # FLOP or bytes in a FLAG_AMOUNTS record if they are not known
 LANE_SHIFT = 28  # bits of the lane: the number of the record's step among the steps that run at the same time

@@ -214,7 +214,7 @@ class RingReader:
         number = self._next + self.capacity // 8
         at = FIRST_RECORD + number % self.capacity * RECORD_BYTES
         *_, tag, sequence = RECORD.unpack(self._pread(RECORD_BYTES, at))
-        # numbers wrap, so a number that is ahead by more than half of their range is an old one
+        # Numbers wrap, so a number that is ahead by more than half of their range is an old one.
         ahead = (sequence - number - 1) & SEQUENCE_MASK
         return bool(tag | sequence) and ahead <= SEQUENCE_MASK // 2
 

@@ -37,7 +37,7 @@ TORCH_COMPUTE = {
     "matmul_bfloat16": "bfloat16",
     "matmul_float16": "float16",
 }
-# bytes read of /proc/cpuinfo; the rest is about other processors and costs the kernel time
+# Bytes read of /proc/cpuinfo; the rest is about other processors and costs the kernel time.
 _FIRST_PROCESSOR_BYTES = 4096
 _CPUINFO = Path("/proc/cpuinfo")
 _DRIVER = Path("/proc/driver/nvidia/version")

@@ -28,11 +28,11 @@ def is_of_a_signal_handler(error: BaseException) -> bool:
     while trace is not None:
         frame = trace.tb_frame
         given = _locals_of(frame)
-        # the handler may take *arguments
+        # The handler may take *arguments.
         given += [one for value in given if type(value) is tuple and len(value) == 2 for one in value]
         if frame.f_back is not None and any(value is frame.f_back for value in given):
             return True
-        # getting the handlers takes 50 µs
+        # Getting the handlers takes 50 µs.
         takes_two = frame.f_code.co_argcount > 1 or frame.f_code.co_flags & _CO_VARARGS
         if takes_two and not _is_of_ours(trace) and frame.f_code in _handlers():
             return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum, StrEnum
 
 GUARD_CHECK = "guard"  # name of the check that fails if the guard finds something
-# name of a check under LmHead: it fails for a step's logits if no brick was wrong when the step ran again
+# Name of a check under LmHead: it fails for a step's logits if no brick was wrong when the step ran again.
 LOGITS_CHECK = "logits"
 PRECONDITION = "precondition "  # prefix of the names of checks of a kernel's arguments
 

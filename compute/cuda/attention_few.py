@@ -7,7 +7,7 @@ from __future__ import annotations
 
 ROWS = 8  # threads of a block
 OUTPUTS = 128  # numbers of a head's output that a block computes, at most
-# size of a block's partial result for the last block: outputs, maximum and sum of each row
+# Size of a block's partial result for the last block: outputs, maximum and sum of each row.
 SLOT = ROWS * (OUTPUTS + 2)
 THREADS = 256
 

@@ -31,7 +31,7 @@ UNITS_OF_THREAD = (1, 2, 4, 5)  # numbers of units per thread; more do not stay 
 MOST_WARPS = 16  # largest number of warps that share a row
 WARPS_OF_BLOCK = 4  # warps of a block if each warp has its own rows
 BLOCKS_OF_MULTIPROCESSOR = 8
-# numbers of warps on a multiprocessor at a time; FEWER_WARPS if a thread has more than MANY_UNITS units
+# Numbers of warps on a multiprocessor at a time; FEWER_WARPS if a thread has more than MANY_UNITS units.
 WARPS_AT_A_TIME, FEWER_WARPS, MANY_UNITS = 16, 12, 4
 
 TURNS = r"""

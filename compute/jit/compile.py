@@ -31,7 +31,7 @@ if settings.DISABLE_JIT:
 
 HALF_TO_SINGLE_BIAS = np.int32((127 - 15) << 23)  # difference of the exponent's biases in binary32 and binary16
 SMALLEST_NORMAL_HALF = np.int32(0x0400)
-# this and larger numbers are not finite: all bits of the exponent are one, in binary32 too
+# This and larger numbers are not finite: all bits of the exponent are one, in binary32 too.
 INFINITE_HALF = np.int32(0x7C00)
 SMALLEST_NORMAL_HALF_VALUE = np.float32(2.0**-14)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from numba.core import codegen, compiler
 
-# these modules have no types
+# These modules have no types.
 _codegen: Any = codegen
 _compiler: Any = compiler
 

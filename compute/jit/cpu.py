@@ -31,7 +31,7 @@ def _has(feature: str) -> bool:
         told = "" if _settings.ENABLE_AVX else "-avx"
     has = not _settings.CPU_NAME and bool(binding.get_host_cpu_features().get(feature))
     for sign, name in ((one[:1], one[1:]) for one in told.split(",")):
-        # if two settings contradict each other, the later one counts
+        # If two settings contradict each other, the later one counts.
         if name == feature:
             has = sign == "+"
         elif sign == "-" and name in _NEEDED[feature]:
@@ -51,18 +51,18 @@ CPU_NAME: str = _settings.CPU_NAME or binding.get_host_cpu_name()  # the name th
 # Zen 4 and 5 read a stream from memory at full speed if it is not prefetched. Prefetched lines occupy the few slots
 # of L1 for pending lines, and then the processor's own prefetching, into L2, does not start.
 LOOKS_AHEAD = CPU_NAME in ("znver4", "znver5")
-# has instructions that convert binary16; without them LLVM calls a function that does not exist
+# Whether the processor can convert binary16. Without that, LLVM calls a function that does not exist.
 HAS_F16C = _has("f16c")
-HAS_AVX2 = _has("avx2")  # has instructions that multiply pairs of int16 and add them, sixteen at a time
-HAS_VNNI = _has("avx512vnni")  # has instructions that add products of four bytes to an int32
+HAS_AVX2 = _has("avx2")  # whether the processor multiplies pairs of int16 and adds them, sixteen at a time
+HAS_VNNI = _has("avx512vnni")  # whether the processor adds products of four bytes to an int32
 # Other processors with AVX-512 use two prefetches: into L2 long before a line is needed, and into L1 shortly before.
 # A line that goes from memory directly into L1 occupies one of the few slots for pending lines all that time. With
 # one prefetch, a Xeon reads Q4_K, F16 and BF16 at 0.8 of its bandwidth, and with two at 0.9 to 1.0.
 ASKS_TWICE = HAS_VNNI and not LOOKS_AHEAD
 L1_AHEAD, L2_AHEAD = 2048, 16384  # distances in bytes
-# which instructions compute products of integers
+# The instructions that compute products of integers.
 TIER = "AVX-512 VNNI" if HAS_VNNI else "AVX2" if HAS_AVX2 else "generic"
-HAS_BF16 = _has("avx512bf16")  # has instructions that add products of two bfloat16 to a float32
+HAS_BF16 = _has("avx512bf16")  # whether the processor adds products of two bfloat16 to a float32
 # Per cycle, a Zen 4 begins a vector of sixteen products of float32, or one of 32 products of bfloat16. A Xeon begins
 # two vectors of float32, so its attention takes 1.9 times as long with pairs of bfloat16 (one token at position
 # 2,000).

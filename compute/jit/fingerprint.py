@@ -175,7 +175,7 @@ def _checked(path: str) -> Stamp:
 
 
 def _code_of(path: str) -> CodeType:
-    # reads the bytecode file that the import used, which is faster than compiling
+    # This reads the bytecode file that the import used, which is faster than compiling.
     code = SourceFileLoader(NAME, path).get_code(NAME)
     assert code is not None
     return code

@@ -34,7 +34,7 @@ from cbtop.compute.jit.kernel_cache import CODE, remove_unused_files
 from cbtop.compute.memory import give_back_code
 from cbtop.protocol.cache import replace_whole
 
-# these modules have no types
+# These modules have no types.
 _caching: Any = caching
 _add_symbol: Any = binding.add_symbol
 _dumps: Any = serialize.dumps

@@ -23,7 +23,7 @@ _SMALLEST_NORMAL = np.int32(0x38800000)  # 2^-14
 _BEYOND = np.int32(0x477FF000)  # 65,520, which is as near to 2^16 as to the largest binary16, and rounds up
 INFINITE, NOT_A_NUMBER = np.int32(0x7F800000), np.int32(0x7FC00000)
 _BIAS = np.int32((127 - 15) << 23)
-# bits of 0.5; in a float32 of this size, the last bit is worth 2^-24, the smallest binary16
+# Bits of 0.5; in a float32 of this size, the last bit is worth 2^-24, the smallest binary16.
 _HALF_BITS = np.int32(0x3F000000)
 
 

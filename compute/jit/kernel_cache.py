@@ -71,7 +71,7 @@ def is_believed(directory: Path) -> bool:
     owners = {os.geteuid(), 0, os.stat(__file__).st_uid}
     for place, is_enough in ((directory, 0), (directory.parent, stat.S_ISVTX)):
         status = place.stat()
-        # the user's own group, which may write to new files on some systems
+        # On some systems the user's own group may write to new files.
         is_own_group = status.st_gid == os.getegid()
         others = status.st_mode & (stat.S_IWOTH if is_own_group else stat.S_IWOTH | stat.S_IWGRP)
         if status.st_uid not in owners or (others and not status.st_mode & is_enough):
@@ -127,7 +127,8 @@ def remove_unused_files(directory: Path, now_s: float) -> None:
         for entry in entries:
             if entry.is_file(follow_symlinks=False) and now_s - entry.stat().st_mtime > UNUSED_S:
                 with suppress(OSError):
-                    # owned by another user, or already removed; a process that needs the file compiles again
+                    # The file is owned by another user, or already removed. A process that needs the file compiles
+                    # again.
                     os.unlink(entry)
 
 

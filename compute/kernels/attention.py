@@ -56,7 +56,7 @@ def first_seen(position: int, window: int) -> int:
 
 def positions_seen(start: int, tokens: int, window: int) -> int:
     """Return the sum of the numbers of positions that `tokens` tokens see. The first token is at position `start`."""
-    # number of tokens that see one position more than the token before them
+    # Number of tokens that see one position more than the token before them.
     growing = min(max(window - start, 0), tokens) if window else tokens
     return growing * start + growing * (growing + 1) // 2 + (tokens - growing) * window
 

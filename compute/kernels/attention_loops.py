@@ -39,7 +39,7 @@ from cbtop.compute.settings import crossovers
 MANY, SOME, PAIR = 6, 4, 2
 WIDE = HAS_VNNI and CPU_NAME != "znver4"
 MAX_ROWS = 64  # rows in one piece of work
-# scores are multiplied by log2(e), so that weights are powers of two
+# Scores are multiplied by log2(e), so that weights are powers of two.
 LOG2_E, LN_2 = math.log2(math.e), np.float32(math.log(2))
 # LOWEST is below every score. UNSEEN, the score of a position that is not visible, is even lower, so its weight is 0
 # even if no position has been visible yet. Infinity would be undefined under fastmath.
@@ -60,7 +60,7 @@ def scratch_for(threads: int, head_dim: int) -> Any:
     return line_aligned_zeros((threads * MAX_ROWS, POSITIONS + 2 * padded(head_dim) + 2 * LANES), np.float32)
 
 
-# rows and vectors of sums that stay in registers; each copy of the functions below has its own numbers
+# Rows and vectors of sums that stay in registers; each copy of the functions below has its own numbers.
 _ROWS, _VECTORS = 2, 2
 
 
@@ -152,7 +152,7 @@ def _rise(scratch: Any, row: Any, hidden: Any, visible: Any, head_dim: Any, outp
     for p in range(np.uint64(0), positions, lanes):
         most = larger(load_floats(scratch, row, p), most)
     if any_above(most, np.float32(before + ABOVE)):
-        # a whole number, so the factor is an exact power of two and rounding is unchanged
+        # This is a whole number, so the factor is an exact power of two and rounding is unchanged.
         largest = np.floor(largest_of(most))
         rise = np.float32(largest - before)
         factor = exponential(np.float32(-rise * LN_2)) if rise < NOTHING_LEFT else np.float32(0)

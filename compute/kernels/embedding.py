@@ -33,7 +33,7 @@ def reference(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> N
     out[:] = scale * FORMATS[code].dequantize(weights[tokens]).astype(np.float64)
 
 
-# replaced by the format's own function in the copy of the code below for each format
+# Each format has a copy of the code below, with its own function in place of this one.
 _dequantize_row = F32.dequantize_row
 
 

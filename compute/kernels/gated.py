@@ -211,7 +211,7 @@ def _examples(codes: Sequence[int], tokens: int, threads: int, is_int8: bool) ->
 
     def examples(rng: np.random.Generator, size: int) -> Arguments:
         gate, up = (kernel_for(FORMATS[code], tokens, threads).examples(rng, size) for code in codes)
-        # so that products are near 1 and the gate is neither open nor shut
+        # Products are then near 1, and the gate is neither open nor shut.
         gate[3][:] *= np.float32(gate[3].shape[1] ** -0.5)
         return (*gate[:3], *up[:3], gate[3], gate[4], up[4], np.zeros_like(gate[4]), gate[5])
 

@@ -361,7 +361,7 @@ def _one_token_by_16(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: A
 
 
 _spread_step, _one_token = _spread_128, _one_token_128
-# bytes of a row in a step, and number of parts of 32 columns in a step
+# Bytes of a row in a step, and number of parts of 32 columns in a step.
 _STEP_BYTES, _PARTS = Q4_K.block_bytes // 2, 4
 
 

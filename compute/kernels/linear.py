@@ -192,10 +192,10 @@ def spread(number: int, at_most: int, turn: int) -> Any:
 
 def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Any:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
-        # the largest example is enough work for two threads in every format
+        # The largest example is enough work for two threads in every format.
         rows, columns = 2 * size + 3, 256 * (1 + size // 64)
         if block_format.block_elements < 256:
-            # makes the number of columns not divisible by large powers of two
+            # The number of columns should not be divisible by a large power of two.
             columns += 5 * block_format.block_elements
         matrix = QuantizedMatrix.of(block_format, floats(rng, rows, columns))
         bias = floats(rng, rows if size % 2 or tokens == 1 else 0)

@@ -540,10 +540,10 @@ def cuda_modules(code: int) -> tuple[CudaModule, ...]:
 
 def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Callable[..., Arguments]:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
-        # the largest example has more columns than STRETCH
+        # The largest example has more columns than STRETCH.
         rows, columns = ROWS * (1 + size // 8), 256 * (1 + size // 32)
         if block_format.block_elements < 256:
-            # makes the number of columns not divisible by large powers of two
+            # The number of columns should not be divisible by a large power of two.
             columns += 5 * block_format.block_elements
         matrix = InterleavedMatrix.of(QuantizedMatrix.of(block_format, floats(rng, rows, columns)))
         bias = floats(rng, rows if size % 2 else 0)

@@ -197,10 +197,10 @@ def cuda_for(code: int) -> CudaKernel:
 
 def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Any:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
-        # examples with one stretch of columns, and with two
+        # These sizes give one stretch of columns, and two.
         rows, columns = ROWS * (1 + size // 8), 256 * (1 + size // 40)
         if block_format.block_elements < 256:
-            # makes the number of columns not divisible by large powers of two
+            # The number of columns should not be divisible by a large power of two.
             columns += 5 * block_format.block_elements
         matrix = InterleavedMatrix.of(QuantizedMatrix.of(block_format, floats(rng, rows, columns)))
         bias = floats(rng, rows if size % 2 or tokens == 1 else 0)

@@ -65,7 +65,7 @@ def _gated(first: Any, second: Any, x: Any, beside: Any, out: Any, unit: Any, ch
     for chunk in prange(chunks):
         call_rows(a, weights, bias, x, beside, gate, np.int64(chunk), chunks)
         call_rows(b, up_weights, up_bias, x, beside, up, np.int64(chunk), chunks)
-        # the rows of this chunk, divided as in `call_rows`
+        # The rows of this chunk, divided as in `call_rows`.
         begin, end = chunk * groups // chunks * unit, (chunk + 1) * groups // chunks * unit
         swiglu_columns(gate, up, out, np.uint64(begin), np.uint64(end))
 

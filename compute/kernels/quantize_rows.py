@@ -19,7 +19,7 @@ from cbtop.compute.jit.vectors import largest_magnitude, load_floats, store_roun
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
 BLOCK = 32
-# factors of a block: its scale, then -scale times the sum of all its codes, of the first 16, and of the last 16
+# Factors of a block: its scale, then -scale times the sum of all its codes, of the first 16, and of the last 16.
 FACTORS = 4
 LARGEST = np.float32(127)
 SMALLEST = np.float32(2.0**-126)  # the smallest scale except 0; a smaller scale would have an infinite inverse

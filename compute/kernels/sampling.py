@@ -20,7 +20,7 @@ from cbtop.compute.jit.compile import jit
 from cbtop.compute.jit.philox import uniform
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
-# up to this number, the likeliest tokens are kept in order during one scan; more are found by sorting all tokens
+# Up to this number, the likeliest tokens are kept in order during one scan; more are found by sorting all tokens.
 FEW = 256
 
 

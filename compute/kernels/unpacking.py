@@ -42,9 +42,9 @@ AHEAD, FAR_AHEAD = map(np.uint64, (L1_AHEAD, L2_AHEAD) if ASKS_TWICE else (4096,
 # and 0.83 with a distance of 4 KiB. The processor's own prefetching has brought lines that are this near into L2 (see
 # one_token_avx2).
 NEAR_AHEAD = np.uint64(768) if TIER == "AVX2" else AHEAD
-# the table of levels, repeated for each sixteen bytes of a vector
+# The table of levels, repeated for each sixteen bytes of a vector.
 UNEVEN = np.tile(LEVELS.astype(np.int8).view(np.uint8), 4)
-# bytes of four columns, and of the columns 32, 64, ... 224 after them
+# Bytes of four columns, and of the columns 32, 64, ... 224 after them.
 Q2_K_COLUMNS, Q3_K_COLUMNS, Q5_K_COLUMNS, Q6_K_COLUMNS = 2 * 64, 3 * 64, 5 * 64, 6 * 64
 
 
