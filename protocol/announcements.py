@@ -1,4 +1,7 @@
-"""The announcements of a process: the newest of those that replace each other, up to a bound."""
+"""The announcements of a process. A new one replaces an earlier one with the same key.
+
+The number and the size of announcements are bounded.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,11 @@ from cbtop.protocol.messages import (
     Training,
 )
 
-MAX_ANNOUNCED = 10_000  # of each kind
-MAX_COMPILATIONS = 64  # the newest
-MAX_ANNOUNCED_BYTES = 16 << 20  # total of all kinds, encoded
-MAX_KEPT = 1_000_000  # total of all sources of a viewer or a recording: each takes some 700 bytes there
+MAX_ANNOUNCED = 10_000  # the most of one kind
+MAX_COMPILATIONS = 64  # the newest ones that are kept
+MAX_ANNOUNCED_BYTES = 16 << 20  # total size of all kinds, encoded
+# Limit for the announcements of all sources of a viewer or a recording; each takes about 700 bytes there.
+MAX_KEPT = 1_000_000
 
 # The messages that a host may announce.
 Announcement = (
@@ -50,7 +54,7 @@ Key = tuple[type, Hashable]
 
 
 def key_of(message: CatalogMessage) -> Key:
-    """Return the key of `message`: a later message with the same key replaces it."""
+    """Return the key of `message`. A later message with the same key replaces it."""
     match message:
         case Node():
             about: Hashable = message.id
@@ -74,9 +78,9 @@ def key_of(message: CatalogMessage) -> Key:
 
 
 def comes_to_fail(message: CatalogMessage, before: CatalogMessage | None) -> bool:
-    """Whether it is a check that passed `before` and fails now. It then goes after all earlier failures, because a
-    later
-    failure may be caused by wrong input.
+    """Return whether a check that passed in `before` fails in `message`.
+
+    Such a check is placed after all earlier failures, because a later failure may be caused by wrong input.
     """
     if not isinstance(message, CheckResult) or message.passed:
         return False
@@ -84,9 +88,10 @@ def comes_to_fail(message: CatalogMessage, before: CatalogMessage | None) -> boo
 
 
 class Announcements(Generic[Kept]):
-    """Keeps one value for the newest message of each key, in the order the keys came.
+    """Keeps one value for the newest message of each key, in the order of the keys' arrival.
 
-    The profiled process keeps the encoded message, the daemon the message itself: both within these bounds.
+    The profiled process keeps the encoded message. The daemon keeps the message itself. The same bounds apply to
+    both.
     """
 
     def __init__(self) -> None:
@@ -95,7 +100,7 @@ class Announcements(Generic[Kept]):
         self._size_bytes = 0
 
     def __iter__(self) -> Iterator[Kept]:
-        """Yield the kept values, the oldest key first."""
+        """Yield the kept values in the order of their keys, the oldest key first."""
         return (kept for kept, _ in self._kept.values())
 
     def get(self, key: Key) -> Kept | None:
@@ -104,7 +109,10 @@ class Announcements(Generic[Kept]):
         return None if found is None else found[0]
 
     def keep(self, key: Key, kept: Kept, size_bytes: int, *, last: bool = False) -> bool:
-        """Keep `kept` under `key`, in place of the old value or at the end (`last`). Returns if there is room."""
+        """Keep `kept` under `key`. Returns whether there was room.
+
+        `kept` takes the place of the key's old value, or with `last` the last place.
+        """
         before = self._kept.get(key)
         grown_bytes = size_bytes - (before[1] if before else 0)
         if self._size_bytes + grown_bytes > MAX_ANNOUNCED_BYTES:
@@ -121,14 +129,14 @@ class Announcements(Generic[Kept]):
 
 
 class AnnouncedTotal:
-    """The number of kept announcements of all sources together: at most MAX_KEPT."""
+    """The number of kept announcements of all sources together. It is at most MAX_KEPT."""
 
     def __init__(self) -> None:
         self._of_source: dict[str, int] = {}
         self._kept = 0
 
     def set(self, source: str, kept: int) -> None:
-        """Set the number that is kept of `source`. Raises LimitError if the total is too large."""
+        """Set the number of kept announcements of `source`. Raises LimitError if the total is too large."""
         self._kept += kept - self._of_source.get(source, 0)
         self._of_source[source] = kept
         if self._kept > MAX_KEPT:
@@ -137,5 +145,5 @@ class AnnouncedTotal:
             )
 
     def forget(self, source: str) -> None:
-        """Drop the count of `source`, because nothing of it is kept any longer."""
+        """Remove `source` from the total, because none of its announcements is kept any longer."""
         self._kept -= self._of_source.pop(source, 0)

@@ -1,8 +1,7 @@
-"""The static attributes of a node beyond its name: one class for each kind of thing, each attribute once.
+"""The static attributes of a node beyond its name. There is one class for each kind of node.
 
-An attribute added here is carried by the definition, the message, the graph's node and every JSON without further
-code: definitions and graph nodes inherit these classes, `Node` holds them, and the codec puts their fields into its
-map.
+A new attribute is declared here only. Definitions and graph nodes inherit these classes, `Node` holds them, and the
+codec puts their fields into its map. So the attribute appears in all of these and in every JSON without further code.
 """
 
 from __future__ import annotations
@@ -14,25 +13,26 @@ from typing import Any
 
 from cbtop.protocol.vocabulary import TransferDirection
 
-UNKNOWN_TYPE = "unknown type"  # as `Work.dtype`
-MAX_QUANTITY = 1e24  # limit for flops, bytes, budgets and rates: sums of larger ones could overflow
+UNKNOWN_TYPE = "unknown type"  # a value of `Work.dtype`
+MAX_QUANTITY = 1e24  # limit of FLOP, bytes, budgets and rates, because sums of larger numbers could overflow
 
 Grid = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Floating-point operations and bytes moved, as a straight line in the record's `elements`.
+    """The floating-point operations (FLOP) of a call and the bytes that it moves, as linear functions of its
+    `elements`.
 
     A call with `n` elements does `flops_per_call + n * flops_per_element` operations and touches `bytes_per_call + n
-    * bytes_per_element` bytes. Every operation of a decoder fits this line exactly: a matrix product's weights cost
-    bytes per call, attention grows with its elements (heads x positions). Bytes count once a call, however often the
-    call touches them: the least that must come from memory. If neither of the two numbers of FLOP is given they are
-    unknown, which differs from 0; the same holds for bytes. A collective's elements are all the elements it works on,
-    and `size_bytes_per_element` is the bytes of one of them. Its bytes are bus bytes: the least that each link must
-    carry. `dtype` is the type of the multiplied numbers (`float32`, `bfloat16`, `int8`), and selects their roof. ""
-    means floats of an unknown type. `UNKNOWN_TYPE` means that the type cannot be known, and has no roof. An operation
-    of integers counts as one FLOP.
+    * bytes_per_element` bytes. Every operation of a decoder is exactly linear: the weights of a matrix product cost
+    bytes per call, and attention grows with its elements (heads x positions). A byte counts once per call, even if
+    the call touches it several times, so the sum is the least that must come from memory. If neither number of FLOP
+    is given, the FLOP are unknown, which differs from 0. If neither number of bytes is given, the bytes are unknown.
+    The elements of a collective are all the elements that it works on, and `size_bytes_per_element` is the size of
+    one element. The bytes of a collective are bus bytes, the least that each link must carry. `dtype` is the type of
+    the multiplied numbers (`float32`, `bfloat16`, `int8`), and selects the roof. "" means floats of an unknown type.
+    `UNKNOWN_TYPE` means that the type cannot be known, and has no roof. An operation on integers counts as one FLOP.
     """
 
     flops_per_call: float | None = None
@@ -53,15 +53,17 @@ class Work:
             object.__setattr__(self, "size_bytes_per_element", size_bytes)
 
     def flops(self, calls: float, elements: float) -> float | None:
-        """Return the FLOP of `calls` calls with `elements` elements together, or None if they are unknown."""
+        """Return the FLOP of `calls` calls that have `elements` elements in total, or None if they are unknown."""
         return _line(self.flops_per_call, self.flops_per_element, calls, elements)
 
     def bytes(self, calls: float, elements: float) -> float | None:
-        """Return the bytes of `calls` calls with `elements` elements together, or None if they are unknown."""
+        """Return the bytes of `calls` calls that have `elements` elements in total, or None if they are unknown."""
         return _line(self.bytes_per_call, self.bytes_per_element, calls, elements)
 
     def size_bytes(self, calls: float, elements: float) -> float | None:
-        """Return the data size in bytes of `calls` collectives with `elements` elements together; else None."""
+        """Return the data size in bytes of `calls` collectives with `elements` elements in total, or None if
+        unknown.
+        """
         return _line(0.0, self.size_bytes_per_element, calls, elements)
 
 
@@ -71,9 +73,10 @@ BYTES = ("bytes_per_call", "bytes_per_element")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelAttributes:
-    """The launch of a kernel on a GPU; a CPU's kernel has none of these. Each is None if it is not known.
+    """The launch of a kernel on a GPU. An attribute is None if it is not known; for a kernel on a CPU, all are None.
 
-    `shared_memory_bytes` is what the launch asks for (dynamic); static shared memory is in the kernel itself.
+    `shared_memory_bytes` is the dynamic shared memory that the launch requests. The kernel's own, static shared
+    memory is `static_shared_memory_bytes`.
     """
 
     grid: Grid | None = None
@@ -82,8 +85,9 @@ class KernelAttributes:
     ptx_hash: int | None = None
     static_shared_memory_bytes: int | None = None
     registers: int | None = None  # per thread
-    local_memory_bytes: int | None = None  # per thread: spilled from registers
-    occupancy_percent: int | None = None  # share of a multiprocessor's threads that may run at a time, at most
+    local_memory_bytes: int | None = None  # per thread, spilled from registers
+    # The largest share of a multiprocessor's threads that can run at the same time.
+    occupancy_percent: int | None = None
 
     def __post_init__(self) -> None:
         for name in [one.name for one in fields(KernelAttributes)]:
@@ -99,9 +103,9 @@ class KernelAttributes:
 
 @dataclass(frozen=True, slots=True)
 class TransferAttributes:
-    """A copy of `size_bytes` bytes between two memories. `stream`: the one it ran on, in parallel with its
-    neighbours;
-    None: it ran in its turn.
+    """A copy of `size_bytes` bytes between two memories.
+
+    `stream` is the stream that it ran on, in parallel with other work. None means that it did not run in parallel.
     """
 
     source: str
@@ -119,19 +123,21 @@ class FunctionAttributes:
     line: int | None = None
 
 
-# The values of nodes of other kinds.
+# The values for nodes of other kinds.
 UNKNOWN_WORK = Work()
 NO_KERNEL = KernelAttributes()
 NO_FUNCTION = FunctionAttributes()
 
 
 def carried(kind: type, source: object) -> Mapping[str, Any]:
-    """Return the attributes of `kind` that `source` holds, to make another holder of them."""
+    """Return the attributes that the class `kind` declares, read from `source`, as keyword arguments for a new
+    object.
+    """
     return {field.name: getattr(source, field.name) for field in fields(kind)}
 
 
 def quantity(name: str, value: float) -> float:
-    """Return `value` as a float (it may be NumPy's). Raises ValueError unless it is finite and not below 0."""
+    """Return `value`, possibly a NumPy number, as a float. Raises ValueError unless it is finite and at least 0."""
     number = float(value)
     if not 0 <= number < MAX_QUANTITY:
         raise ValueError(f"{name} is {number}; a finite number from zero on is wanted")

@@ -1,9 +1,9 @@
-"""Access to the daemon's socket: its authenticator, and the reason why a viewer was not let in.
+"""Access to the daemon's socket: the authenticator, and the reasons why a viewer was refused.
 
-CURVE proves that a viewer holds the key it shows. It does not choose among keys: by itself it lets in every one. To
-choose, libzmq sends a question over ZAP (ZeroMQ RFC 27) to an inproc address of the context, and the authenticator
-answers it there. libzmq does not report a failed handshake itself. A socket's monitor reports that one failed, but
-not whose it was.
+CURVE proves that a viewer owns the key that it presents, but accepts every key. To restrict keys, libzmq sends a
+request over ZAP (ZeroMQ RFC 27) to an inproc address of the context, and the authenticator answers the request.
+libzmq does not report a failed handshake itself. A socket's monitor reports that a handshake failed, but not whose it
+was.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ from cbtop.protocol.keys import DaemonKeys, ViewerKeys
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # RFC 27
 ZAP_DOMAIN = b"cbtop"
 SAY_AGAIN_S = 60.0
-MAX_PEERS = 256  # peers with a remembered last log line
+MAX_PEERS = 256  # the last log lines of at most this many peers are remembered
 PROBE_S = 0.3
 
 _WRONG_SERVER_KEY = 0x11000001  # ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
 _GREETING_BYTES = 64
-_SIGNATURE = b"\xff" + bytes(8) + b"\x7f"  # ZMTP 3.1, RFC 37: with the version it gets the whole greeting
+# ZMTP 3.1, RFC 37: a peer answers this and a version with its whole greeting
+_SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 _log = logging.getLogger("cbtop.daemon")
 
 
 class ZapAuthenticator:
-    """Lets only the viewers with keys on the allow-list into a daemon's socket; without `keys`, all.
+    """Lets a viewer into the daemon's socket if its key is on the allow-list. Without `keys` it lets in every viewer.
 
-    Even if all are let in, libzmq asks, because that keeps out ZMTP before version 3, whose messages have no known
-    sender. The list is read again for each viewer. pyzmq's own Authenticator is not enough: it reads its list only on
-    request, and does not remember the keys that it has let in, so a revoked key could not be shut out.
+    libzmq asks the authenticator even if every viewer is allowed, because that keeps out versions of ZMTP before 3,
+    which do not identify the sender of a message. The allow-list is read again for each viewer. pyzmq's own
+    Authenticator is not enough. It reads its list only on request, and does not remember the keys that it has let in,
+    so a viewer with a revoked key could not be disconnected.
     """
 
     def __init__(self, keys: DaemonKeys | None, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -48,9 +50,12 @@ class ZapAuthenticator:
         self._said_s: dict[str, float] = {}
 
     def guard(self, door: zmq.Socket[bytes]) -> None:
-        """Control who may connect to the socket `door`. Call it before `door` binds. Before `answer` none enters."""
+        """Control who may connect to the socket `door`. Call it before `door` binds.
+
+        No viewer is let in before the first call of `answer`.
+        """
         self._inside.clear()
-        self.questions = door.context.socket(zmq.REP)  # to poll: `answer` what comes
+        self.questions = door.context.socket(zmq.REP)  # Poll this socket, and call `answer` when a request arrives.
         self.questions.bind(ZAP_ENDPOINT)
         door.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
         door.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
@@ -59,12 +64,12 @@ class ZapAuthenticator:
             door.setsockopt(zmq.CURVE_SECRETKEY, self._keys.own.secret)
 
     def answer(self) -> None:
-        """Answer the next viewer that waits to be let in, if one does."""
+        """Answer the next viewer that waits to be let in, if there is one."""
         if self.questions.poll(0):
             self._answer(self.questions.recv_multipart())
 
     def failed(self, reason: int) -> None:
-        """Count a handshake that failed before a question came. The monitor of the socket gives the reason."""
+        """Count a handshake that failed before libzmq asked. `reason` is the value of the monitor's event."""
         if not self._keys:
             return
         if reason == _WRONG_SERVER_KEY:
@@ -73,7 +78,7 @@ class ZapAuthenticator:
             self._refuse("who has no key", "a peer that shows no key, or is no viewer")
 
     def has_revoked(self) -> bool:
-        """Whether a key that was let in is no longer allowed."""
+        """Whether a viewer was let in with a key that has been revoked since."""
         return not self._inside <= self._allowed()
 
     def leave(self) -> None:
@@ -109,7 +114,7 @@ class ZapAuthenticator:
         self.log_once(peer, f"refused {what} ({self.refused} refused so far)")
 
     def log_once(self, about: str, line: str) -> None:
-        """Log `line`, at most once in SAY_AGAIN_S for each `about`."""
+        """Log `line`, at most once in SAY_AGAIN_S for each value of `about`."""
         now_s = self._clock_s()
         self._said_s = {who: at_s for who, at_s in self._said_s.items() if now_s - at_s < SAY_AGAIN_S}
         if about not in self._said_s and len(self._said_s) < MAX_PEERS:
@@ -118,14 +123,14 @@ class ZapAuthenticator:
 
 
 def monitor_event(monitor: zmq.Socket[bytes]) -> tuple[int, int]:
-    """Return the next event of a socket's monitor, and its value."""
+    """Return the next event of a socket's monitor and the value of the event."""
     head, _endpoint = monitor.recv_multipart()
     event, value = struct.unpack("=Hi", head)
     return event, value
 
 
 def not_allowed(keys: ViewerKeys) -> str:
-    """Return the message for a viewer whose key the daemon's authenticator refused."""
+    """Return the message for a viewer if the daemon's authenticator refused the viewer's key."""
     return (
         "the daemon does not allow this viewer's key, or no longer does; its owner can: "
         f"cbtop keys allow NAME {keys.own.public.hex()}"
@@ -135,8 +140,8 @@ def not_allowed(keys: ViewerKeys) -> str:
 def why_not(endpoint: str, keys: ViewerKeys | None) -> tuple[str, bool]:
     """Return why a viewer with `keys` has no link to `endpoint`, and whether waiting is useless.
 
-    Waiting is useless if somebody must change something first. (A daemon that is just starting again looks the same
-    for a moment.)
+    Waiting is useless if a person must change something first. A daemon that is just restarting looks the same for a
+    moment.
     """
     try:
         mechanism = _mechanism(endpoint)

@@ -1,4 +1,6 @@
-"""The cache of files that can be made again: the demo model, compiled kernels, measured roofs, tuned settings."""
+"""The directory for files that can be made again: the demo model, compiled kernels, measured roofs, tuned
+settings.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from pathlib import Path
 
 
 def cache_dir() -> Path:
-    """`$XDG_CACHE_HOME/cbtop`, else `~/.cache/cbtop`. It may not exist yet."""
+    """Return `$XDG_CACHE_HOME/cbtop`, or `~/.cache/cbtop` if that is not set. The directory may not exist yet."""
     named = os.environ.get("XDG_CACHE_HOME", "")
     return Path(named if os.path.isabs(named) else os.path.expanduser("~/.cache")) / "cbtop"
 
@@ -18,7 +20,8 @@ def cache_dir() -> Path:
 def bytes_of(path: Path, max_bytes: int) -> bytes | None:
     """Return the content of a file, or None if it does not exist. Does not wait for a pipe or a device.
 
-    Raises OSError if it cannot be read, ValueError if it is not a regular file or is larger than `max_bytes`.
+    Raises OSError if the file cannot be read, and ValueError if it is not a regular file or is larger than
+    `max_bytes`.
     """
     if not os.access(path, os.F_OK):
         return None
@@ -33,7 +36,10 @@ def bytes_of(path: Path, max_bytes: int) -> bytes | None:
 
 
 def replace_whole(path: Path, text: bytes) -> None:
-    """Write a temporary file and rename it: a reader finds the old or the new content, complete. Raises OSError."""
+    """Replace a file by renaming a temporary file. A reader gets either the old or the new content.
+
+    Raises OSError.
+    """
     descriptor, beside = file_beside(path)
     try:
         with io.open(descriptor, "wb") as file:

@@ -1,12 +1,13 @@
-"""The catalog file next to a ring: append-only frames of messages that a process sends once.
+"""The catalog file next to a ring.
 
-A frame is its length (u32), the crc32 of its payload (u32) and the payload, one encoded message. A killed process or
-a full disk leaves a torn tail, which is ignored until the rest follows. Past MAX_CATALOG_BYTES the writer accepts
-only the goodbye.
+It contains the messages that a process sends once, in frames that are only appended. A frame is the length of its
+payload (u32), the crc32 of the payload (u32) and the payload, one encoded message. If the process is killed or the
+disk is full, the file ends in an incomplete frame, which readers ignore until the rest is written. Beyond
+MAX_CATALOG_BYTES the writer accepts only the goodbye.
 
-The writer locks the file (flock(2)). The kernel releases the lock when the process has ended or has become another
-program, whatever process looks, from whatever pid namespace. A forked child shares the lock until it closes its copy.
-The hello tells whether there is a lock (`locked`), because some systems have none.
+The writer locks the file (flock(2)). The kernel releases the lock when the process ends or executes another program.
+A process in any pid namespace can test the lock. A forked child shares the lock until it closes its copy of the
+descriptor. The field `locked` of the hello reports whether there is a lock, because some systems have none.
 """
 
 from __future__ import annotations
@@ -33,25 +34,29 @@ else:
     HAS_LOCKS = True
 
 MAX_CATALOG_BYTES = 64 << 20
-_GOODBYE_BYTES = 4096  # kept free for it: a name of MAX_NAME_CHARS takes a quarter
+_GOODBYE_BYTES = 4096  # reserved for the goodbye: a name of MAX_NAME_CHARS takes a quarter of it
 MAX_CATALOG_FRAME_BYTES = 1 << 20
-PIECE_BYTES = 1 << 18  # read at a time: some thousand nodes, so that a vast catalog does not hold up the reader
+# Bytes read at a time, about a thousand nodes, so that a large catalog does not delay the reader.
+PIECE_BYTES = 1 << 18
 _HEAD = struct.Struct("<II")
 _MAX_READ_BYTES = _HEAD.size + MAX_CATALOG_FRAME_BYTES
 _KINDS = get_args(CatalogMessage)
 
 
 class CatalogWriter:
-    """Appends messages to a new catalog file at `path` (mode 0600). Raises RingError if it cannot be made."""
+    """Appends messages to a new catalog file at `path` (mode 0600).
+
+    Raises RingError if the file cannot be created.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.locked = False
-        self.size_bytes = 0  # of all accepted frames, written or not
-        self.trouble: OSError | None = None  # why the last write was refused; None if it was not
-        self._waiting = bytearray()  # not written yet
+        self.size_bytes = 0  # size of all accepted frames, whether or not they have been written
+        self.trouble: OSError | None = None  # why the last write failed, or None if it succeeded
+        self._waiting = bytearray()  # frames that have not been written yet
         self._written_bytes = 0
-        self.is_behind = False  # some accepted frames are not written yet
+        self.is_behind = False  # whether some accepted frames have not been written yet
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             self._descriptor = os.open(path, flags, 0o600)
@@ -62,37 +67,42 @@ class CatalogWriter:
         except OSError as error:
             os.close(self._descriptor)
             raise RingError(f"catalog {path}: {in_words(error)}") from error
-        with suppressed(OSError):  # a file system without locks
+        with suppressed(OSError):  # The file system may not support locks.
             if HAS_LOCKS:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self.locked = True
 
     def write(self, message: CatalogMessage) -> bool:
-        """Append one message. Returns whether there was room for it below the bound."""
+        """Append one message. Returns whether the file had room for it."""
         room_bytes = MAX_CATALOG_BYTES if isinstance(message, Goodbye) else MAX_CATALOG_BYTES - _GOODBYE_BYTES
         return self._append(codec.encode(message), room_bytes)
 
     def write_encoded(self, payload: bytes) -> bool:
-        """Do the same for a message that is encoded already, and is not a goodbye."""
+        """Append a message that is encoded already and is not a goodbye. Returns whether the file had room for it."""
         return self._append(payload, MAX_CATALOG_BYTES - _GOODBYE_BYTES)
 
     def _append(self, payload: bytes, room_bytes: int) -> bool:
-        """Write a frame, if it ends within `room_bytes`. One that a full disk refuses is tried again later."""
+        """Write a frame if the file then has at most `room_bytes`.
+
+        A frame that did not fit on the disk is retried later.
+        """
         size_bytes = _HEAD.size + len(payload)
         if len(payload) > MAX_CATALOG_FRAME_BYTES or self.size_bytes + size_bytes > room_bytes:
             return False
         frame = _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
-        self.size_bytes += size_bytes  # no call until the next line is done: no signal cuts in between
+        # Nothing is called before the end of the next line, so no signal handler can run in between.
+        self.size_bytes += size_bytes
         self.is_behind = True
         self._waiting += frame
         self.flush()
         return True
 
     def flush(self) -> bool:
-        """Write the frames that a full disk refused before. Returns whether everything is written now.
+        """Write the frames that could not be written before, because the disk was full. Returns whether none is left.
 
-        It writes at a given offset. A signal handler of the host's may write meanwhile, or raise before we noted our
-        write: then the same bytes go to the same offset again, and are in the file once.
+        Frames are written at a given offset. During the write a signal handler of the host may write too, or raise
+        before the write is noted. Then the same bytes are written to the same offset again, and the file contains
+        them once.
         """
         self.trouble = None
         if self._waiting:
@@ -100,12 +110,13 @@ class CatalogWriter:
                 self._reopen()
                 begin, frames = self._written_bytes, bytes(self._waiting)
                 end = begin + os.pwrite(self._descriptor, frames, begin)
-            except OSError as error:  # a full disk is the host's business, not a reason to disturb it
+            except OSError as error:  # The disk is full. That is not a reason to disturb the host.
                 reraise_host_error(error)
                 self.trouble = error
             else:
                 if end > self._written_bytes:
-                    del self._waiting[: end - self._written_bytes]  # the rest of a torn frame follows with the next
+                    # The rest of a partly written frame is written with the next frame.
+                    del self._waiting[: end - self._written_bytes]
                     self._written_bytes = end
         self.is_behind = bool(self._waiting)
         return not self.is_behind
@@ -113,7 +124,8 @@ class CatalogWriter:
     def close(self) -> None:
         """Close the file."""
         if self._is_open():
-            with suppressed(OSError):  # perhaps the last write to a network file: it is closed nevertheless
+            # Closing may perform the last write to a network file, and fail. The file is closed nevertheless.
+            with suppressed(OSError):
                 os.close(self._descriptor)
 
     def _reopen(self) -> None:
@@ -130,7 +142,7 @@ class CatalogWriter:
         self._descriptor = descriptor
 
     def _is_open(self) -> bool:
-        """Whether the descriptor is still ours: a process that becomes a daemon closes all it finds."""
+        """Whether the descriptor still refers to our file. A process that daemonizes closes all its descriptors."""
         try:
             return os.path.samestat(os.fstat(self._descriptor), self._file)
         except OSError as error:
@@ -141,7 +153,7 @@ class CatalogWriter:
 def is_locked(path: Path) -> bool:
     """Whether the writer of the catalog at `path` still holds its lock. Do not call it for a new file.
 
-    False if the system has no locks.
+    Returns False if the system has no locks.
     """
     if not HAS_LOCKS:
         return False
@@ -154,19 +166,19 @@ def is_locked(path: Path) -> bool:
     except BlockingIOError:
         return True
     finally:
-        os.close(descriptor)  # and with it our own lock
+        os.close(descriptor)  # also releases the lock taken here
     return False
 
 
 class CatalogReader:
-    """Reads the catalog at `path` from its beginning, a piece at a time, and remembers its position.
+    """Reads the catalog at `path` from its beginning, one piece at a time, and remembers its position.
 
-    Raises DecodeError if it does not exist.
+    Raises DecodeError if the catalog does not exist.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.is_behind = False  # whether there is more than `read_piece` gave
+        self.is_behind = False  # whether the file contains more than `read_piece` has returned
         self._offset = 0
         try:
             self._file = OpenFile(path)
@@ -174,9 +186,9 @@ class CatalogReader:
             raise DecodeError(f"catalog {path}: {error.strerror}") from error
 
     def read(self) -> list[CatalogMessage]:
-        """Return the complete messages since the last read.
+        """Return the complete messages that were written since the last read.
 
-        Raises DecodeError if a frame is broken: nothing after it can be trusted.
+        Raises DecodeError if a frame is damaged, because nothing after it can be trusted.
         """
         found = self.read_piece()
         while self.is_behind:
@@ -184,11 +196,14 @@ class CatalogReader:
         return found
 
     def read_piece(self) -> list[CatalogMessage]:
-        """Return the same for the next PIECE_BYTES; `is_behind` tells if there is more. Raises as `read`."""
+        """Return the complete messages of the next PIECE_BYTES. Sets `is_behind` to whether there are more.
+
+        Raises DecodeError if a frame is damaged.
+        """
         return self._read(PIECE_BYTES)
 
     def read_first(self) -> list[CatalogMessage]:
-        """Return the same for the next frame alone, which at first is the hello."""
+        """Return the message of the next frame alone, in a list. The first frame contains the hello."""
         return self._read(1)
 
     def _read(self, size_bytes: int) -> list[CatalogMessage]:
@@ -196,7 +211,7 @@ class CatalogReader:
         self.is_behind = False
         try:
             if self._file.status_now().st_size == self._offset:
-                return []  # most looks find nothing: that should cost little
+                return []  # Most reads find nothing new, so that case must be cheap.
             data = self._file.read_at(self._offset, _MAX_READ_BYTES)
         except OSError as error:
             raise DecodeError(f"catalog {self.path}: {error.strerror}") from error
@@ -208,7 +223,7 @@ class CatalogReader:
                 raise DecodeError(f"catalog {self.path}: a frame of {length} bytes at {self._offset + at}")
             payload = data[at + _HEAD.size : at + _HEAD.size + length]
             if len(payload) < length:
-                break  # not all written yet, or more than was read
+                break  # the frame is not completely written yet, or extends beyond the bytes that were read
             if zlib.crc32(payload) != crc:
                 raise DecodeError(f"catalog {self.path}: a damaged frame at {self._offset + at}")
             message = codec.decode(payload)

@@ -1,15 +1,15 @@
-"""Bytes to messages and back. No sockets here.
+"""Encode messages to bytes and decode them. This module does not use sockets.
 
 Rules
-- A message is one msgpack map: its kind under "k", its fields by name. Unknown fields and unknown kinds of the same
-  major version are ignored (`decode` returns None for an unknown kind). A field that holds its default is left out:
-  most of a node's do. A node's attributes (`cbtop.protocol.attributes`) are keys of its map like the others. A group
-  of attributes that lacks a required one is ignored.
-- Input is hostile: every length is bounded before anything is allocated, every field is checked against its declared
-  type, every number against its range.
-- Every string is sanitised here and nowhere else. Control, bidi and invisible characters become U+FFFD and their
-  number, so that names that differ only in these stay apart. So do spaces at either end, a plain one as ␣. Long
-  strings are cut, and an empty name is `""`.
+- A message is one msgpack map that contains its kind under "k" and its fields by name. Unknown fields and unknown
+  kinds of the same major version are ignored (`decode` returns None for an unknown kind). A field that holds its
+  default is left out, as most fields of a node are. The attributes of a node (`cbtop.protocol.attributes`) are keys
+  of the node's map like other fields. A group of attributes is ignored if a required attribute is missing.
+- Input is not trusted. Every length is bounded before anything is allocated, every field is checked against its
+  declared type, and every number is checked against its range.
+- Every string is sanitised here and nowhere else. Each control, bidi or invisible character becomes U+FFFD followed
+  by the number of the character, so names that differ only in such characters remain different. Spaces at either end
+  are replaced in the same way, but plain ones by ␣. Long strings are cut, and an empty name becomes `""`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from cbtop.protocol.packing import load_msgpack
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind
 
 msgpack = load_msgpack()
-MAX_FRAME_BYTES = 64 << 20  # a keyframe of a full node table with its histograms is smaller
+MAX_FRAME_BYTES = 64 << 20  # more than a keyframe of a full node table with histograms
 MAX_NAME_CHARS = 256
-MAX_ITEMS = 200_000  # items of any list: the node table is bounded at 100,000
-MAX_PARTS = 5_000_000  # items of all lists and maps of a frame: each takes memory many times its one byte
+MAX_ITEMS = 200_000  # limit for the items of any list; the node table is limited to 100,000
+# Limit for the items of all lists and maps of a frame, because an encoded byte may become a much larger object.
+MAX_PARTS = 5_000_000
 I64_MIN = -(1 << 63)
-U64_MAX = (1 << 64) - 1  # a PTX hash is the one u64
+U64_MAX = (1 << 64) - 1  # PTX hashes are the only u64 values
 
 # Unicode's categories Cc, Cf, Cs, Zl and Zp, and everything else that no font draws: fillers, variation selectors,
 # tags, and code points reserved for more of them (Default_Ignorable_Code_Point in DerivedCoreProperties.txt).
@@ -54,12 +55,16 @@ EncodedNode = tuple[messages.Node, bytes]
 
 
 def sanitise(text: str) -> str:
-    """Make `text` safe to show: at most MAX_NAME_CHARS characters, all visible, none moving a cursor or the order."""
+    """Return `text` in a form that is safe to show: at most MAX_NAME_CHARS visible characters.
+
+    None of them moves the cursor or changes the order of the text.
+    """
     text = text[:MAX_NAME_CHARS]
     if text.isascii() and text.isprintable() and text.strip(" ") == text:
-        return text  # as most names are
+        return text  # the usual case
     text = _UNSAFE.sub(lambda found: _numbered(found[0]), text)[:MAX_NAME_CHARS]
-    return _with_edges(_with_edges(text))  # if the first makes it too long, a new space may be its last
+    # The first pass may cut the text, and its new last character may be a space.
+    return _with_edges(_with_edges(text))
 
 
 def _with_edges(text: str) -> str:
@@ -80,7 +85,10 @@ def encode(message: messages.Message) -> bytes:
 
 
 def encode_node(node: messages.Node) -> EncodedNode:
-    """Return the node and its encoding. Checks, mostly without decoding, that it decodes. Raises as either does."""
+    """Return the node and its encoding. Raises an error if `encode` fails or the encoding cannot be decoded.
+
+    Most nodes are checked without decoding them.
+    """
     payload = encode(node)
     if not _is_sure(node):
         decode(payload)
@@ -139,7 +147,7 @@ def _plain(value: object) -> object:
             return _cut(value)
         case bytes() | int() | float() | None:
             return value
-        case numbers.Integral():  # NumPy's, for instance
+        case numbers.Integral():  # for example NumPy integers
             return int(value)
         case numbers.Real():
             return float(value)
@@ -226,7 +234,7 @@ def _nested(kinds: tuple[type, ...]) -> Check:
             kind = item.get("k") if type(item) is dict else None
             if (
                 type(kind) is str and kind in _READERS and kind not in names
-            ):  # before it is read: it may nest for ever
+            ):  # Check the kind before reading the item, because such an item could be nested without limit.
                 raise DecodeError(f"{where}: a {kind} has no place there")
         return tuple(message for item in value if (message := _message(item)) is not None)
 
@@ -261,9 +269,9 @@ def _check_for(annotation: Any) -> Check:
 
 
 def reader_for(kind: type) -> Callable[[dict[str, Any]], Any]:
-    """Return a function that makes a message (or a kept map like one) from a map, checking every field.
+    """Return a function that checks every field of a map and makes a `kind` from it.
 
-    The function raises DecodeError.
+    `kind` is a message class, or a class that is stored in a file like a message. The function raises DecodeError.
     """
     hints = get_type_hints(kind, include_extras=True)
     groups = {name: _group_of(hint) for name, hint in hints.items()}
@@ -281,27 +289,32 @@ def reader_for(kind: type) -> Callable[[dict[str, Any]], Any]:
                 fields[name] = group(raw)
         try:
             return kind(**fields)
-        except ValueError as error:  # the message's own rules, as `Ceiling` has
+        except ValueError as error:  # A message class may check its own fields, as `Ceiling` does.
             raise DecodeError(f"{kind.__name__}: {error}") from error
 
     return read
 
 
 def _group_of(annotation: Any) -> type | None:
-    """Return the class of a group of attributes, which are keys of the message's map; None for an ordinary field."""
+    """Return the class of a group of attributes, or None for an ordinary field.
+
+    The attributes of a group are keys of the message's map.
+    """
     kinds = get_args(annotation) if get_origin(annotation) in (types.UnionType, Union) else (annotation,)
     return next((kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
 
 
 def _group_reader(group: type) -> tuple[frozenset[str], frozenset[str], Callable[[dict[str, Any]], Any]]:
-    """Return the names of a group, the required ones, and a function that makes the group from a message's map."""
+    """Return the field names of a group, the required names, and a function that makes the group from a message's
+    map.
+    """
     members = dataclasses.fields(group)
     needed = frozenset(member.name for member in members if member.default is dataclasses.MISSING)
     return frozenset(member.name for member in members), needed, reader_for(group)
 
 
 def plain_for(kind: type) -> Callable[[Any], dict[str, object]]:
-    """Return a function that makes the map of a message, of plain values alone."""
+    """Return a function that makes the map of a message. The map contains only plain values."""
     fill = _filler_for(kind)
 
     def plain(message: Any) -> dict[str, object]:
@@ -313,7 +326,7 @@ def plain_for(kind: type) -> Callable[[Any], dict[str, object]]:
 
 
 def _filler_for(kind: type) -> Callable[[Any, dict[str, object]], None]:
-    """Return a function that puts the fields of a message, and of its groups, into its map."""
+    """Return a function that puts the fields of a message and of its groups into a map."""
     hints = get_type_hints(kind)
     members = dataclasses.fields(kind)
     getters = [operator.attrgetter(field.name) for field in members]
@@ -323,7 +336,7 @@ def _filler_for(kind: type) -> Callable[[Any, dict[str, object]], None]:
     def fill(message: Any, packed: dict[str, object]) -> None:
         for name, get, default, group in rules:
             value = get(message)
-            if value is default:  # an equal value that is a different object is sent, which does no harm
+            if value is default:  # An equal value in a different object is sent, which does no harm.
                 continue
             if group is not None:
                 group(value, packed)
@@ -334,10 +347,10 @@ def _filler_for(kind: type) -> Callable[[Any, dict[str, object]], None]:
 
 
 def _sure_for(kind: type) -> Callable[[Any], bool]:
-    """Return a function that tells if each field of a node or its groups has exactly its declared type.
+    """Return a function that returns whether every field of a node and its groups has exactly its declared type.
 
-    Then its encoding decodes: every string is sanitised, an integer of too many bits does not encode, and a node does
-    not accept a number that is not finite.
+    Such a node's encoding can be decoded: every string is sanitised, an integer with too many bits cannot be encoded,
+    and a node rejects numbers that are not finite.
     """
     hints = get_type_hints(kind)
     members = dataclasses.fields(kind)
@@ -363,7 +376,7 @@ def _sure_for(kind: type) -> Callable[[Any], bool]:
 _AS_THEY_ARE = {int, float, bool, bytes, types.NoneType}
 _KINDS = get_args(messages.Message)
 _PLAIN: dict[type, Callable[[Any], object]] = {kind: plain_for(kind) for kind in _KINDS}
-# These do the same as `_plain`, but faster: most values are names and strings.
+# These functions return the same as `_plain`, but are faster. Most values are names and strings.
 _PLAIN |= dict.fromkeys((BrickCategory, BrickId, NodeKind), operator.attrgetter("_value_"))
 _PLAIN[str] = _cut
 _READERS = {kind.__name__: reader_for(kind) for kind in _KINDS}

@@ -1,7 +1,7 @@
-"""Columns of integers packed for the wire.
+"""Columns of integers, packed for the wire.
 
-Packed (little-endian, signed): one width in bytes (1, 2, 4 or 8) for each column, then the columns, all of the same
-length. Each is as wide as its widest value.
+Packed columns are little-endian and signed. First comes one byte per column: the width of its values in bytes (1, 2,
+4 or 8), as small as its values allow. The columns follow, all of the same length.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _WIDTHS = (1, 2, 4, 8)
 
 
 def pack_columns(columns: Sequence[NDArray[np.int64]]) -> bytes:
-    """Pack `columns`, all of the same length. Returns b"" if that is 0."""
+    """Pack `columns`, which all have the same length. Returns b"" if that length is 0."""
     if not len(columns[0]):
         return b""
     narrow = [_narrowest(column) for column in columns]
@@ -27,7 +27,7 @@ def pack_columns(columns: Sequence[NDArray[np.int64]]) -> bytes:
 def unpack_columns(data: bytes | memoryview, number: int, max_length: int) -> list[NDArray[np.int64]]:
     """Return the `number` columns in `data`.
 
-    Raises DecodeError if there are more or fewer of them, or if they are longer than `max_length`.
+    Raises DecodeError if `data` contains a different number of columns, or columns longer than `max_length`.
     """
     if not len(data):
         return [np.zeros(0, np.int64)] * number

@@ -1,8 +1,10 @@
-"""The work from which kernels use threads, or bfloat16: measured by `cbtop calibrate`, kept next to its roofs.
+"""Crossovers: the amounts of work at which kernels begin to use threads, or bfloat16.
+
+`cbtop calibrate` measures them, and they are stored next to the roofs.
 
 Rules
-- Figures of a different machine, a different number of processors or a different version (whose kernels may differ)
-  are not used: they are refused with an error.
+- Figures of a different machine, a different number of processors or a different version (its kernels may differ) are
+  not used. They cause an error.
 """
 
 from __future__ import annotations
@@ -20,20 +22,20 @@ from cbtop.protocol.vocabulary import Provenance
 from cbtop.version import __version__
 
 SCHEMA = "cbtop.crossovers/1"
-MAX_MACHINES = 32  # the newest are kept
+MAX_MACHINES = 32  # the newest machines are kept
 MAX_CROSSOVERS = 8  # per machine
-MAX_VALUE = NEVER = 1 << 40  # more than any work
+MAX_VALUE = NEVER = 1 << 40  # more than the work of any call
 MAX_US = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """The amount of work, `value`, from which on the second of two methods is used instead of the first.
+    """The smallest amount of work, `value`, that is done by the second of two methods instead of the first.
 
-    It is measured, or static with a `note` that explains why no measured value exists. If it was measured,
-    `before_us` and `after_us` are the median times of a call of that size by each method, and `spread_percent` is the
-    larger of both spreads (the middle half of the rounds, relative to the median). Raises ValueError for a figure
-    that makes no sense.
+    A crossover is either measured, or static with a `note` that explains why no measured value exists. If it was
+    measured, `before_us` and `after_us` are the median times of a call of that size by each method, and
+    `spread_percent` is the larger of both spreads (the middle half of the rounds, relative to the median). Raises
+    ValueError for a figure that makes no sense.
     """
 
     name: str
@@ -56,12 +58,14 @@ class Crossover:
 
 @dataclass(frozen=True, slots=True)
 class MachineCrossovers:
-    """The crossovers of one machine, measured with `threads` (all that the process might use), by one version."""
+    """The crossovers of one machine, measured by one version with `threads` (all the threads that the process may
+    use).
+    """
 
     device: str
     threads: int
     version: str
-    measured_on: str  # the moment
+    measured_on: str  # date and time
     crossovers: tuple[Crossover, ...]
 
     @property
@@ -75,7 +79,7 @@ class MachineCrossovers:
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """A `MachineCrossovers` without its list of crossovers, in the form that the codec reads."""
+    """The fields of a `MachineCrossovers` except its list of crossovers, in a form that the codec can read."""
 
     device: str
     threads: int
@@ -87,31 +91,34 @@ _read_machine, _read = reader_for(_Machine), reader_for(Crossover)
 
 
 def crossovers_file() -> Path:
-    """Return the path of their file."""
+    """Return the path of the file that stores the crossovers."""
     return roofs_file().with_name("crossovers.json")
 
 
 def known_crossovers() -> tuple[MachineCrossovers, ...]:
-    """Return all that are kept, the newest last; none if there is no file. Raises RoofsError if it cannot be read."""
+    """Return all stored crossovers, the newest last, or () without a file. Raises RoofsError if it cannot be read."""
     found = read_list(crossovers_file(), SCHEMA, "machines", MAX_MACHINES, _machine)
     return () if found is None else found
 
 
 def keep_crossovers(measured: MachineCrossovers) -> None:
-    """Add these to the kept ones of other machines, and replace older ones of this machine. Raises RoofsError."""
+    """Store the crossovers of this machine in place of its older ones. Other machines keep theirs.
+
+    Raises RoofsError.
+    """
     try:
         known = known_crossovers()
     except RoofsError:
-        known = ()  # losing an unreadable file does not matter
+        known = ()  # An unreadable file may be lost.
     of_others = [one for one in known if one.title != measured.title]
     machines = [*of_others, measured][-MAX_MACHINES:]
     write_list(crossovers_file(), SCHEMA, "machines", [asdict(one) for one in machines])
 
 
 def crossovers_of(device: str, threads: int) -> MachineCrossovers | None:
-    """Return the crossovers of a machine, or None if nothing is kept.
+    """Return the stored crossovers of a machine, or None if none are stored.
 
-    Raises RoofsError if what is kept is of other machines, or of a different version.
+    Raises RoofsError if the stored crossovers belong to other machines or to a different version.
     """
     known = known_crossovers()
     here = [one for one in known if (one.device, one.threads) == (device, threads)]

@@ -1,4 +1,4 @@
-"""The messages about devices: a sample of each, the processes on it, and the figures that are not known."""
+"""The messages about devices: samples of devices, the processes on them, and the reasons for missing figures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cbtop.protocol.vocabulary import DeviceKind
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Why a figure of a device, or of processes on it, is n/a."""
+    """The reason why a figure of a device, or of processes on it, is not available."""
 
     figure: str
     why: str
@@ -18,11 +18,11 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class DeviceProcess:
-    """A process on a device. `memory_bytes` is memory of the GPU, or on the host's processors resident memory.
+    """A process on a device. `memory_bytes` is GPU memory, or resident memory if the device is the host's processors.
 
-    `utilization_percent` is, on a GPU, the share of time in which its SMs ran the process; on the host, 100 is one
-    processor. `process_start` is as in HostHello, 0 if not known. `waiting_percent` is the share of time in which its
-    busiest thread could run and had no processor, as the kernel counts it.
+    On a GPU, `utilization_percent` is the share of time that the SMs ran the process. On the host's processors, 100
+    means one whole processor. `process_start` is as in HostHello, or 0 if not known. `waiting_percent` is the share
+    of time that the process's busiest thread was ready to run but had no processor, as counted by the kernel.
     """
 
     pid: int
@@ -38,13 +38,14 @@ class DeviceProcess:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU, a MIG device in one (`part_of`, its uuid) or the processors of a host, with its latest figures.
+    """The latest figures of a GPU, of a MIG device (`part_of` is the uuid of its GPU), or of the processors of a
+    host.
 
-    A figure that is None is n/a, and `unknown` tells why; if the whole device does not answer, `trouble` does.
-    `utilization_percent` is the share of time in which any kernel ran on the device, or the busy share of all
-    processors' time. NVLink rates and the utilisation of processors are means since the previous sample,
-    `power_watts` is a mean of three seconds; `power_reading_watts` and PCIe are the driver's momentary readings.
-    `slowed_by` names the reason for reduced clocks.
+    A figure that is None is not available, and `unknown` contains the reason. If the whole device does not answer,
+    `trouble` contains the reason. `utilization_percent` is the share of time that any kernel ran on the device, or
+    the busy share of all processors' time. NVLink rates and the utilization of processors are means since the
+    previous sample. `power_watts` is a mean of three seconds. `power_reading_watts` and the PCIe rates are momentary
+    readings of the driver. `slowed_by` is the reason for reduced clocks.
     """
 
     uuid: str
@@ -60,7 +61,7 @@ class Device:
     power_watts: float | None = None
     power_reading_watts: float | None = None
     power_limit_watts: float | None = None
-    clock_mhz: float | None = None  # of a GPU's SMs
+    clock_mhz: float | None = None  # clock of a GPU's SMs
     clock_max_mhz: float | None = None
     memory_clock_mhz: float | None = None
     memory_clock_max_mhz: float | None = None
@@ -86,9 +87,10 @@ def _check_figures(told: Device | DeviceProcess) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSample:
-    """The devices that one of the daemon's samplers found at `monotonic_ns`; it replaces its previous sample.
+    """The devices that one of the daemon's samplers found at `monotonic_ns`.
 
-    If it found nothing `trouble` tells why. `pid_namespace` is the namespace of its pids (None: not known).
+    A sample replaces the sampler's previous one. If the sampler found no device, `trouble` is the reason.
+    `pid_namespace` is the namespace of the sampled pids, or None if not known.
     """
 
     sampler: str

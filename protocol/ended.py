@@ -1,13 +1,17 @@
-"""The files that ended processes leave in a runtime directory: their owner, age and size, and how many are kept.
+"""The files that ended processes leave in a runtime directory: their owner, age, size, and the limits for keeping
+them.
 
 Rules
-- A process runs while it holds the lock on its catalog. If it has no lock (the system has none, or it closed every
-  file it found), it runs while a process of its pid and start has the ring in its memory. A start in a different time
-  namespace is not compared. A closed ring belongs to no process, even if its process still runs.
-- Age counts from the newest record, because writing through a mapping does not update a file's times on tmpfs. A
-  file's own times count if they are younger (the catalog is written otherwise). Times in the future are ignored.
-- Ended processes leave at most MAX_ENDED processes and MAX_ENDED_BYTES, and at most a quarter of the file system.
-  Beyond that the oldest goes, but never the newest. A starting host enforces this (`sweep`), and so does a daemon.
+- A process runs while it holds the lock on its catalog. If it has no lock (because the system has none, or the
+  process closed all its files), it runs while a process with the same pid and start time has the ring mapped. Start
+  times from a different time namespace are not compared. A closed ring belongs to no process, even if its process
+  still runs.
+- The age is the time since the newest record, because writing through a mapping does not update a file's times on
+  tmpfs. A file's own time counts if it is later, as it may be for the catalog, which is not written through a
+  mapping. Times in the future are ignored.
+- The files of at most MAX_ENDED ended processes are kept, at most MAX_ENDED_BYTES and at most a quarter of the file
+  system. Beyond these limits the oldest are deleted, but never the newest. A starting host enforces this (`sweep`),
+  and so does a daemon.
 - Only regular files of this user are removed, and only files with these names.
 """
 
@@ -28,25 +32,28 @@ from cbtop.protocol.process import boot_id, has_mapped, is_running
 from cbtop.protocol.ring_reader import RingReader
 from cbtop.protocol.signals import reraise_host_error, suppressed
 
-MAX_ENDED = 256  # processes
+MAX_ENDED = 256  # the files of this many ended processes are kept
 MAX_ENDED_BYTES = 512 << 20
-LARGEST_SHARE = 4  # at most 1 / LARGEST_SHARE of the file system
-SPARE = 4  # beyond a bound, files are deleted until 1 / SPARE is free, so that not every start deletes some
-BEGINS_WITHIN_S = 600.0  # a ring that is not there by then will never be
-SWEPT_NAMES = 1024  # a starting host looks at this many names at most,
-SWEPT_AT_ONCE = 16  # and removes the files of this many processes: it adds none until it sweeps again
+LARGEST_SHARE = 4  # the files take at most 1 / LARGEST_SHARE of the file system
+# Beyond a limit, files are deleted until 1 / SPARE of it is free, so that not every start has to delete files.
+SPARE = 4
+BEGINS_WITHIN_S = 600.0  # after this time, a process that has no ring yet is not expected to create one
+SWEPT_NAMES = 1024  # number of file names that a starting host looks at
+# The files of at most this many processes are removed at once; a host adds none until its next sweep.
+SWEPT_AT_ONCE = 16
 SUFFIXES = (".ring", ".catalog", ".new")
-_FILE_NAME = re.compile(r"([0-9]{1,20}-[0-9]{1,20}-[0-9]{1,20})\.(ring|catalog|new)")  # pid, process start, serial
+# Group 1: pid, process start and serial number; group 2: suffix.
+_FILE_NAME = re.compile(r"([0-9]{1,20}-[0-9]{1,20}-[0-9]{1,20})\.(ring|catalog|new)")
 
 
 @dataclass(frozen=True, slots=True)
 class EndedProcess:
-    """The files of one ended process: its ring's path (even without a ring), last sign of life and size on disk."""
+    """The files of one ended process. `ring_path` is the path of its ring, even if the ring does not exist."""
 
     ring_path: Path
-    last_sign_s: float  # Unix time
+    last_sign_s: float  # Unix time of its newest record or file change
     size_bytes: int
-    has_ring: bool = True  # if not, it never recorded anything and does not count as a process
+    has_ring: bool = True  # False: the process recorded nothing, and does not count
 
     def remove(self) -> None:
         """Delete the files. Raises OSError."""
@@ -55,32 +62,35 @@ class EndedProcess:
 
 
 def rings_of(names: Iterable[str]) -> set[str]:
-    """Return the names of the rings that these files of a runtime directory belong to, existing or not."""
+    """Return the names of the rings that belong to these file names of a runtime directory. They need not exist."""
     return {f"{found[1]}.ring" for name in names if (found := _FILE_NAME.fullmatch(name))}
 
 
 def ring_of(key: str) -> str:
-    """Return the ring's name of the source with this key, host:pid:start:serial, whatever its host's name."""
+    """Return the name of the ring of the source with the key `host:pid:start:serial`.
+
+    The host is not part of the name.
+    """
     return f"{'-'.join(key.rsplit(':', 3)[1:])}.ring"
 
 
 def runs(ring_path: Path) -> bool:
-    """Whether the process of this ring still writes it, or is about to make it. True if that cannot be found out."""
+    """Whether the process of this ring still writes the ring, or is about to create it. True if that is not known."""
     pid, start, _serial = (int(part) for part in ring_path.stem.split("-"))
     catalog = ring_path.with_suffix(".catalog")
     try:
         if not ring_path.exists() and _is_young(ring_path):
-            return True  # not asked for the lock: the process may be about to take it
+            return True  # Do not test the lock, because the process may be about to take it.
         if not is_running(pid, start):
-            return is_locked(catalog)  # it may still run in another pid namespace
+            return is_locked(catalog)  # The process may still run in another pid namespace.
         return not _is_closed(ring_path) and (is_locked(catalog) or has_mapped(pid, ring_path))
-    except OSError as error:  # no descriptor left to look with
+    except OSError as error:  # No descriptor is left to open the files with.
         reraise_host_error(error)
         return True
 
 
 def left_by(ring_path: Path) -> EndedProcess | None:
-    """Return the files of the process of this ring, or None if they are not files of this user."""
+    """Return the files of this ring's process, or None if they belong to another user or are not regular files."""
     now_s, size_bytes, signs_s = clock.time(), 0, []
     for suffix in SUFFIXES:
         try:
@@ -91,14 +101,14 @@ def left_by(ring_path: Path) -> EndedProcess | None:
             return None
         size_bytes += 512 * status.st_blocks
         signs_s.append(status.st_mtime)
-    with suppressed(RingError):  # if it is not a ring, its file times count
+    with suppressed(RingError):  # If the file is not a ring, the times of the files count.
         signs_s.append(_newest_record_s(ring_path, now_s))
     last_sign_s = max((sign_s for sign_s in signs_s if sign_s <= now_s), default=0.0)
     return EndedProcess(ring_path, last_sign_s, size_bytes, ring_path.exists())
 
 
 def beyond_bounds(left: Collection[EndedProcess], directory: Path) -> list[EndedProcess]:
-    """Return those that exceed the bounds, the oldest first; none if they are within the bounds."""
+    """Return the processes whose files exceed the limits, oldest first, or [] if the files are within the limits."""
     count, size_bytes = sum(each.has_ring for each in left), sum(each.size_bytes for each in left)
     most_bytes = _most_bytes(directory)
     if count <= MAX_ENDED and size_bytes <= most_bytes:
@@ -113,9 +123,10 @@ def beyond_bounds(left: Collection[EndedProcess], directory: Path) -> list[Ended
 
 
 def sweep(directory: Path) -> int:
-    """Remove files of ended processes beyond the bounds, within a few looks. Returns the number of processes removed.
+    """Remove files of ended processes that exceed the limits.
 
-    For a host that starts: while there are few files it only lists names and asks for sizes. Raises OSError.
+    Returns the number of processes whose files were removed. A host calls it at its start, so it must be fast: while
+    there are few files, it only lists names and reads sizes. Raises OSError.
     """
     with os.scandir(directory) as entries:
         rings = [directory / name for name in rings_of(entry.name for entry in islice(entries, SWEPT_NAMES))]
@@ -143,7 +154,9 @@ def _size_bytes(ring_path: Path) -> int:
 
 
 def _is_young(ring_path: Path) -> bool:
-    """Whether the first file of this ring's process, catalog or unfinished ring, was made a short while ago."""
+    """Whether the first file of this ring's process, a catalog or an unfinished ring, was created a short while
+    ago.
+    """
     before = (path for path in (ring_path.with_suffix(".catalog"), ring_path.with_suffix(".new")) if path.exists())
     return any(abs(clock.time() - os.lstat(path).st_mtime) < BEGINS_WITHIN_S for path in before)
 
@@ -153,7 +166,7 @@ def _is_closed(ring_path: Path) -> bool:
         reader = RingReader(ring_path)
     except RingError as error:
         reraise_host_error(error)
-        return False  # not known: it has a different version, or is not a ring
+        return False  # It is not known, because the file has a different version or is not a ring.
     try:
         return reader.is_closed
     finally:
@@ -161,13 +174,16 @@ def _is_closed(ring_path: Path) -> bool:
 
 
 def _newest_record_s(ring_path: Path, now_s: float) -> float:
-    """Return when its newest record ended, Unix time; 0 without one. Raises RingError if it is not a ring."""
+    """Return the Unix time at which the ring's newest record ended, or 0 if it has none.
+
+    Raises RingError if the file is not a ring.
+    """
     reader = RingReader(ring_path)
     try:
         end_ns = reader.newest_end_ns()
         if end_ns is None:
             return 0.0
-        if reader.boot_id == boot_id():  # by the clock that cannot be set
+        if reader.boot_id == boot_id():  # In the same boot, use the clock that cannot be set.
             return now_s - (clock.perf_counter_ns() - end_ns) / 1e9
         return (reader.realtime_ns + end_ns - reader.monotonic_ns) / 1e9
     finally:

@@ -11,18 +11,19 @@ from urllib.parse import urlsplit
 from cbtop.protocol.errors import EndpointError
 from cbtop.protocol.runtime_directory import runtime_directory
 
-WANTED_DESCRIPTORS = 24  # descriptors that one end of a link uses: libzmq's threads and sockets, and ours
-MAX_IPC_PATH_BYTES = 107  # sun_path of sockaddr_un(7), without the closing zero
+# Number of file descriptors that one end of a link uses, for libzmq's threads and sockets and for our files.
+WANTED_DESCRIPTORS = 24
+MAX_IPC_PATH_BYTES = 107  # length of sun_path in sockaddr_un(7), without the terminating zero
 _HOST = re.compile(r"[A-Za-z0-9_.:*-]+")
 
 
 def runtime_dir() -> Path:
-    """Return the directory of this user's rings, catalogs and socket, see `cbtop.protocol.runtime_directory`."""
+    """Return the directory of this user's rings, catalogs and socket (see `cbtop.protocol.runtime_directory`)."""
     return Path(runtime_directory())
 
 
 def check_descriptors() -> None:
-    """Raise EndpointError if too few files can still be opened: libzmq would end the process over it."""
+    """Raise EndpointError if too few files can still be opened, because libzmq would then abort the process."""
     opened: list[int] = []
     try:
         for _ in range(WANTED_DESCRIPTORS):
@@ -43,9 +44,9 @@ def default_endpoint() -> str:
 
 
 def parse_endpoint(text: str) -> str:
-    """Return `text` if it is an address: ipc, or tcp with a host and a port.
+    """Return `text` if it is a valid address: ipc, or tcp with a host and a port.
 
-    Raises EndpointError, which gives the text and the expected form.
+    Raises EndpointError, with the text and the expected form, if it is not.
     """
     if text.startswith("ipc://"):
         path = text.removeprefix("ipc://")
@@ -72,13 +73,13 @@ def parse_endpoint(text: str) -> str:
 
 
 def host_and_port(endpoint: str) -> tuple[str, int]:
-    """Return the two halves of a tcp address that `parse_endpoint` accepted."""
+    """Return the host and the port of a tcp address that `parse_endpoint` accepted."""
     parts = urlsplit(endpoint)
     return parts.hostname or "", parts.port or 0
 
 
 def from_here(endpoint: str) -> str:
-    """Return the address by which this machine itself reaches a socket bound at `endpoint`."""
+    """Return an address that reaches, from this machine, a socket that is bound at `endpoint`."""
     for everywhere, here in (("tcp://0.0.0.0:", "tcp://127.0.0.1:"), ("tcp://[::]:", "tcp://[::1]:")):
         if endpoint.startswith(everywhere):
             return here + endpoint.removeprefix(everywhere)
@@ -86,21 +87,21 @@ def from_here(endpoint: str) -> str:
 
 
 def is_loopback(endpoint: str) -> bool:
-    """Whether a tcp address cannot be reached from other hosts."""
+    """Whether a tcp address can be reached only from this host."""
     host = host_and_port(endpoint)[0]
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return False  # a name
+        return False  # a host name
 
 
 def lock_of(endpoint: str) -> Path:
-    """Return the file next to an ipc socket whose lock is the right to serve there."""
+    """Return the lock file next to an ipc socket. The process that holds the lock may serve at that socket."""
     return Path(endpoint.removeprefix("ipc://")).with_suffix(".lock")
 
 
 def stopped_holder(endpoint: str) -> str:
-    """Describe the stopped process that serves an ipc address of this machine and what to do; "" if there is none."""
+    """Describe how to resume the stopped process that serves an ipc address of this machine, or return ""."""
     if not endpoint.startswith("ipc://"):
         return ""
     try:
@@ -109,6 +110,6 @@ def stopped_holder(endpoint: str) -> str:
         locks = [line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines()]
         pid = next((lock[4] for lock in locks if lock[1] == "FLOCK" and lock[5] == wanted), "")
         state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):  # no such file or process, or no /proc
+    except (OSError, IndexError):  # The file or process does not exist, or the system has no /proc.
         return ""
     return f"pid {pid} serves it and is stopped: fg or kill -CONT {pid} resumes it" if state in "Tt" else ""

@@ -1,41 +1,41 @@
-"""The errors of the wire, and which side caused them."""
+"""The errors of this package. Their docstrings name the side that caused them: this process or the other one."""
 
 
 class ProtocolError(Exception):
-    """The root of every error this package raises."""
+    """The base class of every error that this package raises."""
 
 
 class DecodeError(ProtocolError):
-    """The other side's fault: bytes that are not a message, a field out of place, a number out of range."""
+    """The other side sent bytes that are not a message, a wrong field, or a number out of range."""
 
 
 class VersionError(DecodeError):
-    """The other side speaks a different major version; the message names both."""
+    """The other side uses a different major version. The text contains both versions."""
 
 
 class LimitError(DecodeError):
-    """The other side's fault: it sent more than is kept. Everything after that is refused too."""
+    """The other side sent more than this side may keep. Everything after that is refused too."""
 
 
 class RingError(ProtocolError):
-    """A ring or catalog file that cannot be made, or is not one of ours."""
+    """A ring or catalog file cannot be created, or is not a cbtop file."""
 
 
 class EndpointError(ProtocolError):
-    """Our side's fault: an address that cannot be used, or a runtime directory that is not safe."""
+    """An address cannot be used, or a runtime directory is not safe. The cause is on this side."""
 
 
 class KeysError(ProtocolError):
-    """A key or an allow-list that cannot be used, or is missing; the message never holds a secret."""
+    """A key or an allow-list is missing or cannot be used. The text never contains a secret."""
 
 
 class RecordingError(ProtocolError):
-    """A recording that cannot be read or written."""
+    """A recording cannot be read or written."""
 
 
 class RoofsError(ProtocolError):
-    """Measurements of this machine, roofs or crossovers, that cannot be read or kept."""
+    """Measurements of this machine, roofs or crossovers, cannot be read or stored."""
 
 
 class RequestError(ProtocolError):
-    """A request that cannot reach its process, or an answer that makes no sense."""
+    """A request cannot reach its process, or its answer is invalid."""

@@ -8,18 +8,20 @@ import sys
 
 from cbtop.protocol.signals import reraise_host_error
 
-# linux/fs.h, as x86-64, aarch64 and riscv64 number them; on other machines the kernel knows no such call.
+# Numbers of linux/fs.h for x86-64, aarch64 and riscv64. The kernel of other machines does not have calls with these
+# numbers.
 _GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602
 _NO_COPY_ON_WRITE = 0x00800000
-_COMPRESSION = 0x00000404  # "compress" and "do not": while one is set, btrfs refuses the other flag
-_FLAGS = struct.Struct("@ixxxx")  # the kernel declares a long, and moves an int
+# The flags "compress" and "do not compress". While either is set, btrfs refuses the flag "no copy-on-write".
+_COMPRESSION = 0x00000404
+_FLAGS = struct.Struct("@ixxxx")  # The kernel declares a long for these flags, but reads and writes an int.
 
 
 def copies_on_write(descriptor: int) -> bool:
-    """Whether the file system of this empty file or directory (of ours) is btrfs, also below an overlay.
+    """Whether the file system of this file or directory is btrfs, even below an overlay.
 
-    Only btrfs accepts the flag "no copy-on-write": the others refuse, or do not know it. The flag stays set, which is
-    why the file should be empty, and our own.
+    The test sets the flag "no copy-on-write", which only btrfs accepts. Other file systems refuse the flag or do not
+    know it. The flag stays set, so the file or directory should be empty and belong to us.
     """
     if sys.platform != "linux":
         return False
@@ -38,7 +40,8 @@ def copies_on_write(descriptor: int) -> bool:
         fcntl.ioctl(descriptor, _GET_FLAGS, flags)
     except OSError as error:
         reraise_host_error(error)
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)  # it knows the flag, and has no room to store it
+        # The file system knows the flag but has no space to store it.
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return bool(_FLAGS.unpack(flags)[0] & _NO_COPY_ON_WRITE)
 
 
@@ -50,7 +53,8 @@ def in_words(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{what}; make room, or set CBTOP_RUNTIME_DIR to a directory with room"
     if error.errno == errno.EFBIG:
-        from cbtop.protocol.limits import reason  # `cbtop run` loads this module before its command begins
+        # Imported late, because `cbtop run` loads this module before its command begins.
+        from cbtop.protocol.limits import reason
 
         return f"{reason(error)}; raise the limit"
     return f"{what}; set CBTOP_RUNTIME_DIR to a directory of yours that can be written"

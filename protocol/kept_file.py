@@ -1,10 +1,10 @@
-"""Measurements of this machine, as a list in a JSON file under the user's cache directory.
+"""Measurements of this machine, stored as a list in a JSON file in the user's cache directory.
 
 Rules
-- Its content is hostile until read: its size, its list and every field are checked like a message.
-- A file that may be missing is tested first, because an exception that is caught in a host keeps its frames, and the
-  model in them, until the garbage is collected.
-- It is replaced completely or not at all, with mode 0600.
+- The content of the file is not trusted. Its size, its list and every field are checked as in a message.
+- Whether the file exists is tested before it is opened. An exception that is caught in a host would keep its frames,
+  and the model in them, alive until the next garbage collection.
+- The file is replaced completely or not at all, and has mode 0600.
 """
 
 from __future__ import annotations
@@ -27,28 +27,29 @@ MAX_FILE_BYTES = 1 << 20
 def read_list(
     path: Path, schema: str, name: str, most: int, read: Callable[[dict[str, Any]], T]
 ) -> tuple[T, ...] | None:
-    """Return `read` of each of at most `most` maps in the list `name`, or None if there is no file.
+    """Return `read(map)` for each map of the list `name`, or None if the file does not exist.
 
-    `read` may raise ValueError and DecodeError. Raises RoofsError if the file cannot be read.
+    The list has at most `most` maps. `read` may raise ValueError and DecodeError. Raises RoofsError if the file
+    cannot be read.
     """
     try:
         text = bytes_of(path, MAX_FILE_BYTES)
         return None if text is None else _decoded(text, schema, name, most, read)
     except OSError as error:
         raise RoofsError(f"{path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError, DecodeError) as error:  # ValueError: no JSON, no UTF-8
+    except (ValueError, RecursionError, DecodeError) as error:  # ValueError: not JSON or not UTF-8
         raise RoofsError(f"{path} holds no {path.stem}: {error}") from error
 
 
 def write_list(path: Path, schema: str, name: str, maps: Sequence[dict[str, object]]) -> None:
-    """Write these as the list `name`, replacing the old file. Raises RoofsError."""
+    """Write `maps` as the list `name`, replacing the old file. Raises RoofsError."""
     document = {"schema": schema, name: maps}
     with _writing(path):
         replace_whole(path, json.dumps(document, indent=1).encode())
 
 
 def try_to_write(path: Path) -> None:
-    """Raise RoofsError if `write_list` could not write its temporary file. Leaves no file."""
+    """Raise RoofsError if `write_list` could not write its temporary file. Removes the temporary file again."""
     with _writing(path):
         descriptor, beside = file_beside(path)
         os.close(descriptor)
@@ -57,7 +58,7 @@ def try_to_write(path: Path) -> None:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Make the directory, and turn an OSError of the block into a RoofsError."""
+    """Make the directory of `path`. An OSError in the `with` block becomes a RoofsError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield

@@ -1,11 +1,11 @@
-"""CURVE key pairs and the allow-list: files in a directory that only its owner may enter.
+"""CURVE key pairs and the allow-list, stored as files in a directory that only its owner may enter.
 
 Rules
-- A secret is written once, with mode 0600 from its first byte, and read by `load_pair` alone. No error, log line,
-  repr or listing contains one.
-- A public key is 32 bytes. People see its 64 hexadecimal digits, which no shell, mail or option parser changes. Z85,
-  its form inside the files, is full of `$`, `&` and `<` and may begin with `-`.
-- The files have the form of pyzmq's certificates, so that other ZeroMQ tools read them.
+- A secret key is written once, with mode 0600 from the start, and only `load_pair` reads it. No error, log line, repr
+  or listing contains a secret key.
+- A public key is 32 bytes. Users see its 64 hexadecimal digits, which no shell, mail or option parser changes. The
+  files contain it as Z85, which is full of `$`, `&` and `<` and may begin with `-`.
+- The files have the format of pyzmq's certificates, so that other ZeroMQ tools can read them.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _HEX_KEY = re.compile(r"[0-9a-fA-F]{64}")
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """One end's identity. The secret stays out of its repr."""
+    """The keys that identify one end of a connection. The repr does not contain the secret key."""
 
     name: str
     public: bytes
-    secret: bytes = field(repr=False)  # Z85, as libzmq takes it
+    secret: bytes = field(repr=False)  # in Z85, which libzmq expects
 
 
 @dataclass(frozen=True, slots=True)
 class ViewerKeys:
-    """The pair that identifies a viewer, and the public key the daemon must have."""
+    """The key pair that identifies a viewer, and the public key that the daemon must have."""
 
     own: KeyPair
     server: bytes
@@ -52,25 +52,26 @@ class ViewerKeys:
 
 @dataclass(frozen=True, slots=True)
 class DaemonKeys:
-    """The pair that identifies a daemon, and the directory with the keys of its allowed viewers."""
+    """The key pair that identifies a daemon, and the directory with the public keys of its allowed viewers."""
 
     own: KeyPair
     directory: Path
 
     @property
     def as_viewer(self) -> ViewerKeys:
-        """The keys by which the daemon listens to itself: it is let in without being on the list."""
+        """The keys that the daemon uses to connect to itself. It is allowed without being on the allow-list."""
         return ViewerKeys(self.own, self.own.public)
 
     def allowed(self) -> dict[bytes, str]:
-        """Return the allowed viewers, as the files are now. Raises KeysError if they cannot be read."""
+        """Return the viewers that are allowed at present. Raises KeysError if their files cannot be read."""
         return allowed(self.directory)
 
 
 def keys_dir() -> Path:
-    """Return the directory of this user's keys: $CBTOP_KEYS_DIR, else in $XDG_CONFIG_HOME or ~/.config, cbtop/keys.
+    """Return the directory of this user's keys, and create it with mode 0700 if it does not exist.
 
-    Makes it with mode 0700 if it does not exist. Raises EndpointError if other users may enter it.
+    It is $CBTOP_KEYS_DIR, or cbtop/keys in $XDG_CONFIG_HOME or ~/.config. Raises EndpointError if other users may
+    enter the directory.
     """
     return _private_directory(_keys_path(), "keys directory")
 
@@ -82,7 +83,10 @@ def _keys_path() -> Path:
 
 
 def make_pair(directory: Path, name: str) -> KeyPair:
-    """Make a new pair in NAME.key and NAME.key_secret. Raises KeysError if it exists, or the name is invalid."""
+    """Write a new pair to NAME.key and NAME.key_secret.
+
+    Raises KeysError if NAME.key exists or the name is invalid.
+    """
     _check_name(name)
     _require_curve()
     if (taken := directory / f"{name}.key").exists():
@@ -95,7 +99,7 @@ def make_pair(directory: Path, name: str) -> KeyPair:
 
 
 def load_pair(directory: Path, name: str) -> KeyPair:
-    """Return the pair `name`. Raises KeysError if it does not exist, or other users may read its secret."""
+    """Return the pair `name`. Raises KeysError if it does not exist or other users can read its secret."""
     _check_name(name)
     _require_curve()
     path = _secret_path(directory, name)
@@ -114,19 +118,19 @@ def load_pair(directory: Path, name: str) -> KeyPair:
     try:
         encoded = zmq.curve_public(secret)
     except (zmq.ZMQError, ValueError):
-        # Not chained: the other's traceback contains the value given to libzmq.
+        # Do not chain the exceptions: the traceback of the first contains the secret that was passed to libzmq.
         raise KeysError(f"{path} is damaged: delete it and {name}.key, and make a new pair") from None
     return KeyPair(name, _decoded(encoded), secret)
 
 
 def pairs(directory: Path) -> dict[str, bytes]:
-    """Return the public key of each pair, by name. No secret is read. Raises KeysError."""
+    """Return a dict from the name of each pair to its public key. Reads no secret. Raises KeysError."""
     names = sorted(path.stem for path in directory.glob("*.key_secret"))
     return {name: read_public_key(directory / f"{name}.key") for name in names}
 
 
 def allow(directory: Path, name: str, public: bytes) -> None:
-    """Put a viewer on the allow-list. Raises KeysError if the name or the key is on it already."""
+    """Put a viewer on the allow-list. Raises KeysError if the list already contains the name or the key."""
     _check_name(name)
     known = allowed(directory)
     if public in known:
@@ -135,7 +139,7 @@ def allow(directory: Path, name: str, public: bytes) -> None:
 
 
 def revoke(directory: Path, name: str) -> None:
-    """Take a viewer off the allow-list. Raises KeysError if it is not on it."""
+    """Take a viewer off the allow-list. Raises KeysError if the viewer is not on the list."""
     _check_name(name)
     path = _allowed_dir(directory) / f"{name}.key"
     try:
@@ -148,12 +152,15 @@ def revoke(directory: Path, name: str) -> None:
 
 
 def allowed(directory: Path) -> dict[bytes, str]:
-    """Return the names of the allowed viewers, by public key. Raises KeysError if a file is not a certificate."""
+    """Return a dict from public keys to names of allowed viewers. Raises KeysError if a file is not a certificate."""
     return {read_public_key(path): path.stem for path in sorted(_allowed_dir(directory).glob("[!.]*.key"))}
 
 
 def parse_public_key(text: str) -> bytes:
-    """Return a public key from its 64 hexadecimal digits, or from a file. Raises KeysError, without `text` in it."""
+    """Return the public key given by 64 hexadecimal digits or by the path of a file.
+
+    KeysError does not contain `text`.
+    """
     if _HEX_KEY.fullmatch(text):
         return bytes.fromhex(text)
     path = Path(text)
@@ -165,22 +172,22 @@ def parse_public_key(text: str) -> bytes:
 
 
 def read_public_key(path: Path) -> bytes:
-    """Return the public key in a certificate file. Raises KeysError if it is not one."""
+    """Return the public key in a certificate file. Raises KeysError if the file is not a certificate."""
     return _decoded(_read(path)[0], path)
 
 
 def daemon_keys(endpoint: str, name: str | None) -> DaemonKeys | None:
-    """Return the keys that a daemon at `endpoint` serves with, or None if it may serve without.
+    """Return the keys that a daemon at `endpoint` must use, or None if it may serve without keys.
 
-    It may on ipc, and on loopback while there is no pair `name` (default: "daemon"). Raises KeysError, with the
-    commands that help, if it must not serve.
+    It may serve without keys on ipc. It may also do so on loopback if `name` is None and the pair "daemon" does not
+    exist. Raises KeysError, with the commands that help, if the daemon must not serve.
     """
     if not endpoint.startswith("tcp://"):
         if name is not None:
             raise KeysError(f"{endpoint}: keys are for tcp; ipc is guarded by the file system")
         return None
     if name is None and is_loopback(endpoint) and not os.path.lexists(_secret_path(_keys_path(), DAEMON_KEY)):
-        return None  # no directory is made if it is not needed
+        return None  # Do not create the keys directory if it is not needed.
     directory, name = keys_dir(), name or DAEMON_KEY
     if not os.path.lexists(_secret_path(directory, name)):
         raise KeysError(
@@ -195,7 +202,7 @@ def _certificate(public: str) -> str:
 
 
 def _read(path: Path) -> tuple[bytes, bytes | None]:
-    """Return the public and the secret key in a certificate, both Z85."""
+    """Return the public key and the secret key (or None) in a certificate, both in Z85."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_CERTIFICATE_BYTES:
@@ -218,9 +225,9 @@ def _decoded(encoded: bytes, path: Path | str = "the key") -> bytes:
 
 
 def _write_new(path: Path, text: str) -> None:
-    """Write a file of mode 0600: complete or not at all, and never over an existing one."""
+    """Write a file of mode 0600, either completely or not at all. Never overwrites an existing file."""
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")  # O_EXCL, and 0600 from the start
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")  # mkstemp uses O_EXCL and mode 0600
     except OSError as error:
         raise KeysError(f"{path.parent}: {error.strerror}") from error
     try:

@@ -1,4 +1,4 @@
-"""The limits that `ulimit` sets for this process, as text for an error that one of them may have caused."""
+"""The limits that `ulimit` sets for this process, as text for the message of an error that they may have caused."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ import resource
 
 
 def memory_limit() -> str:
-    """Return the limit of `ulimit -v` in brackets, or "" if there is none."""
+    """Return the memory limit (`ulimit -v`) in brackets, or "" without a limit."""
     return _in_words(resource.RLIMIT_AS, "-v", "of addresses")
 
 
 def file_limit() -> str:
-    """Return the limit of `ulimit -f` in brackets, or "" if there is none."""
+    """Return the limit of a file's size (`ulimit -f`) in brackets, or "" without a limit."""
     return _in_words(resource.RLIMIT_FSIZE, "-f", "a file")
 
 
 def reason(error: OSError) -> str:
-    """Return the reason of `error`, with the limit of this process that may have been reached."""
+    """Return the text of `error`, followed by the limit of this process that may have caused it."""
     said = str(error.strerror or error)
     if error.errno == errno.EFBIG:
         return said + file_limit()
-    return said + memory_limit() if error.errno in (errno.ENOMEM, None) else said  # None: a library did not load
+    # None: a library could not be loaded
+    return said + memory_limit() if error.errno in (errno.ENOMEM, None) else said
 
 
 def _in_words(which: int, option: str, of_what: str) -> str:

@@ -1,6 +1,6 @@
-"""Every message, as frozen data. A message's class name is its kind on the wire.
+"""The message classes. Messages are frozen data, and the name of a message's class is its kind on the wire.
 
-Adding one: write the class here, add it to the union below, and give it a `case` in `cbtop/client/store.py`.
+To add a message, write its class here, add the class to the union below, and add a `case` in `cbtop/client/store.py`.
 """
 
 from __future__ import annotations
@@ -23,28 +23,31 @@ from cbtop.protocol.attributes import (
 from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample, Unknown
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance, SourceStatus
 
-BUSY_PERCENT = 5  # share of a machine: an idle system uses less
-UNSURE_PERCENT = 10  # share of a roof: rounds further apart tell little about what is possible
+BUSY_PERCENT = 5  # percent of a machine's processors; an idle machine uses less
+UNSURE_PERCENT = 10  # Percent of a roof. If rounds differ by more, they show little about what the machine can do.
 
-PROTOCOL_MAJOR = 2  # 2: histograms travel as cells
-PROTOCOL_MINOR = 3  # 1: devices; 2: kernels in a burst; 3: the time with running steps, the place of a quiet process
+PROTOCOL_MAJOR = 2  # 2: histograms are sent as cells
+# Added by minor version 1: devices; 2: kernels of a burst; 3: the time with running steps, the node of a quiet
+# process.
+PROTOCOL_MINOR = 3
 
-Packed = NewType("Packed", bytes)  # columns of records, see `cbtop.protocol.columns`
+Packed = NewType("Packed", bytes)  # packed columns, see `cbtop.protocol.columns`
 Name = Annotated[str, "shown where it is empty"]
 
-# --- said by the profiled process, kept in its catalog file -------------------------------------------------
+# --- messages of the profiled process, stored in its catalog file -------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class HostHello:
-    """The first message of a catalog: the process that measures, and its clock.
+    """The first message of a catalog. It describes the profiled process and its clock.
 
-    `monotonic_ns` and `realtime_ns` were read together; records carry monotonic time. `process_start` is /proc's
-    start time in clock ticks since boot: pid and start together never name a second process. `pid` is the process's
-    own in the pid namespace with the inode `pid_namespace` (None: not known). `sample_every`: it records one step in
-    this many. `locked`: the process holds a lock (flock(2))on its catalog until it ends.
-    `clock_resolution_ns`: the smallest difference between two readings of its clock, measured once (None: not known).
-    `job`: an identifier its launcher gave all ranks of its job alike; to compare, not to show.
+    `monotonic_ns` and `realtime_ns` were read at the same time; the times of records are monotonic. `process_start`
+    is the start time that /proc reports, in clock ticks since boot. No two processes have the same pid and the same
+    start. `pid` is the pid in the process's own pid namespace. `pid_namespace` is the inode of that namespace (None:
+    not known). The process records one step in `sample_every`. If `locked`, it holds a lock (flock(2)) on its catalog
+    until it ends. `clock_resolution_ns` is the smallest difference between two readings of its clock, measured once
+    (None: not known). `job` is an identifier that the launcher gives to all ranks of a job. It is only compared,
+    never shown.
     """
 
     protocol_major: int
@@ -70,13 +73,13 @@ class HostHello:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node of the execution graph, announced once, before the first record that names it.
+    """One node of the execution graph. It is announced once, before the first record of the node.
 
-    `label` tells places with the same name apart: a brick's own word for its place (`q_proj`), the named stack that a
-    layer belongs to (`encoder`), the model that a step is a step of (`draft`). The static facts of a kernel, a
-    transfer and a function are in `cbtop.protocol.attributes`; in the message's map they are keys like the others. A
-    budget is the time a token may take, or the rate at which bytes must move. Records of an async task are its polls;
-    their elements are 1 if it was not done yet.
+    `label` distinguishes nodes with the same name. It is a brick's name for its place (`q_proj`), the named stack
+    that a layer belongs to (`encoder`), or the model that a step belongs to (`draft`). The static attributes of
+    kernels, transfers and functions are defined in `cbtop.protocol.attributes`. In the message's map they are keys
+    like other fields. A budget is the time that a token may take, or the rate at which bytes must move. The records
+    of an async task are its polls. Their `elements` is 1 if the task was not done yet.
     """
 
     id: int
@@ -111,11 +114,12 @@ class Dependency:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The model that is run, read from its file (static).
+    """The model that runs. These values are static, and come from the model's file.
 
-    `roofs`: why roofs over it are not known, and what to do; "": nothing to report. `steps_of`: the label of its
-    steps, if a process runs several models. `ranks`: how many processes compute each token together, a part of the
-    model each, so that a merge counts it once; 0: not known.
+    `roofs` is the reason why the roofs for this model are not known, and what to do about it; "" means that there is
+    nothing to report. `steps_of` is the label of the model's steps, if a process runs several models. `ranks` is the
+    number of processes that compute each token together, each with a part of the model; 0 means not known. A merge
+    needs it to count each token once.
     """
 
     model: str
@@ -137,15 +141,16 @@ class Manifest:
 class Ceiling:
     """A roof of this machine. `kind` is `bandwidth`, `cache` (unit GB/s) or `compute` (GFLOP/s, of integers GOP/s).
 
-    A cache level is not a roof to take a share of, because it is not known whether data is in it. It explains a rate
-    faster than memory.
+    No share of a `cache` roof is computed, because it is not known whether data is in the cache. A `cache` roof
+    explains a rate that is higher than memory's.
 
-    If the roof was measured in `rounds` (None: not known), `value` is the best, `median` and `lowest` describe the
-    others, and `load_percent` is how much of the processors or the GPU others used meanwhile. `measured_on` is the
-    moment (2026-11-22T10:30:59+01:00; of older ones the day alone), `gpu` the UUID of its GPU; "": the processors'.
-    `withdrawn`: it no longer applies to what runs now. `dtype`: of a compute roof, the type that is multiplied, as in
-    `Work`; "": floats of an unknown type. `is_short`: cbtop measured it by itself in a quiet second, which
-    `cbtop calibrate` does better.
+    If the roof was measured in `rounds` rounds (None: not known), `value` is the best round, and `median` and
+    `lowest` describe the other rounds. `load_percent` is the share of the processors or the GPU that other processes
+    used during the measurement. `measured_on` is the time of the measurement (2026-11-22T10:30:59+01:00; older files
+    contain only the day). `gpu` is the UUID of the GPU, or "" for a roof of the processors. If `withdrawn`, the roof
+    does not apply to what runs now. `dtype` is the type that a compute roof multiplies, as in `Work`; "" means floats
+    of an unknown type. If `is_short`, cbtop measured the roof by itself in a quiet second, less precisely than `cbtop
+    calibrate` does.
     """
 
     name: str
@@ -170,56 +175,59 @@ class Ceiling:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether others used the device while it was measured, or its rounds differ much."""
+        """Whether other processes used the device during the measurement, or the rounds differ too much."""
         spread_percent = 0.0 if self.median is None else 100 * (self.value - self.median) / self.value
         return (self.load_percent or 0.0) >= BUSY_PERCENT or spread_percent > UNSURE_PERCENT
 
     @property
     def measured_s(self) -> float | None:
-        """The moment it was measured, in Unix time; None if only the day is known."""
+        """The Unix time of the measurement, or None if only the day is known."""
         if len(self.measured_on) <= len("2026-11-22"):
             return None
         try:
             return datetime.fromisoformat(self.measured_on).timestamp()
-        except (ValueError, OverflowError):  # the announcing process may send anything
+        except (ValueError, OverflowError):  # another process sends this text, so it may be anything
             return None
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One evaluated assertion of one brick; or why it was not evaluated, which is neither a pass nor a fail."""
+    """The result of one assertion about one brick. If `skipped` is set, the assertion was not evaluated."""
 
     brick: Name
     assertion: str
     passed: bool
     max_error: float | None
     tolerance: float | None
-    not_finite: str = ""  # "NaN" or "infinity": the value found, in place of an error
-    skipped: str = ""  # why it was not evaluated; `passed` then means nothing
-    note: str = ""  # where in the model, and how often
+    not_finite: str = ""  # "NaN" or "infinity" if such a value was found; there is then no numeric error
+    skipped: str = ""  # why the assertion was not evaluated; `passed` is then meaningless
+    note: str = ""  # where in the model it was evaluated, and how often
 
 
 @dataclass(frozen=True, slots=True)
 class TraceNumber:
-    """A named number of a TraceSummary: of the row `row` (`layer 3`), or of the whole trace if that is empty."""
+    """A named number of a TraceSummary.
+
+    It belongs to the row `row` (`layer 3`), or to the whole trace if `row` is "".
+    """
 
     row: str
     name: str
-    value: float | None  # None is unknown
+    value: float | None  # None: not known
 
 
 @dataclass(frozen=True, slots=True)
 class TraceAnomaly:
-    """One problem that a trace found, as a sentence."""
+    """One problem that a trace found, described in a sentence."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """The findings of one trace (`MLT-01` … `MLT-05`); it replaces the previous summary.
+    """The findings of one trace (`MLT-01` … `MLT-05`). A summary replaces the previous one of the trace.
 
-    `forwards` counts the traced passes since the process began; the numbers are about the latest of them.
+    `forwards` is the number of traced passes since the process began. The other numbers describe the latest pass.
     """
 
     trace: str
@@ -232,18 +240,19 @@ class TraceSummary:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The work of the process before (or instead of) its main loop; an empty name: the main loop."""
+    """The work of the process before (or instead of) its main loop. An empty name means that the main loop runs."""
 
     name: str
-    done: float | None = None  # 0..1
+    done: float | None = None  # fraction, 0 to 1
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The sampling rate of a process from now on, and its overhead if the process measures it.
+    """The sampling rate of a process from now on, and the profiling overhead, if the process measures it.
 
-    It records one step in `every`. The overhead, in percent of the time in steps, is between `low_percent` and
-    `high_percent` (95 %); all are None while too little is known. `allowed_percent` is the most it may be.
+    The process records one step in `every`. The overhead, in percent of the time in steps, is between `low_percent`
+    and `high_percent` (95 % interval). All three are None while too little is known. `allowed_percent` is the highest
+    allowed overhead.
     """
 
     every: int
@@ -255,9 +264,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """A compilation of code of the model, from `begun_ns` to `ended_ns` by the clock of the records.
+    """A compilation of code of the model. `begun_ns` and `ended_ns` are times of the records' clock.
 
-    `number` counts them from 0. `is_again`: code existed already, and did not fit the arguments of the call.
+    `number` counts the compilations from 0. If `is_again`, compiled code existed already but did not fit the
+    arguments of the call.
     """
 
     number: int
@@ -268,14 +278,17 @@ class Compilation:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The process computes gradients between its steps: a call of its model found new weights, or gradients."""
+    """The process trains: it computes gradients between steps.
+
+    A call of its model found new weights, or gradients.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class KernelTimes:
-    """The launches of the kernel `node` that a burst measured in the `steps` steps of its phase, in ns.
+    """The launches of the kernel `node` that a burst measured in the `steps` steps of the kernel's phase.
 
-    `deviation_ns` is the standard deviation of their durations.
+    Times are in ns. `deviation_ns` is the standard deviation of the durations.
     """
 
     node: int
@@ -298,10 +311,11 @@ class KernelTimes:
 
 @dataclass(frozen=True, slots=True)
 class KernelBurst:
-    """The kernels of the latest `steps` steps that CUPTI recorded; it replaces the previous burst.
+    """The kernels of the latest `steps` steps that CUPTI recorded. A burst replaces the previous burst.
 
-    `number` is the request's. Those steps are in no statistics. `unplaced` launches of their kernels ran in no
-    known call of a module, `lost` were recorded and not read, `left_out` had no place in the graph.
+    `number` is the number of the request. These steps are not part of any statistics. `unplaced` is the number of
+    launches outside every known call of a module. `lost` launches were recorded by CUPTI but could not be read.
+    `left_out` launches had no place in the graph.
     """
 
     number: int
@@ -314,7 +328,9 @@ class KernelBurst:
 
 @dataclass(frozen=True, slots=True)
 class BrickHostTime:
-    """The host's time in the median of `calls` calls of the brick `node`, without the bricks inside it, in ns."""
+    """The host's time for a call of the brick `node`, without the bricks inside it: the median of `calls` calls,
+    in ns.
+    """
 
     node: int
     calls: int
@@ -327,9 +343,10 @@ class BrickHostTime:
 
 @dataclass(frozen=True, slots=True)
 class HostTimes:
-    """The host's times in the latest `steps` steps with timed calls; they replace the previous ones.
+    """The host's times in the latest `steps` steps with timed calls. They replace the previous host times.
 
-    A brick on a device has them in addition to the times of its kernels: the host needs them to launch it.
+    For a brick on a device, the host's time is reported in addition to the times of the brick's kernels, because the
+    host needs that time to launch them.
     """
 
     steps: int
@@ -338,7 +355,7 @@ class HostTimes:
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """The last message of a process that ended by itself."""
+    """The last message of a process that ended normally."""
 
     reason: str
 
@@ -359,15 +376,18 @@ CatalogMessage = (
     | HostTimes
     | Goodbye
 )
-# Only ever inside another message.
+# Messages that exist only inside other messages.
 Part = TraceNumber | TraceAnomaly | KernelTimes | BrickHostTime | Device | DeviceProcess | Unknown
 
-# --- said by the daemon, to every viewer --------------------------------------------------------------------
+# --- messages of the daemon to every viewer --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonHello:
-    """The first message a viewer gets, and the only one whose meaning no version may change."""
+    """The first message that a viewer receives.
+
+    Its meaning, unlike that of other messages, is the same in every version.
+    """
 
     protocol_major: int
     protocol_minor: int
@@ -381,7 +401,11 @@ class DaemonHello:
 
 @dataclass(frozen=True, slots=True)
 class SourceCatalog:
-    """The messages of a source: all of them (`complete`, replacing what the viewer had) or those since the last."""
+    """Catalog messages of a source.
+
+    If `complete`, these are all its messages and replace those that the viewer has. Otherwise they are the messages
+    since the last SourceCatalog.
+    """
 
     source: str
     complete: bool
@@ -390,15 +414,15 @@ class SourceCatalog:
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """A process has recorded and begun nothing for `quiet_ns`. In the map of a state its fields are keys like the
-    others.
+    """A process has neither recorded nor begun anything for `quiet_ns`.
 
-    `in_flight` is the innermost node that was begun last and has not ended, of those in steps if there are any (0:
-    none is known, -1: a step that has no name yet). It has run for `in_flight_ns` (None: not known). `threads` is the
-    number of threads, tasks or greenlets in a node. If `is_watched`, every one of them reports its node: with none in
-    flight, nothing that is recorded runs. `last` is the node of the newest record (0: there is none). `is_suspended`:
-    stopped by a signal or a debugger. `in_flight_size`: tokens of the step that `in_flight` is in, or its sequences
-    if tokens are unknown (0: neither is known).
+    In the map of a SourceState, these fields are keys like the others. `in_flight` is the innermost node that began
+    last and has not ended (0: none is known, -1: a step that has no name yet). A node inside a step takes precedence.
+    The node has run for `in_flight_ns` (None: not known). `threads` is the number of threads, tasks or greenlets that
+    are in a node. If `is_watched`, all of them report their nodes, so if no node is in flight, nothing that is
+    recorded is running. `last` is the node of the newest record (0: no record exists). If `is_suspended`, a signal or
+    a debugger has stopped the process. `in_flight_size` is the number of tokens of the step around `in_flight`, or
+    its number of sequences if its tokens are unknown (0: both are unknown).
     """
 
     quiet_ns: int
@@ -413,13 +437,14 @@ class Quiet:
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """The state of a source, and its counters.
+    """The state of a source, and the counters of its records.
 
-    `produced == received + overwritten + rejected`: records read; those in the statistics; those overwritten
-    in the ring before they were read (`before_attach` of them before the daemon first looked); those that named no
-    node of the catalog, or ran backwards. `unread` more are written, and not read. `left_out` announcements of the
-    process are not in its catalog, or have no place here, because they exceeded the bounds. `quiet` is None while it
-    goes on, and once it has ended.
+    `produced == received + overwritten + rejected`. `produced` records have been read. `received` of them are in the
+    statistics. `overwritten` were replaced in the ring before they could be read, `before_attach` of them before the
+    daemon first read the ring. `rejected` records had a node that is not in the catalog, or times that run backwards.
+    `unread` further records are written but not read yet. `left_out` announcements of the process exceeded the
+    limits, so they are missing from its catalog or from the daemon. `quiet` is None if the process makes progress,
+    and once it has ended.
     """
 
     source: str
@@ -437,19 +462,20 @@ class SourceState:
 
 @dataclass(frozen=True, slots=True)
 class StatsUpdate:
-    """Cumulative statistics of the nodes that changed (all of them in a keyframe), in columns.
+    """Cumulative statistics of the nodes that changed, in columns. A keyframe contains all nodes.
 
-    Every value is a total since the source began, so a lost update costs freshness, never truth. The byte fields are
-    little-endian i64 columns: one entry per node for `node` … `closed_ns`, one entry per value for `rare_*` (the
-    columns that few nodes have, numbered as in `analysis.node_columns.SPARSE_COLUMNS`; its values are float64).
-    `cells` are the histogram cells that changed, ascending (each as the difference from the one before), and their
-    counts: see `profiler.analysis.histograms`. Cells that do not fit into one message follow in the next. The update
-    covers records that had ended at `monotonic_ns`, when the ring was read, even if it is sent much later.
-    `closed_ns` is the part of `total_ns` inside steps that have ended. `steps_ns` is the time in which at least one
-    step of any phase ran; `first_ns` is when the first record that was seen began (None: not sent). `ran` lists the
-    newest of the disjoint intervals in which steps of a node (0: any step) ran, each as node, begin and length, all
-    up to the node's last one. They go back to the first that changed since the previous update. In a keyframe they go
-    back farther, to at most `analysis.step_intervals.MAX_SAID_INTERVALS` of all nodes.
+    Every value is a total since the source began. If an update is lost, values are late but never wrong. The byte
+    fields are little-endian i64 columns. `node` … `closed_ns` have one entry per node. `rare_*` have one entry per
+    value of the columns that few nodes have; `rare_column` numbers them as in `analysis.node_columns.SPARSE_COLUMNS`,
+    and `rare_value` is float64. `cells` contains the histogram cells that changed, in ascending order (each as the
+    difference from the one before), and the counts of these cells: see `profiler.analysis.histograms`. Cells that do
+    not fit into one message follow in the next message. An update covers the records that had ended at
+    `monotonic_ns`, when the ring was read, even if it is sent much later. `closed_ns` is the part of `total_ns`
+    inside steps that have ended. `steps_ns` is the time that at least one step of any phase ran. `first_ns` is when
+    the first record that was seen began (None: not sent). `ran` lists the newest of the disjoint intervals in which
+    steps of a node (0: any step) ran. Each is a node, begin and length. A node's intervals end with its last one, and
+    begin with the first that changed since the previous update. In a keyframe they begin earlier, within a limit of
+    `analysis.step_intervals.MAX_SAID_INTERVALS` for all nodes together.
     """
 
     source: str
@@ -475,10 +501,11 @@ class StatsUpdate:
 
 @dataclass(frozen=True, slots=True)
 class RecordBatch:
-    """The records themselves, for recorders.
+    """The records themselves, for viewers that record.
 
-    They are the remaining records of the ring's numbers from `first` to `produced`; `produced - first - count` were
-    overwritten or rejected. A lost batch shows as a gap between one's `produced` and the next's `first`.
+    The ring numbers its records. A batch contains those from `first` to before `produced` that remain: `produced -
+    first - count` of them were overwritten or rejected. After a lost batch, the `first` of the next batch is greater
+    than the `produced` of the one before.
     """
 
     source: str
@@ -494,9 +521,10 @@ class RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class HistoryPiece:
-    """The head of a piece of the daemon's history; frames as in a recording follow it, numbered from `first`.
+    """The head of a piece of the daemon's history. The frames of the piece follow it, as in a recording.
 
-    `end` is one more than the number of the newest frame, `host` and the clock pair are the daemon's.
+    The frames are numbered from `first`. `end` is the number after the newest frame. `host` and both times are the
+    daemon's.
     """
 
     first: int
@@ -508,7 +536,10 @@ class HistoryPiece:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Sent every second, so that silence means something: what ended before `monotonic_ns` was read by now."""
+    """A message that the daemon sends every second, so that a viewer notices if the daemon is silent.
+
+    Every record that ended before `monotonic_ns` has been read.
+    """
 
     monotonic_ns: int
     sources: tuple[SourceState, ...]
@@ -516,7 +547,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """The daemon's clocks, read together, for the viewer that asked under the number `asked`."""
+    """Times of the daemon's clocks, read together. They answer the viewer's question with the number `asked`."""
 
     asked: int
     monotonic_ns: int
@@ -525,14 +556,14 @@ class ClockReading:
 
 @dataclass(frozen=True, slots=True)
 class SourceGone:
-    """The daemon has dropped a source that ended long ago."""
+    """The daemon has removed a source that ended long ago."""
 
     source: str
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonGoodbye:
-    """The daemon's last message: another daemon may take its place."""
+    """The daemon's last message. A different daemon may serve at the same address afterwards."""
 
 
 WireMessage = (

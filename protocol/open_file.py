@@ -1,4 +1,4 @@
-"""A file that is open for reading, and is closed when nothing refers to it any longer."""
+"""A file that is open for reading and is closed when the last reference to it is gone."""
 
 from __future__ import annotations
 
@@ -15,52 +15,54 @@ _NONE = -1
 
 
 class OpenFile:
-    """The file at `path`. Raises OSError if it cannot be opened.
+    """The file at `path`, opened for reading. Raises OSError if it cannot be opened.
 
-    Its descriptor is closed by `close`, or when this object is deleted. So a reader that is dropped by a test or an
-    exception, in a host or its forked child, leaks none. The descriptor is left alone if it belongs to a different
-    file by then: a process that becomes a daemon closes every one it finds.
+    `close` closes its descriptor, and so does the deletion of this object. So no descriptor leaks if a test or an
+    exception drops a reader in a host or its forked child. A descriptor that now belongs to a different file is not
+    closed. That can happen because a process that daemonizes closes all its descriptors.
     """
 
-    descriptor = _NONE  # also if a signal handler raises before the first line of `__init__`
+    descriptor = _NONE  # Defined even if a signal handler raises before the first line of `__init__`.
 
     def __init__(self, path: Path) -> None:
-        # A pipe of that name must not hold us up.
+        # If the path is a pipe, do not wait for it.
         self.descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            self.status = os.fstat(self.descriptor)  # as it was opened
+            self.status = os.fstat(self.descriptor)  # the file's status when it was opened
         except BaseException:
             os.close(self.descriptor)
             self.descriptor = _NONE
             raise
 
     def read_no_further(self) -> None:
-        """Turn off read-ahead. Raises OSError, for instance for a pipe.
+        """Turn off read-ahead. Raises OSError, for example for a pipe.
 
-        Reading ahead in the unwritten part of a sparse file takes memory: it made a record cost 0.4 ms.
+        Read-ahead in the unwritten part of a sparse file allocates memory. A record cost 0.4 ms because of it.
         """
         os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
     def read_at(self, offset: int, size_bytes: int) -> bytes:
-        """Return at most `size_bytes` from `offset` on; fewer at the end of the file. Raises OSError."""
+        """Return `size_bytes` bytes from `offset` on, or fewer at the end of the file. Raises OSError."""
         return os.pread(self.descriptor, size_bytes, offset)
 
     def status_now(self) -> os.stat_result:
-        """Return the current status of the descriptor's file, with its size. Raises OSError."""
+        """Return the current status, including the size, of the open file. Raises OSError."""
         return os.fstat(self.descriptor)
 
     def duplicate(self) -> OpenFile:
-        """Return the same file opened again, even if it no longer has a name. Raises OSError."""
+        """Return another object for the same open file, which need not have a name any longer. Raises OSError."""
         other = copy(self)
-        other.descriptor = _NONE  # until it has its own: garbage collection must not close the first one's
+        # Until the copy has its own descriptor, garbage collection must not close the original's.
+        other.descriptor = _NONE
         other.descriptor = os.dup(self.descriptor)
         return other
 
     def close(self) -> None:
-        """Close it; a second call has no effect."""
+        """Close the file. A second call has no effect."""
         descriptor, self.descriptor = self.descriptor, _NONE
         if descriptor != _NONE:
-            with suppressed(OSError):  # it was closed already, or closing failed: it is gone in both cases
+            # The descriptor was closed already, or closing failed. It is invalid in both cases.
+            with suppressed(OSError):
                 if os.path.samestat(os.fstat(descriptor), self.status):
                     os.close(descriptor)
 

@@ -1,8 +1,9 @@
-"""msgpack: of this environment, or of the environment of `cbtop run` if this one has none.
+"""Load msgpack from this environment, or if it has none, from the environment of `cbtop run`.
 
 Rules
-- A lent msgpack has a name of its own, so that the host still finds no `msgpack` if it has none.
-- Its compiled part loads only in a Python of the same minor version. msgpack is Python code otherwise.
+- A msgpack from the other environment gets a different module name, so that `import msgpack` still fails in the host.
+- The compiled part of msgpack loads only in a Python of the same minor version. Otherwise msgpack's Python code is
+  used.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ TYPE_CHECKING = False  # see `cbtop.protocol.runtime_directory`
 if TYPE_CHECKING:
     from typing import Any
 
-LENT_MSGPACK = "CBTOP_RUN_MSGPACK"  # set by `cbtop run`: the directory of its msgpack
-_COMPILED = "msgpack._cmsgpack"  # it adds this name to sys.modules, whatever the name of its package
+# Set by `cbtop run`: the directory of msgpack in its environment.
+LENT_MSGPACK = "CBTOP_RUN_MSGPACK"
+_COMPILED = "msgpack._cmsgpack"  # this extension adds its name to sys.modules, whatever its package is called
 
 
 def msgpack_directory() -> str | None:
-    """Return the directory of this environment's msgpack without loading it, or None if there is none."""
+    """Return the directory of this environment's msgpack, or None if it has none. Does not load msgpack."""
     for finder in sys.meta_path:
-        find = getattr(finder, "find_spec", None)  # older ones have none
+        find = getattr(finder, "find_spec", None)  # old finders do not have find_spec
         spec = None if find is None else find("msgpack", None)
         if spec is not None:
             return os.path.dirname(spec.origin) if spec.origin else None
@@ -50,7 +52,7 @@ def _lent(directory: str) -> Any:
 
 
 def load_msgpack() -> Any:
-    """Return the module msgpack of this environment, or the lent one. Raises ImportError if there is neither."""
+    """Return this environment's msgpack, or the one of `cbtop run`. Raises ImportError if neither exists."""
     try:
         import msgpack
     except ModuleNotFoundError as error:

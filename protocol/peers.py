@@ -1,18 +1,19 @@
-"""The connections to a daemon's socket, and the limits of each.
+"""The connections to a daemon's socket, and their limits.
 
-Every process that can reach the address can connect: on a loopback port without keys, that is every user of the
-machine. So everything is bounded, for each connection and for all of them:
+Every process that can reach the address can connect. On a loopback port without keys, that is every user of the
+machine. So there are limits for each connection and for all connections together:
 
-- MAX_CONNECTIONS at once for the daemon's own user (and root, other hosts, and users that the system does not name).
-  MAX_STRANGERS more for the machine's other users, who thus cannot keep the owner out. If there is no room, the
-  connection that has been silent the longest goes; if all have spoken, the newcomer.
-- A connection has at most MAX_SUBSCRIPTIONS, sends at most MAX_WORDS a second, and only what a viewer sends. One that
-  does more is cut off.
-- Only the newest question of each kind counts. It is answered when the previous answer has left our memory. So at
-  most one answer waits for a viewer that does not read, and SEND_HIGH_WATER_MARK of the messages to all, which are
-  shared.
+- At most MAX_CONNECTIONS connections belong to the daemon's own user, root, other hosts, and users that the system
+  does not report. MAX_STRANGERS more belong to other users of the machine, who thus cannot keep the owner out. If
+  there are too many, the oldest connection that has not subscribed to anything is closed. If all others have
+  subscribed, that is the new one.
+- A connection has at most MAX_SUBSCRIPTIONS subscriptions and sends at most MAX_WORDS messages a second, which must
+  be messages of a viewer. A connection that breaks a limit is closed.
+- Only the newest question of each kind counts. It is answered when the previous answer has left our memory. So for a
+  viewer that does not read, at most one answer waits. At most SEND_HIGH_WATER_MARK of the messages to all viewers
+  also wait; viewers share their memory.
 
-The data of a connection is forgotten when it ends.
+The data of a connection is deleted when the connection ends.
 """
 
 from __future__ import annotations
@@ -29,31 +30,33 @@ import zmq
 
 MAX_CONNECTIONS = 64
 MAX_STRANGERS = 16
-MAX_SUBSCRIPTIONS = 8  # a viewer has five: live, records, a question, the time and what ended
-MAX_WORDS = 300  # a second; asking for a history of 64 MiB takes 130
+MAX_SUBSCRIPTIONS = 8  # a viewer subscribes to five: live data, records, a question, the time and ended processes
+MAX_WORDS = 300  # messages per second; requests for a history of 64 MiB take 130
 
-_NETLINK_SOCK_DIAG = 4  # sock_diag(7), from here on
+_NETLINK_SOCK_DIAG = 4  # these constants are from sock_diag(7)
 _SOCK_DIAG_BY_FAMILY = 20
 _NLM_F_REQUEST = 1
-_UID_AT = 80  # in the answer: 16 bytes of nlmsghdr, then idiag_uid of inet_diag_msg
+# Offset of the user id in the answer: 16 bytes of nlmsghdr, then the offset of idiag_uid in inet_diag_msg.
+_UID_AT = 80
 
 
 @dataclass(slots=True)
 class _Peer:
     """One connection."""
 
-    name: object  # of its socket
+    name: object  # the addresses of both ends of its socket
     is_stranger: bool
     topics: set[bytes] = field(default_factory=set)
-    words: int = 0  # in this second
+    words: int = 0  # messages received in this second
     asked: dict[bytes, bytes] = field(default_factory=dict)  # the newest question of each kind
-    answer: zmq.MessageTracker | None = None  # the newest, on its way
+    answer: zmq.MessageTracker | None = None  # the newest answer, which may not be sent completely yet
 
 
 class Peers:
     """The connections of one socket, by their descriptors.
 
-    They may subscribe to topics that match `topics`. `say` gets the reason why one was cut off.
+    Connections may subscribe to topics that match `topics`. `say` is called with the reason when a connection is
+    closed.
     """
 
     def __init__(self, topics: re.Pattern[bytes], say: Callable[[str], None]) -> None:
@@ -65,7 +68,7 @@ class Peers:
         """Add a new connection."""
         try:
             peer = _look_at(descriptor)
-        except OSError:  # it has left
+        except OSError:  # the peer has disconnected already
             return
         self._peers[descriptor] = peer
         alike = [number for number, other in self._peers.items() if other.is_stranger == peer.is_stranger]
@@ -80,7 +83,7 @@ class Peers:
         self._peers.pop(descriptor, None)
 
     def said(self, descriptor: int, word: bytes) -> None:
-        """Note that a connection has subscribed to a topic, or given one up."""
+        """Process a message of a connection: a subscription to a topic, or the end of a subscription."""
         peer = self._peers.get(descriptor)
         if peer is None:
             return
@@ -104,12 +107,12 @@ class Peers:
             self._cut_off(descriptor, f"it said more than {MAX_WORDS} words in a second")
 
     def begin_second(self) -> None:
-        """Reset every connection's count of messages."""
+        """Set the number of messages of every connection in this second to 0."""
         for peer in self._peers.values():
             peer.words = 0
 
     def questions(self, kind: bytes) -> list[bytes]:
-        """Return the topics of the questions of a kind that can be answered now."""
+        """Return the topics of the questions of one kind that can be answered now."""
         return [peer.asked[kind] for peer in self._peers.values() if kind in peer.asked and not _is_busy(peer)]
 
     def follow(self, topics: Collection[bytes]) -> bool:
@@ -118,21 +121,23 @@ class Peers:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a question waits until the answer before has left."""
+        """Whether a question waits because the answer to an earlier question is still being sent."""
         return any(peer.asked and _is_busy(peer) for peer in self._peers.values())
 
     def answered(self, topic: bytes, answer: zmq.MessageTracker) -> None:
-        """Note that the question `topic` has an answer, which is on its way."""
+        """Note that `answer`, the answer to the question `topic`, is being sent."""
         for peer in self._peers.values():
             for kind in [kind for kind, asked in peer.asked.items() if asked == topic]:
                 del peer.asked[kind]
                 peer.answer = answer
 
     def _cut_off(self, descriptor: int, why: str) -> None:
-        """End a connection. libzmq cannot do this, but it notices that the system has."""
+        """Close a connection. libzmq has no function for it, but notices when the operating system closes the
+        connection.
+        """
         self._say(f"closed a connection: {why}")
         name = self._peers.pop(descriptor).name
-        with suppress(OSError):  # it has left, and its descriptor may be a different connection's already
+        with suppress(OSError):  # The peer has left, and its descriptor may already belong to a different connection.
             connection = socket.socket(fileno=descriptor)
             try:
                 if _name(connection) == name:
@@ -158,11 +163,13 @@ def _look_at(descriptor: int) -> _Peer:
 
 
 def user_of(connection: socket.socket) -> int | None:
-    """Return the user at the other end of a TCP connection from this machine, or None if it is not known."""
+    """Return the user id of the process at the other end of a TCP connection from this machine, or None if not
+    known.
+    """
     if connection.family not in (socket.AF_INET, socket.AF_INET6) or not hasattr(socket, "AF_NETLINK"):
         return None
     here, there = connection.getsockname(), connection.getpeername()
-    # inet_diag_req_v2, about the other end's own socket, in any state and on any interface.
+    # inet_diag_req_v2: a query for the socket of the other end, in any state and on any interface.
     packed = [
         socket.inet_pton(connection.family, host.partition("%")[0]).ljust(16, b"\0") for host in (there[0], here[0])
     ]
@@ -173,7 +180,7 @@ def user_of(connection: socket.socket) -> int | None:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as system:
             system.send(head + question)
             answer = system.recv(4096)
-    except OSError:  # no descriptor, or a system that does not tell
+    except OSError:  # No descriptor is left, or the system does not answer such queries.
         return None
     if len(answer) < _UID_AT + 4 or struct.unpack_from("=H", answer, 4) != (_SOCK_DIAG_BY_FAMILY,):
         return None

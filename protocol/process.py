@@ -1,7 +1,7 @@
-"""The identity of a process: a pid alone is reused, a pid with its start time and boot id is not.
+"""The identity of a process. A pid alone may be reused. A pid together with its start time and boot id is unique.
 
-A pid is valid in its own pid namespace only: a process in a container has a different one outside. A start is valid
-in its own time namespace: clocks that count from boot may be offset there (time_namespaces(7)).
+A pid is only valid in its own pid namespace. A process in a container has a different pid outside it. A start time is
+only valid in its own time namespace, where clocks that count from boot may have an offset (time_namespaces(7)).
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ TYPE_CHECKING = False  # see `cbtop.protocol.runtime_directory`
 if TYPE_CHECKING:
     from pathlib import Path
 
-_PROC = "/proc"  # Linux has it; other systems, and some sandboxes, do not
+_PROC = "/proc"  # Linux has it. Other systems and some sandboxes do not.
 MAX_THREADS = 256
-_STATE_FIELD, _STARTTIME_FIELD = 3, 22  # proc_pid_stat(5), counted from 1; the latter in clock ticks since boot
+# Field numbers of proc_pid_stat(5), from 1; the start time is in clock ticks since boot.
+_STATE_FIELD, _STARTTIME_FIELD = 3, 22
 
 
 def pid_namespace() -> int | None:
-    """Return the inode number of this process's pid namespace, or None if the kernel does not give it."""
+    """Return the inode number of this process's pid namespace, or None if the kernel does not report it."""
     try:
         return os.stat(f"{_PROC}/self/ns/pid").st_ino
     except OSError as error:
@@ -31,7 +32,7 @@ def pid_namespace() -> int | None:
 
 
 def boot_id() -> str:
-    """Return the kernel's id of this boot, or "" if there is no /proc."""
+    """Return the kernel's id of the current boot, or "" if /proc does not exist."""
     try:
         with io.open(f"{_PROC}/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
@@ -41,7 +42,7 @@ def boot_id() -> str:
 
 
 def has_mapped(pid: int, path: Path) -> bool:
-    """Whether the process `pid` has the file at `path` in its memory. True if the kernel does not tell."""
+    """Whether the process `pid` has mapped the file at `path`. True if the kernel does not report it."""
     try:
         with io.open(f"{_PROC}/{pid}/maps", "rb") as file:
             return os.fsencode(path) in file.read()
@@ -51,7 +52,7 @@ def has_mapped(pid: int, path: Path) -> bool:
 
 
 def running_pids() -> set[int]:
-    """Return the pids of all running processes; empty if the kernel does not list them."""
+    """Return the pids of all running processes, or an empty set if the kernel does not list them."""
     try:
         return {int(name) for name in os.listdir(_PROC) if name.isdecimal()}
     except OSError:
@@ -59,9 +60,10 @@ def running_pids() -> set[int]:
 
 
 def processor_times(pid: int) -> dict[str, tuple[int, int]]:
-    """Return, for each thread of process `pid`, how many ns it ran and how many ns it waited for a processor.
+    """Return the running time and the waiting time of each thread of process `pid`, in ns.
 
-    Empty if the kernel does not count them. At most MAX_THREADS threads are read.
+    Waiting means being ready to run without a processor. Returns {} if the kernel does not report these times. Reads
+    at most MAX_THREADS threads.
     """
     found = {}
     try:
@@ -74,7 +76,7 @@ def processor_times(pid: int) -> dict[str, tuple[int, int]]:
             with io.open(f"{_PROC}/{pid}/task/{thread}/schedstat", encoding="ascii") as file:
                 ran_ns, waited_ns, _ = file.read().split()
             found[thread] = int(ran_ns), int(waited_ns)
-        except (OSError, ValueError) as error:  # it has ended, or this kernel has a different format
+        except (OSError, ValueError) as error:  # The thread has ended, or this kernel's file has a different format.
             reraise_host_error(error)
     return found
 
@@ -82,17 +84,17 @@ def processor_times(pid: int) -> dict[str, tuple[int, int]]:
 def busiest_wait_ns(before: dict[str, tuple[int, int]], now: dict[str, tuple[int, int]]) -> int | None:
     """Return how long the busiest thread waited for a processor between two `processor_times`, in ns.
 
-    The busiest is the one that ran or could run the longest.
+    The busiest thread is the one with the longest time of running and waiting. Returns None if no thread is in both.
     """
     grown = [(ran - before[one][0], waited - before[one][1]) for one, (ran, waited) in now.items() if one in before]
     return max((ran + waited, waited) for ran, waited in grown)[1] if grown else None
 
 
 def process_start(pid: int) -> int | None:
-    """Return when `pid` started, in clock ticks since boot, or None if no such process runs.
+    """Return the start time of the process `pid` in clock ticks since boot, or None if no such process runs.
 
-    If there is no /proc the start is not known and every living process has start 0. A zombie has ended. Raises
-    OSError if there is no descriptor left to look with.
+    A zombie counts as ended. If /proc does not exist, the start time is not known, and 0 is returned for every living
+    process. Raises OSError if no descriptor is left to read the file with.
     """
     try:
         fields = _stat_from_state(pid)
@@ -102,15 +104,15 @@ def process_start(pid: int) -> int | None:
         reraise_host_error(error)
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
-        return None  # the process ended between open and read (ESRCH), or is hidden from us
+        return None  # The process ended between open and read (ESRCH), or is hidden from us.
     return None if fields[0] in (b"Z", b"X") else int(fields[_STARTTIME_FIELD - _STATE_FIELD])
 
 
 def is_running(pid: int, start: int) -> bool:
     """Whether `pid` is running and may be the process that reported `start` as its `process_start`.
 
-    A different time namespace has different numbers for the same moment, so such a process is matched by pid only.
-    Raises OSError if there is no descriptor left to look with.
+    In a different time namespace the same moment has a different number, so a process of such a namespace is matched
+    by its pid only. Raises OSError if no descriptor is left to read the start time with.
     """
     found = process_start(pid)
     if found is None or found == start:
@@ -120,7 +122,7 @@ def is_running(pid: int, start: int) -> bool:
 
 
 def is_suspended(pid: int) -> bool:
-    """Whether `pid` is stopped by a signal (SIGSTOP) or a debugger. False if the kernel does not tell."""
+    """Whether a signal (SIGSTOP) or a debugger has stopped `pid`. False if the kernel does not report it."""
     try:
         return _stat_from_state(pid)[0] in (b"T", b"t")
     except OSError as error:
@@ -129,7 +131,10 @@ def is_suspended(pid: int) -> bool:
 
 
 def _time_namespace(process: str) -> int | None:
-    """Return its time namespace's inode number, or None if the kernel hides it, or has none (before Linux 5.6)."""
+    """Return the inode number of the time namespace of `process`.
+
+    Returns None if the kernel hides it or does not have time namespaces (before Linux 5.6).
+    """
     try:
         return os.stat(f"{_PROC}/{process}/ns/time").st_ino
     except OSError as error:
@@ -140,7 +145,7 @@ def _time_namespace(process: str) -> int | None:
 def _stat_from_state(pid: int) -> list[bytes]:
     with io.open(f"{_PROC}/{pid}/stat", "rb") as file:
         text = file.read()
-    # The command name may contain spaces and parentheses, so fields are counted from the last one.
+    # The command name may contain spaces and parentheses, so the fields are counted from the last parenthesis.
     return text[text.rindex(b")") + 2 :].split()
 
 

@@ -1,10 +1,10 @@
-"""The daemon's socket: XPUB, so that it hears who joins; it never waits for a viewer.
+"""The daemon's socket. It is an XPUB socket, which reports subscriptions. It never waits for a viewer.
 
-A message goes out under a topic. LIVE reaches every viewer and RECORDS every recorder. A topic of a viewer's own
-(join, history, clock, ended) reaches only the viewer that subscribed to it: this is how a viewer asks. Messages that
-belong together travel as one multipart message, which ZeroMQ counts once against the high-water mark and delivers
-whole or not at all. A viewer that does not read loses its own messages, and only its own. The limits of a viewer are
-in `cbtop.protocol.peers`.
+Every message has a topic. LIVE is sent to every viewer, and RECORDS to every viewer that records. To ask a question,
+a viewer subscribes to a topic that no other viewer has (join, history, clock, ended). The answer is sent under that
+topic, so only this viewer receives it. Messages that belong together are sent as one multipart message, which ZeroMQ
+counts once against the high-water mark and delivers completely or not at all. A viewer that does not read loses its
+own messages, but does not affect other viewers. The limits of a viewer are in `cbtop.protocol.peers`.
 """
 
 from __future__ import annotations
@@ -36,16 +36,18 @@ TOPICS = re.compile(
     rb"%b|%b|%b[0-9a-f]{16}|(?:%b|%b)[0-9a-f]{16}/\d{1,18}|%b[0-9a-f]{16}/(?:\d{1,20}:){2}\d{1,20}"
     % (LIVE, RECORDS, JOIN_PREFIX, CLOCK_PREFIX, HISTORY_PREFIX, ENDED_PREFIX)
 )
-MAX_MESSAGE_BYTES = 512  # a viewer sends topics of at most 85 bytes; a handshake is the largest
-MAX_HEARD = 1000  # subscriptions taken a turn, so that a flood of them cannot hold up the daemon
-MAX_LET_IN = 8  # viewers a turn, each of whom may send much before it is cut off
+MAX_MESSAGE_BYTES = 512  # a viewer sends topics of at most 85 bytes; handshake messages are the largest
+MAX_HEARD = 1000  # subscriptions processed per turn, so that many of them cannot delay the daemon
+MAX_LET_IN = 8  # viewers let in per turn, because each may send much before it is disconnected
 SOON_MS = 10
-SEND_HIGH_WATER_MARK = 32  # messages a viewer: three seconds at ten updates a second
-RECEIVE_HIGH_WATER_MARK = 16  # subscriptions of a viewer that libzmq queues before it takes them in without a bound
-RECEIVE_BUFFER_BYTES = 4096  # the system's buffer: libzmq still reads what is in it after a connection is cut off
+SEND_HIGH_WATER_MARK = 32  # messages per viewer: three seconds at ten updates per second
+# Subscriptions of a viewer in libzmq's queue, before libzmq moves them to a queue without a limit.
+RECEIVE_HIGH_WATER_MARK = 16
+RECEIVE_BUFFER_BYTES = 4096  # the system's buffer, which libzmq still reads after a connection is closed
 HANDSHAKE_MS = 10_000
 HEARTBEAT_MS = 5_000
-SILENT_MS = 30_000  # a viewer that answers no heartbeat, or takes no byte, for this long is gone: it may come again
+# A viewer that answers no heartbeat or accepts no byte for this long is disconnected; it may connect again.
+SILENT_MS = 30_000
 MONITORED = (
     zmq.EVENT_ACCEPTED
     | zmq.EVENT_DISCONNECTED
@@ -55,10 +57,10 @@ MONITORED = (
 
 
 class Publisher:
-    """Binds `endpoint`. Raises EndpointError if it is in use or cannot be bound. One thread owns it.
+    """Binds `endpoint`. Raises EndpointError if the address is in use or cannot be bound. Only one thread may use it.
 
-    With `keys`, a tcp socket lets in only the viewers they allow. Raises KeysError if other hosts could reach the
-    address and there are no keys, or if the keys allow no viewer.
+    With `keys`, a tcp socket accepts only the viewers that are allowed by the keys. Raises KeysError if other hosts
+    could reach the address without keys, or if no viewer is on the allow-list.
     """
 
     def __init__(self, endpoint: str, keys: DaemonKeys | None = None) -> None:
@@ -69,7 +71,8 @@ class Publisher:
         check_descriptors()
         self._lock = None if is_tcp else _lock_ipc(self.endpoint)
         self._open()
-        _tracked(b"")  # starts pyzmq's thread for these, which opens files: later none may be left
+        # Start pyzmq's thread for tracked frames now. It opens files, and later there may be no descriptor left.
+        _tracked(b"")
 
     def _open(self) -> None:
         self._context = zmq.Context()
@@ -89,7 +92,8 @@ class Publisher:
         self._peers = Peers(TOPICS, lambda line: self._authenticator.log_once(line, line))
         self._socket.monitor("inproc://peers", MONITORED)
         self._monitor = self._context.socket(zmq.PAIR)
-        self._monitor.setsockopt(zmq.RCVHWM, 0)  # at a limit, libzmq would wait for us, and `close` for libzmq
+        # With a limit, libzmq could wait for us to read events while `close` waits for libzmq.
+        self._monitor.setsockopt(zmq.RCVHWM, 0)
         self._monitor.connect("inproc://peers")
         self._poller = zmq.Poller()
         for listened in (self._socket, self._monitor, self._authenticator.questions):
@@ -103,9 +107,11 @@ class Publisher:
     def _bind(self) -> None:
         if self._lock is None:
             self._socket.bind(self.endpoint)
-            self.endpoint = self._socket.get_string(zmq.LAST_ENDPOINT)  # port 0 is a free one
+            # If the port was 0, the system has chosen a free port.
+            self.endpoint = self._socket.get_string(zmq.LAST_ENDPOINT)
             return
-        umask = os.umask(0o177)  # write permission to a socket's file allows connecting, from the moment it exists
+        # Write permission for a socket's file allows connecting, so the mode must be right when the file is created.
+        umask = os.umask(0o177)
         try:
             self._socket.bind(self.endpoint)
         finally:
@@ -113,25 +119,25 @@ class Publisher:
 
     @property
     def refused(self) -> int:
-        """Number of failed handshakes, of those that needed keys."""
+        """Number of handshakes that failed at a socket with keys."""
         return self._authenticator.refused
 
     def hear(self, timeout_ms: int) -> None:
-        """Process new connections, questions and disconnections. Waits up to `timeout_ms` for the first."""
+        """Process new connections, questions and disconnections. Waits at most `timeout_ms` for the first of them."""
         if self._peers.is_waiting:
             timeout_ms = min(timeout_ms, SOON_MS)
         if not self._poller.poll(timeout_ms):
             return
         has_heard_all = self._hear_words()
         self._watch()
-        # They are let in only now, so that they are heard after everything that was sent before.
+        # Let viewers in only now, so that their messages are processed after everything that was sent before.
         for _ in range(MAX_LET_IN if has_heard_all else 0):
             if self._authenticator.questions.poll(0):
-                self._watch()  # this connection has been announced by now
+                self._watch()  # the event of this viewer's connection has arrived by now
                 self._authenticator.answer()
 
     def _hear_words(self) -> bool:
-        """Process the viewers' subscriptions, and return whether all were processed."""
+        """Process the viewers' subscriptions. Returns whether all were processed."""
         for _ in range(MAX_HEARD):
             try:
                 said = self._socket.recv(zmq.NOBLOCK, copy=False)
@@ -141,7 +147,7 @@ class Publisher:
         return False
 
     def _watch(self) -> None:
-        """Process the monitor's new and ended connections."""
+        """Process the monitor's events: new connections, ended connections and failed handshakes."""
         while self._monitor.poll(0):
             event, value = monitor_event(self._monitor)
             if event == zmq.EVENT_ACCEPTED:
@@ -153,24 +159,24 @@ class Publisher:
 
     @property
     def is_heard(self) -> bool:
-        """Whether there is a viewer or recorder."""
+        """Whether there is any viewer, recording or not."""
         return self._peers.follow((LIVE, RECORDS))
 
     @property
     def has_recorder(self) -> bool:
-        """Whether any recorder wants each record."""
+        """Whether any viewer has subscribed to RECORDS."""
         return self._peers.follow((RECORDS,))
 
     def questions(self, kind: bytes) -> list[bytes]:
-        """Return the topics that begin with `kind`: viewers ask by them, and wait for an `answer`."""
+        """Return the topics of the waiting questions of one kind, a prefix of topics. Each needs an `answer`."""
         return self._peers.questions(kind)
 
     def answer(self, topics: Iterable[bytes], messages: Iterable[WireMessage]) -> None:
-        """Answer each of `topics` with `messages`, which are held once however many viewers ask."""
+        """Answer each of `topics` with `messages`. Memory holds the messages once, even if many viewers ask."""
         self.answer_frames(topics, [codec.encode(message) for message in messages])
 
     def answer_frames(self, topics: Iterable[bytes], frames: Sequence[bytes]) -> None:
-        """Do the same with messages that are encoded already."""
+        """Answer each of `topics` with messages that are encoded already."""
         shared = [zmq.Frame(frame) for frame in frames[:-1]]
         for topic in topics:
             last = _tracked(frames[-1])
@@ -178,14 +184,15 @@ class Publisher:
             self._peers.answered(topic, last.tracker)
 
     def begin_second(self) -> None:
-        """Reset the limits that count per second."""
+        """Reset the limits per second."""
         self._peers.begin_second()
 
     def shut_out_revoked(self) -> None:
-        """End the links of viewers that are no longer allowed.
+        """If a key has been revoked, end the connections of all viewers.
 
-        The key of a link is not always known, so all links end. A viewer that is still allowed is back within a
-        second and gets everything anew. Raises EndpointError if the address was taken in between.
+        All connections end because the key of a connection is not always known. A viewer that is still allowed
+        reconnects within a second and receives everything again. Raises EndpointError if another process took the
+        address meanwhile.
         """
         if self._authenticator.has_revoked():
             self._close_socket()
@@ -196,12 +203,12 @@ class Publisher:
         self.send_frames(topic, [codec.encode(message) for message in messages])
 
     def send_frames(self, topic: bytes, frames: Sequence[bytes]) -> None:
-        """Do the same with messages that are encoded already."""
+        """Send messages that are encoded already together under `topic`."""
         if frames:
             self._socket.send_multipart([topic, *frames], zmq.NOBLOCK, copy=False)
 
     def close(self) -> None:
-        """Close the socket and give up the address."""
+        """Close the socket and release the address."""
         self._close_socket()
         if self._lock is not None:
             os.close(self._lock)
@@ -216,12 +223,15 @@ class Publisher:
 
 
 def _tracked(data: bytes) -> zmq.Frame:
-    """Return a frame that tells when libzmq no longer needs it."""
+    """Return a frame with a tracker, which reports when libzmq no longer needs the frame."""
     return zmq.Frame(data, track=True, copy=False, copy_threshold=0)
 
 
 def _sender(said: zmq.Frame) -> int:
-    """Return the descriptor of the sending connection, or -1 if it has left and libzmq gives up its topics."""
+    """Return the descriptor of the connection that sent a message, or -1 if the connection has ended.
+
+    When a connection ends, libzmq itself reports the end of its subscriptions.
+    """
     try:
         return int(said.get(zmq.SRCFD))
     except zmq.ZMQError:
@@ -238,7 +248,9 @@ def _check_keys(endpoint: str, keys: DaemonKeys | None, is_tcp: bool) -> None:
 
 
 def _lock_ipc(endpoint: str) -> int:
-    """Take the right to bind an ipc path, because libzmq itself would let a second daemon steal it."""
+    """Lock the file that grants the right to bind an ipc path. libzmq itself would let a second daemon take over
+    the path.
+    """
     lock = lock_of(endpoint)
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

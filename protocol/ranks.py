@@ -1,4 +1,4 @@
-"""The rank of a process among those it works with, and their job, as its launcher set them."""
+"""The rank of a process among the processes that work together, and their job, as set by their launcher."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 MAX_RANKS = 1 << 20
 
-# Rank, local rank and world size as launchers set them; the launcher nearest to the process comes first.
+# Variables of rank, local rank and world size, by launcher. The launcher that is nearest to the process comes first.
 _RANK_VARIABLES = (
     ("RANK", "LOCAL_RANK", "WORLD_SIZE"),  # torchrun, deepspeed, accelerate
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),  # mpirun of Open MPI
     ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # mpirun of MPICH and Intel MPI
     ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),  # srun
 )
-# Values that are the same in all processes of a job, and differ between jobs that run at the same time. The first
-# that is set counts: our own, the meeting point of torch's processes (each node of such a job may be a step of its
-# own to Slurm), the job's name in PMIx, and in Slurm.
+# Variables with values that are equal in all processes of a job and differ between jobs that run at the same time.
+# The first variables that are set count. They are our own, the address where torch's processes meet (Slurm may treat
+# each node of such a job as its own step), the job's name in PMIx, and its name in Slurm.
 JOB_VARIABLE = "CBTOP_JOB"
 _JOB_VARIABLES = (
     (JOB_VARIABLE,),
@@ -27,7 +27,10 @@ _JOB_VARIABLES = (
 
 
 class Ranks(NamedTuple):
-    """The rank, the number of processes and the job of a process; None and "" if its launcher did not set them."""
+    """The rank, the number of processes and the job of a process.
+
+    They are None and "" if the launcher did not set them.
+    """
 
     rank: int | None = None
     local_rank: int | None = None
@@ -36,7 +39,7 @@ class Ranks(NamedTuple):
 
 
 def ranks_of(environment: Mapping[str, str]) -> Ranks:
-    """Return the values of the first launcher that set a rank. Values that make no sense are ignored."""
+    """Return the values of the first launcher in the list that has set a valid rank. Ignores invalid values."""
     for names in _RANK_VARIABLES:
         rank, local_rank, world_size = (_small_number(environment.get(name, "")) for name in names)
         world_size = world_size or None

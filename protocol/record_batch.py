@@ -1,8 +1,8 @@
-"""Records packed into columns for the wire, and a receiver's count of them.
+"""Records packed into columns for the wire, and the count of records that a receiver gets.
 
-A batch's columns: the end of the first record (i64, little-endian), then node, flags, step from end to end, duration
-and elements as `cbtop.protocol.columns` packs them: records of a decode take 12 to 18 bytes instead of the ring's 32.
-Arithmetic is modulo 2^64, so any i64 comes back.
+A batch begins with the end time of its first record (i64, little-endian). The columns node, flags, difference from
+the previous end time, duration and elements follow, packed by `cbtop.protocol.columns`. A record of a decode takes 12
+to 18 bytes instead of the ring's 32. Arithmetic is modulo 2^64, so every i64 is restored exactly.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from cbtop.protocol.messages import Heartbeat, Message, Packed, RecordBatch, Sou
 from cbtop.protocol.ring import NODE_BITS
 from cbtop.protocol.ring_reader import Batch
 
-MAX_TALLIES = 1 << 14  # sources of one receiver: its daemon has 256 at a time
-MAX_BATCH_RECORDS = 1 << 16  # per message: a late reader finds millions in a ring
+MAX_TALLIES = 1 << 14  # sources per receiver; a daemon has 256 at a time
+# Records per message, because a reader that joins late finds millions of records in a ring.
+MAX_BATCH_RECORDS = 1 << 16
 _FIRST_END = struct.Struct("<q")
 
 
 def pack(batch: Batch) -> Packed:
-    """Pack the records of `batch`, in the order they ended."""
+    """Pack the records of `batch`, in the order in which they ended."""
     if not len(batch.node):
         return Packed(b"")
     step = np.diff(batch.end_ns, prepend=batch.end_ns[:1])
@@ -34,7 +35,10 @@ def pack(batch: Batch) -> Packed:
 
 
 def unpack(message: RecordBatch) -> Batch:
-    """Return the records of `message`. Raises DecodeError if its columns are too long, or not as long as declared."""
+    """Return the records of `message`.
+
+    Raises DecodeError if its columns do not have the declared length or are too long.
+    """
     count, data = message.count, message.columns
     if count > MAX_BATCH_RECORDS:
         raise DecodeError(f"{count} records in one batch; at most {MAX_BATCH_RECORDS} are taken")
@@ -50,7 +54,7 @@ def unpack(message: RecordBatch) -> Batch:
 
 
 def joined(parts: Sequence[Batch]) -> Batch:
-    """Return the records of `parts`, one after the other, without their counts of overwritten records."""
+    """Return the records of all `parts`, in order. Their numbers of overwritten records are not added up."""
     names = ("node", "flags", "start_ns", "end_ns", "elements")
     none = np.zeros(0, np.int64)
     columns = {name: np.concatenate([none, *(getattr(part, name) for part in parts)]) for name in names}
@@ -58,7 +62,10 @@ def joined(parts: Sequence[Batch]) -> Batch:
 
 
 def batches(source: str, first: int, produced: int, batch: Batch) -> Iterator[RecordBatch]:
-    """Yield `batch`, the remaining records of the ring's `first` to `produced`, as messages of bounded size."""
+    """Yield the records of `batch` as messages of bounded size.
+
+    `batch` contains those records with numbers from `first` to before `produced` that were not lost.
+    """
     count = len(batch.node)
     for at in range(0, max(count, 1), MAX_BATCH_RECORDS):
         chosen = slice(at, min(at + MAX_BATCH_RECORDS, count))
@@ -70,37 +77,45 @@ def batches(source: str, first: int, produced: int, batch: Batch) -> Iterator[Re
             batch.elements[chosen],
             overwritten=0,
         )
-        until = produced - count + chosen.stop  # records are usually lost before the remaining ones
+        # Records are usually lost before the remaining ones, so the missing records are counted before the first
+        # message's.
+        until = produced - count + chosen.stop
         yield RecordBatch(source, first, until, chosen.stop - at, pack(part))
         first = until
 
 
 @dataclass(slots=True)
 class RecordTally:
-    """A receiver's counts of one source's records, by their numbers in the ring.
+    """A receiver's counts of the records of one source, computed from the records' numbers in the ring.
 
-    Always true, even if the last batch was lost: `produced == before + taken + dropped + missed`.
+    `produced == before + taken + dropped + missed` always holds, even if the last batch was lost.
     """
 
-    produced: int = 0  # as last reported
-    before: int | None = None  # written before this receiver joined
+    produced: int = 0  # number of written records, as last reported
+    before: int | None = None  # records written before this receiver joined
     taken: int = 0
-    dropped: int = 0  # overwritten in the ring before the daemon read them, or rejected by it
+    # Records that were overwritten in the ring before the daemon read them, or that the daemon rejected.
+    dropped: int = 0
     _gaps: int = 0
-    _next: int = 0  # the first number not accounted for
+    _next: int = 0  # number of the first record that is not counted yet
 
     @property
     def missed(self) -> int:
-        """Read by the daemon and not here: batches lost on the way, or not here yet."""
+        """Number of records that the daemon has read and this receiver has not: their batches are lost or not
+        here yet.
+        """
         return self._gaps + self.produced - self._next
 
     def hear(self, produced: int) -> None:
-        """Update the number of records."""
+        """Update `produced`, the number of written records."""
         self._begin(produced)
         self.produced = max(self.produced, produced)
 
     def take(self, message: RecordBatch) -> int:
-        """Count a batch. Returns how many first records were here before (a new daemon reads the ring anew)."""
+        """Count a batch. Returns how many of its first records this receiver already had.
+
+        It already had some of them if a new daemon reads the ring from the beginning.
+        """
         self._begin(message.first)
         self.produced = max(self.produced, message.produced)
         first_kept = message.produced - message.count
@@ -118,9 +133,10 @@ class RecordTally:
 
 
 def tally(tallies: dict[str, RecordTally], message: Message) -> int:
-    """Count `message` for its source. For a batch, returns how many of its first records were here before.
+    """Count the records that `message` reports.
 
-    Raises DecodeError for a batch that cannot be unpacked, and if there are more than MAX_TALLIES sources.
+    For a batch, returns how many of its first records were already known. Raises DecodeError if a batch cannot be
+    unpacked, or if there are more than MAX_TALLIES sources.
     """
     match message:
         case RecordBatch():

@@ -2,21 +2,24 @@
 
 Layout (little-endian)
     header   magic b"CBTOPREC", protocol major and minor (u16), crc32 of what follows (u32), monotonic and realtime
-             ns read together (i64), host (64 bytes of UTF-8, zero-filled); no version may change the first three
+             ns read together (i64), host (64 bytes of UTF-8, zero-filled); the first three never change
     frames   length of the payload (u32), crc32 of what follows (u32), monotonic ns (i64), kind (u32), payload:
              deflated, a msgpack list of messages that belong together, encoded as on the wire
-    range    as the first frame and the last, without messages, if a recording was cut out of a longer one: their
+    range    first and last frame, without messages, if a recording was cut out of a longer one: their
              times are those of the range, and the frames before it lead up to it
-    index    as the last frame of a recording that was closed: the times and offsets of its keyframes
+    index    last frame of a recording that was closed: the times and offsets of its keyframes
     footer   offset of the index (u64), magic b"CBTOPIDX"
 
 Rules
-- A frame is appended by one write, so a kill at any moment costs at most the last one. Without an index the frames
-  are walked once to find the keyframes. The file is damaged if they do not lead to the index that a footer names, or
-  lead to a frame head that no recorder wrote. The rest of a damaged file is not read.
-- A keyframe holds complete state: to show a moment, read the keyframe before it and the frames that follow.
-- Deflating pays: frames of a decode shrink to a quarter (records alone by 2.4), for 0.4 % of a core (zlib, level 1).
-- Frames and messages of an unknown kind are skipped: a newer minor version opens, a different major does not.
+- A frame is appended by one write, so if the process is killed, at most the last frame is lost. Without an index, the
+  reader goes through the frames once to find the keyframes. The file counts as damaged if the frames do not end at
+  the index that the footer names, or if a frame's head is invalid. The rest of a damaged file is not read.
+- A keyframe contains the complete state. To show a moment, read the keyframe before the moment and the frames
+  between.
+- Payloads are deflated because frames of a decode shrink to a quarter of their size (records alone by a factor of
+  2.4), for 0.4 % of a core (zlib, level 1).
+- Frames and messages of an unknown kind are skipped. So a recording of a newer minor version can be read. A different
+  major version is refused.
 """
 
 from __future__ import annotations
@@ -43,17 +46,19 @@ from cbtop.protocol.open_file import OpenFile
 MAGIC = b"CBTOPREC"
 INDEX_MAGIC = b"CBTOPIDX"
 SUFFIX = ".cbtop"
-MAX_PAYLOAD_BYTES = 256 << 20  # a keyframe of every possible source; deflated, and inflated
-# Frames of real messages inflate to 4 to 12 times their size, zeros to a thousand times.
+MAX_PAYLOAD_BYTES = 256 << 20  # sizes of a keyframe with every possible source: deflated, and inflated
+# Frames of real messages inflate to 4 to 12 times their size. Zeros inflate to a thousand times their size.
 MAX_INFLATION = 100
-FREE_BYTES = 1 << 20  # every frame may inflate to this
-PIECE_BYTES = 16 << 10  # inflated at a time, to 16 MiB at most
+FREE_BYTES = 1 << 20  # every frame may inflate to this size
+PIECE_BYTES = 16 << 10  # deflated bytes that are inflated at a time, to at most 16 MiB
 DEFLATE_LEVEL = 1
-MAX_MESSAGES = 4_096  # per frame
-MAX_KIND = 255  # of a frame, in any version
-MAX_KEYFRAMES = 1 << 20  # two months of one every five seconds; with more, a jump goes on from the last
+MAX_MESSAGES = 4_096  # messages per frame
+MAX_KIND = 255  # the largest kind of a frame in any version
+# Two months with a keyframe every five seconds; later moments are reached from the last of these keyframes.
+MAX_KEYFRAMES = 1 << 20
 MAX_REALTIME_NS = 253_402_300_799_000_000_000  # the end of the year 9999
-_WRITE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not hold us up
+# O_NONBLOCK: do not wait if the path is a pipe
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
 _HEADER = struct.Struct("<8sHHIqq64s")
 _HEAD = struct.Struct("<IIqI")
 _TIME_AND_KIND = struct.Struct("<qI")
@@ -64,16 +69,16 @@ _FOOTER = struct.Struct("<Q8s")
 class FrameKind(IntEnum):
     """The kind of a frame's content."""
 
-    LIVE = 0  # messages to every viewer
-    KEYFRAME = 1  # complete state: a daemon's hello and everything it knows
+    LIVE = 0  # messages that are sent to every viewer
+    KEYFRAME = 1  # the complete state: a daemon's hello and everything that the daemon knows
     RECORDS = 2  # record batches
     INDEX = 3
-    RANGE = 4  # the beginning, and the end, of a range that the user chose
+    RANGE = 4  # marks the beginning or the end of a range that the user chose
 
 
 @dataclass(frozen=True, slots=True)
 class RecordingOrigin:
-    """The host and time of a recording: `monotonic_ns` and `realtime_ns` were read together."""
+    """The host and the time of a recording. `monotonic_ns` and `realtime_ns` were read at the same time."""
 
     host: str
     monotonic_ns: int
@@ -82,7 +87,7 @@ class RecordingOrigin:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame, its payload not decoded yet."""
+    """One frame. Its payload is not decoded yet."""
 
     kind: int
     time_ns: int
@@ -90,13 +95,16 @@ class Frame:
     payload: bytes
 
     def messages(self, decode: Callable[[bytes], Message | None] = codec.decode) -> Iterator[Message]:
-        """Yield its messages, one at a time. Raises DecodeError at the first that is not a message."""
+        """Yield the messages of the frame, one at a time.
+
+        Raises DecodeError at the first part that is not a message.
+        """
         for part in self._parts():
             if (message := decode(part)) is not None:
                 yield message
 
     def _parts(self) -> Iterator[bytes]:
-        # Only bytes in one list: lists in lists would take many times the memory of the inflated frame.
+        # The payload must be one list of bytes. Nested lists would take many times the memory of the inflated frame.
         unpacker = msgpack.Unpacker(
             max_buffer_size=MAX_PAYLOAD_BYTES, max_bin_len=codec.MAX_FRAME_BYTES, max_array_len=0, max_map_len=0,
             max_str_len=0, max_ext_len=0,
@@ -130,7 +138,7 @@ class Frame:
             raise DecodeError(f"a frame that holds no messages: {error}") from error
 
     def _inflated(self) -> Iterator[bytes]:
-        """Yield the payload inflated, in pieces that are not empty."""
+        """Yield the inflated payload in non-empty pieces."""
         most = min(MAX_PAYLOAD_BYTES, max(FREE_BYTES, MAX_INFLATION * len(self.payload)))
         inflater, size = zlib.decompressobj(), 0
         for at in range(0, len(self.payload), PIECE_BYTES):
@@ -146,9 +154,10 @@ class Frame:
 
 
 def encode_frame(kind: FrameKind, time_ns: int, messages: Iterable[bytes]) -> bytes:
-    """Return a frame of `messages`, which are encoded already. Holds one message at a time.
+    """Return a frame of `messages`, which are already encoded. Keeps only one message in memory at a time.
 
-    Their number precedes them, in a block of the zlib stream (RFC 1950) that is not deflated (RFC 1951, 3.2.4).
+    The number of messages precedes them, in a block of the zlib stream (RFC 1950) that is stored without compression
+    (RFC 1951, 3.2.4).
     """
     packer, deflate = msgpack.Packer(use_bin_type=True), zlib.compressobj(DEFLATE_LEVEL, wbits=-zlib.MAX_WBITS)
     parts: list[bytes] = []
@@ -165,14 +174,16 @@ def encode_frame(kind: FrameKind, time_ns: int, messages: Iterable[bytes]) -> by
 
 
 def _adler32_of_both(first: int, second: int, second_length: int) -> int:
-    """Return the Adler-32 (RFC 1950) of two joined strings, from their checksums and the length of the second."""
+    """Return the Adler-32 (RFC 1950) of two joined byte strings, given their checksums and the length of the
+    second.
+    """
     low = ((first & 0xFFFF) + (second & 0xFFFF) - 1) % 65_521
     high = ((first >> 16) + (second >> 16) + second_length * ((first & 0xFFFF) - 1)) % 65_521
     return high << 16 | low
 
 
 def frame_bytes(kind: int, time_ns: int, payload: bytes) -> bytes:
-    """Return a frame around a finished payload."""
+    """Return a frame with this finished payload."""
     rest = _TIME_AND_KIND.pack(time_ns, kind)
     return struct.pack("<II", len(payload), zlib.crc32(payload, zlib.crc32(rest))) + rest + payload
 
@@ -180,7 +191,7 @@ def frame_bytes(kind: int, time_ns: int, payload: bytes) -> bytes:
 class RecordingWriter:
     """Writes a new recording at `path` (mode 0600), of at most `max_bytes` plus an index.
 
-    Raises RecordingError if the file exists (unless `overwrite`), or cannot be made.
+    Raises RecordingError if the file exists (unless `overwrite`) or cannot be created.
     """
 
     def __init__(self, path: Path, origin: RecordingOrigin, max_bytes: int, *, overwrite: bool = False) -> None:
@@ -210,9 +221,10 @@ class RecordingWriter:
             raise
 
     def append(self, frame: bytes) -> bool:
-        """Append one frame. Returns False, and writes nothing, if it would exceed the bound.
+        """Append one frame. Returns False, without writing, if the file would become larger than allowed.
 
-        Raises DecodeError if it is not a frame, RecordingError if the disk refuses it. The file is then as before.
+        Raises DecodeError if `frame` is not a valid frame, and RecordingError if writing fails. The file is unchanged
+        then.
         """
         length, crc, time_ns, kind = _HEAD.unpack_from(frame) if len(frame) >= _HEAD.size else (-1, 0, 0, 0)
         if length != len(frame) - _HEAD.size or zlib.crc32(memoryview(frame)[8:]) != crc:
@@ -227,7 +239,7 @@ class RecordingWriter:
         return True
 
     def close(self) -> None:
-        """Write the index and close the file. If there is no room for the index, the file opens without one."""
+        """Write the index and close the file. If there is no room for the index, the file can be read without it."""
         entries = (*self._keyframes, (self._last_ns, self.size_bytes))
         payload = b"".join(_ENTRY.pack(*entry) for entry in entries)
         offset = self.size_bytes
@@ -252,9 +264,10 @@ class RecordingWriter:
 
 
 class RecordingReader:
-    """Reads the recording at `path`, even while it is written: as much as exists when it is opened.
+    """Reads the recording at `path`: all that the file contains when it is opened, even if it is still being written.
 
-    Raises RecordingError if it is not a recording or cannot be read, VersionError if its major version differs.
+    Raises RecordingError if the file is not a recording or cannot be read, and VersionError if its major version
+    differs.
     """
 
     def __init__(self, path: Path) -> None:
@@ -288,16 +301,18 @@ class RecordingReader:
 
     @property
     def damaged(self) -> int:
-        """Number of frames skipped: their bytes do not fit their checksum, or their beginning is lost."""
+        """Number of frames that were skipped, because their checksum is wrong or their beginning could not be
+        found.
+        """
         return len(self._damaged)
 
     def frames(self, offset: int = 0, wanted: Collection[int] | None = None) -> Iterator[Frame]:
-        """Yield the frames of the `wanted` kinds from `offset` on (0: the first). Other frames are not read."""
+        """Yield the frames of the `wanted` kinds from `offset` on (0: from the first). Other frames are not read."""
         at = max(offset, _HEADER.size)
         while at + _HEAD.size <= self._end:
             length, crc, time_ns, kind = self._head(at)
             if not 0 <= length <= min(MAX_PAYLOAD_BYTES, self._end - at - _HEAD.size):
-                self._damaged.add(at)  # the begin of the next frame is not known either
+                self._damaged.add(at)  # the beginning of the next frame is not known either
                 return
             if wanted is None or kind in wanted:
                 payload = self._read(length, at + _HEAD.size)
@@ -308,7 +323,10 @@ class RecordingReader:
             at += _HEAD.size + length
 
     def keyframe_before(self, time_ns: int) -> int:
-        """Return the offset of the last keyframe at or before `time_ns`, or of the first frame if none is before."""
+        """Return the offset of the last keyframe at or before `time_ns`.
+
+        Returns the offset of the first frame if there is no such keyframe.
+        """
         before = [offset for at_ns, offset in self.keyframes if at_ns <= time_ns]
         return before[-1] if before else _HEADER.size
 
@@ -323,9 +341,12 @@ class RecordingReader:
             raise RecordingError(f"{self.path}: {error.strerror}") from error
 
     def _head(self, at: int) -> tuple[int, int, int, int]:
-        """Return the head of the frame at `at`. Its length is -1 if the file has shrunk, or was never filled."""
+        """Return the head of the frame at `at`.
+
+        The length is -1 if the file ends there or contains only zeros there.
+        """
         data = self._read(_HEAD.size, at)
-        if len(data) < _HEAD.size or not any(data):  # a sparse file can hold terabytes of zeros
+        if len(data) < _HEAD.size or not any(data):  # A sparse file can contain terabytes of zeros.
             return -1, 0, 0, 0
         length, crc, time_ns, kind = _HEAD.unpack(data)
         return length, crc, time_ns, kind
@@ -346,7 +367,7 @@ class RecordingReader:
         return f"{major}.{minor}", RecordingOrigin(name, monotonic_ns, realtime_ns)
 
     def _footer(self) -> int | None:
-        """Return the offset of the index, from the footer, or None if the recording was not closed."""
+        """Return the offset of the index, as the footer gives it, or None if the recording was not closed."""
         at = self._size - _FOOTER.size
         if at < _HEADER.size:
             return None
@@ -354,7 +375,7 @@ class RecordingReader:
         return offset if magic == INDEX_MAGIC else None
 
     def _index(self) -> tuple[tuple[tuple[int, int], ...], int, int] | None:
-        """Return the keyframes, the time of the last frame and the end of the frames; None without a sound index."""
+        """Return the keyframes, the last frame's time and the end of the frames; None without a valid index."""
         at, offset = self._size - _FOOTER.size, self._index_at
         if offset is None or not _HEADER.size <= offset <= at - _HEAD.size:
             return None
@@ -373,8 +394,11 @@ class RecordingReader:
         return _HEADER.size <= at <= end - _HEAD.size and self._head(at)[2:] == (time_ns, FrameKind.KEYFRAME)
 
     def _scan(self) -> tuple[tuple[tuple[int, int], ...], int, int]:
-        """Return the index by walking the frames. A last frame that a kill cut off is skipped."""
-        self._damaged.clear()  # a useless index does not count as damage
+        """Return the same as `_index`, by going through all frames.
+
+        Skips a last frame that was not written completely.
+        """
+        self._damaged.clear()  # an invalid index does not count as damage
         keyframes: list[tuple[int, int]] = []
         at = last = _HEADER.size
         end_ns = before_ns = self.origin.monotonic_ns
@@ -390,7 +414,7 @@ class RecordingReader:
             at += _HEAD.size + length
         self._end = stopped = at
         if at > last and next(self.frames(last), None) is None:
-            self._damaged.clear()  # written in part: it is the one that may be lost
+            self._damaged.clear()  # the last frame was written in part, which does not count as damage
             keyframes = [entry for entry in keyframes if entry[1] != last]
             at, end_ns = last, before_ns
         if is_damaged if self._index_at is None else self._index_at not in (last, stopped):

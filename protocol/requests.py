@@ -1,17 +1,20 @@
-"""Requests of a command or a screen to a profiled process: one word in its ring's header, and one for the answer.
+"""Requests of a command or a screen to a profiled process.
+
+The ring's header has one word for the request and one for the answer.
 
 Rules
-- The process needs no thread, socket or signal: it reads the word once a step, from memory it has mapped
+- The process needs no thread, socket or signal. It reads the word once per step, from memory that it has mapped
   anyway.
-- Either side accepts only words that make sense: a known request (KERNELS), up to MAX_STEPS steps, a request's
-  number, an answer with that number. The process refuses a request that it does not understand.
-- A process that looks at requests publishes it (LISTENING). One of an older cbtop, or without a torch model, does
-  not.
-- Only one asks at a time: it holds a lock (flock(2)) on the ring. One that gives up takes its word back.
+- Both sides accept only valid words: a known request (KERNELS), up to MAX_STEPS steps, a request's number, and an
+  answer with that number. The process refuses a request that it does not understand.
+- A process that reads requests announces that (LISTENING). A process of an older cbtop, or without a torch model,
+  does not read them.
+- Only one command or screen can have a request at a time. It holds a lock (flock(2)) on the ring. If it gives up, it
+  clears its word.
 
 Layout
-    asked      bits 0-7 request, bits 8-23 steps, bits 24-62 the request's number; 0: nothing
-    answer     bits 0-7 a State, bits 8-23 steps that are done, bits 24-62 the request's number; 0: not listening
+    asked      bits 0-7 request, bits 8-23 steps, bits 24-62 the request's number; 0: no request
+    answer     bits 0-7 a State, bits 8-23 number of steps done, bits 24-62 the request's number; 0: not listening
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ except ImportError:
 else:
     HAS_LOCKS = True
 
-KERNELS = 1  # a burst: the kernels of the next steps
+KERNELS = 1  # a burst: record the kernels of the next steps
 MAX_STEPS = 1000
 _STEPS_SHIFT, _NUMBER_SHIFT = 8, 24
 _LOW, _STEPS, _NUMBER = 0xFF, 0xFFFF, (1 << 39) - 1
@@ -43,7 +46,7 @@ _WORD = struct.Struct("<q")
 
 
 class State(IntEnum):
-    """The state of a request; from NOT_UNDERSTOOD on it is refused, and the state gives the reason."""
+    """The state of a request. States from NOT_UNDERSTOOD on mean that the request is refused, and give the reason."""
 
     NOBODY = 0
     LISTENING = 1
@@ -76,7 +79,7 @@ WHY = {
 
 
 class Request(NamedTuple):
-    """A request to record this many steps."""
+    """A request to record the kernels of `steps` steps."""
 
     number: int
     steps: int
@@ -86,7 +89,7 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The state of the request with this number, and how many of its steps are done."""
+    """The state of the request `number`, and how many of its steps are done."""
 
     number: int
     state: State
@@ -102,7 +105,7 @@ def number_of(word: int) -> int:
 
 
 def request_of(word: int) -> Request | None:
-    """Return the request in `word`, or None if it makes no sense."""
+    """Return the request in `word`, or None if the word is not valid."""
     steps, number = word >> _STEPS_SHIFT & _STEPS, number_of(word)
     if word < 0 or word & _LOW != KERNELS or not 1 <= steps <= MAX_STEPS or not number:
         return None
@@ -110,7 +113,7 @@ def request_of(word: int) -> Request | None:
 
 
 def answer_of(word: int) -> Answer:
-    """Return the answer in `word`. Raises RequestError if it makes no sense."""
+    """Return the answer in `word`. Raises RequestError if the word is not valid."""
     try:
         state = State(word & _LOW)
     except ValueError:
@@ -122,16 +125,16 @@ def answer_of(word: int) -> Answer:
 
 
 class RequestSlot:
-    """Asks the process that writes the ring at `path`. Raises RequestError if that is not possible.
+    """Sends requests to the process that writes the ring at `path`. Raises RequestError if that is not possible.
 
-    It writes a word of the file and maps nothing.
+    A request is one word that is written to the file. The file is not mapped.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.request: Request | None = None
         try:
-            RingReader(path).close()  # it is a ring, of this version
+            RingReader(path).close()  # raises RingError if the file is not a ring of this version
             self._file = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
         except (RingError, OSError) as error:
             raise RequestError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
@@ -150,12 +153,12 @@ class RequestSlot:
 
     @property
     def listens(self) -> bool:
-        """Whether the process looks at requests."""
+        """Whether the process reads requests."""
         return answer_of(self._word(ANSWER_WORD)).state is not State.NOBODY
 
     def ask(self, steps: int) -> Request:
         """Request the kernels of `steps` steps."""
-        import secrets  # imported here, because the asked process does not need it
+        import secrets  # imported here, because the profiled process does not need this module
 
         before = number_of(self._word(ANSWER_WORD))
         number = before
@@ -166,12 +169,12 @@ class RequestSlot:
         return self.request
 
     def answer(self) -> Answer | None:
-        """Return the answer to the request, or None while the process has not looked at it."""
+        """Return the answer to the request, or None while the process has not read the request."""
         found = answer_of(self._word(ANSWER_WORD))
         return found if self.request is not None and found.number == self.request.number else None
 
     def close(self) -> None:
-        """Take back the request, and close the file."""
+        """Clear the request, and close the file."""
         try:
             if self.request is not None:
                 self._write(0)

@@ -1,4 +1,4 @@
-"""The ring of records that a profiled process maps and writes: one file of fixed size. `ring_reader` reads it.
+"""The ring of records that a profiled process writes: a mapped file of fixed size. `ring_reader` reads it.
 
 Layout (little-endian; every word is a signed 64-bit integer; version 2)
     byte 0     magic b"CBTOPRNG"
@@ -7,9 +7,9 @@ Layout (little-endian; every word is a signed 64-bit integer; version 2)
     word 6, 7  monotonic ns and realtime ns, read together
     word 8, 9  boot id, 16 raw bytes
     word 10    number of announcements that the process has left out, see `cbtop.profiler.recorder`
-    word 11    1 once the writer has closed it, even if its process still runs; else 0
+    word 11    1 once the writer has closed the ring, even if the process still runs; else 0
     word 12    a command's request to the process; word 13: its answer, see `cbtop.protocol.requests`
-    word 16    cursor: at least this many records were begun (a cache line of its own)
+    word 16    cursor: at least this many records have been begun (it has a cache line of its own)
     word 24    61 slots of 8 words, one per thread, task or greenlet: native thread id (0: free), the node it is in
                (0: none, -1: a step that has no name yet), since when in ns (0: not known, because a brick inside
                that node has ended since; a step that is not recorded: since the last step inside it began), the size
@@ -19,41 +19,44 @@ Layout (little-endian; every word is a signed 64-bit integer; version 2)
                lane: if the lane's lowest bit is set, the record is a plain step instead (FLAG_PLAIN)
 
 Rules
-- The ring's cursor is moved in this file, and by the compiled hot path, which tests hold to the same layout.
-- The threads of a process share the ring. Each reserves a slot by one atomic step of a counter, and writes the slot's
-  tag last. There is no lock.
-- The tag carries the record's number. So a reader can tell three things apart: a record that is complete, one that is
-  not written yet, and one that a newer record has replaced.
-- The cursor is a lower bound. The Python writer stores it once a lap, the compiled one at every record. A reader
-  finds the records beyond it by their tags.
-- A slot of word 24 tells what its thread, task or greenlet is in, even after the process was killed. Only the
-  compiled hot path writes slots: in Python they would make a start/stop pair a third dearer. There are exactly 61.
-- The writer allocates the whole file first: a full disk is an error at the start, not a SIGBUS later. When it closes
-  the ring it gives back the part it never wrote, as a hole, which reads as zeros.
-- A command that asks something of the process writes one word, and nothing else.
+- Two writers move the ring's cursor: the one in this file and the compiled hot path. Tests check that both have the
+  same layout.
+- The threads of a process share the ring without a lock. Each thread reserves a slot by one atomic increment of a
+  counter, and writes the slot's tag last.
+- The tag contains the record's number. So a reader can distinguish a complete record, a record that is not written
+  yet, and a record that a newer one has replaced.
+- The cursor is a lower bound. The Python writer stores it once per lap, and the compiled writer at every record. A
+  reader finds the records beyond the cursor by their tags.
+- The slots at word 24 show which node each thread, task or greenlet is in, even after the process was killed. Only
+  the compiled hot path writes them, because in Python they would make a start/stop pair a third slower.
+- The writer allocates the whole file first, so a full disk is an error at the start and not a SIGBUS later. When it
+  closes the ring, it turns the part that was never written into a hole, which reads as zeros.
+- A command that sends a request to the process writes one word, and nothing else.
 
 File systems
-- tmpfs, ext4 and XFS keep the room that was allocated for a file: its mapping can be written when the disk is full.
-- btrfs does not: it writes to a different place each time (copy-on-write), and kills by SIGBUS if none is left.
-  Measured on Linux 6.18: the flag "no copy-on-write" (FS_NOCOW_FL), set before the room is allocated, holds until a
-  snapshot is taken. It does not hold if data and metadata share their blocks (mkfs.btrfs --mixed). So no ring is made
-  on btrfs, see `cbtop.protocol.filesystem`.
-- ZFS copies on write, too. By its sources (OpenZFS 2.2, not measured here) a mapped page is accepted when the disk is
-  full. Pages that cannot be written out later are lost from the file, but readers on this machine still see them.
-- NFS is not recommended: a mapped page waits for the server (a host could hang with it), and a file removed by a
-  different machine is a SIGBUS. Not measured here.
+- tmpfs, ext4 and XFS keep the space that was allocated for a file, so its mapping can be written when the disk is
+  full.
+- btrfs does not. It writes to a different place each time (copy-on-write), and kills the process by SIGBUS if space
+  runs out. Measured on Linux 6.18: the flag "no copy-on-write" (FS_NOCOW_FL), set before the space is allocated,
+  works until a snapshot is taken. It does not work if data and metadata share blocks (mkfs.btrfs --mixed). So no ring
+  is created on btrfs, see `cbtop.protocol.filesystem`.
+- ZFS also copies on write. According to its sources (OpenZFS 2.2, not measured here), mapped pages can be written
+  when the disk is full. Pages that cannot be stored later are lost from the file, but readers on this machine still
+  see them.
+- NFS is not recommended. A mapped page waits for the server, so the host could hang. If a different machine removes
+  the file, the process gets a SIGBUS. Not measured here.
 
 Why a record is never half old and half new
 - The writer first sets the slot's tag to 0, then writes the data, then the new tag. The reader copies the tags, then
-  the data, then the tags again. A record counts if its first tag is complete and its second is the same: a reader
-  that has seen one word of newer data finds the tag changed.
-- The three copies are three reads of the file, because the words of a single read arrive in no particular order.
-- This needs stores that become visible in their order, and loads that happen in theirs. x86 guarantees both, so one
-  `pack_into` is enough: CPython clears the 32 bytes and then stores word by word, the tag last.
-- Other machines (aarch64) may reorder both. There `pack_in_order` puts a fence between the steps. The reader has its
-  fences everywhere, because it reads seldom.
-- The compiled writer does not clear the tag; it moves the cursor first. So the reader looks at the cursor again after
-  the copy, and gives up the oldest MAX_WRITERS_INSIDE records, whose slots are the next to be written.
+  the data, then the tags again. A record counts if its first tag is complete and its second tag is the same. If the
+  reader copied a word of newer data, it finds that the tag has changed.
+- The reader makes the three copies by three reads of the file, because a single read may copy its words in any order.
+- This requires that stores become visible in program order and loads happen in program order. x86 guarantees both, so
+  one `pack_into` is enough. CPython clears the 32 bytes and then stores word by word, the tag last.
+- Other machines (aarch64) may reorder loads and stores. There `pack_in_order` puts fences between the steps. The
+  reader has fences on every machine, because it reads rarely.
+- The compiled writer does not clear the tag but moves the cursor first. So the reader reads the cursor again after
+  the copy, and drops the oldest MAX_WRITERS_INSIDE records, because their slots are overwritten next.
 """
 
 from __future__ import annotations
@@ -85,57 +88,61 @@ HEADER_BYTES = 4096
 RECORD_BYTES = 32
 DEFAULT_RING_BYTES = 8 << 20
 MAX_RING_BYTES = 1 << 30
-MADV_POPULATE_WRITE = 23  # Linux, asm-generic/mman-common.h: Python has no name for it
+MADV_POPULATE_WRITE = 23  # from Linux's asm-generic/mman-common.h, because Python has no name for it
 LEFT_OUT_WORD = 10
 CLOSED_WORD = 11
 ASKED_WORD = 12
 ANSWER_WORD = 13
 CURSOR_WORD = 16
 FIRST_RECORD = HEADER_BYTES
-FIRST_SLOT_WORD = 24  # next to the cursor: processors fetch such a pair of cache lines together
+FIRST_SLOT_WORD = 24  # next to the cursor, because processors fetch such a pair of cache lines together
 SLOT_WORDS = 8
 SLOTS = 61
 
 NODE_BITS = 24
 MAX_NODE = (1 << NODE_BITS) - 1
-NEVER_WRITTEN = 0  # as a whole tag
-HELD = -1  # slot value inside a step that has no name yet: its parts have no nodes
-NO_NODE = 0  # a record with it counts as rejected: bad arguments, or a node table that was full
+NEVER_WRITTEN = 0  # value of a whole tag
+HELD = -1  # a slot's node inside a step that has no name yet; the parts of such a step have no nodes
+NO_NODE = 0  # a record with this node counts as rejected: its arguments were wrong, or the node table was full
 FLAG_FAILED = 1 << 24  # the brick ended in an exception
-FLAG_CANCELLED = 1 << 25  # a step that does not count, nor does anything that ran in it
-FLAG_UNCOUNTED = 1 << 26  # the number of elements is not known: the host gave something that is not a count
-FLAG_AMOUNTS = 1 << 27  # no call: the FLOP (in place of the start), bytes (end) and elements of a call of the node
-# For a step, which has no work of its own, they are its sequences and the positions each of them held before.
-FLAG_LOOSE = FLAG_CANCELLED | FLAG_AMOUNTS  # a call that was stopped twice, out of order or late: not counted
-UNKNOWN_AMOUNT = -1  # of FLOP or bytes, in such a record
-LANE_SHIFT = 28  # the lane of the step that this is, or is inside: one of the steps that run at the same time
-LANES = 16  # the last one is shared by all further steps
-FLAG_PLAIN = FLAG_AMOUNTS | 1 << LANE_SHIFT  # a step that is timed as a whole: its inside is not recorded
+FLAG_CANCELLED = 1 << 25  # a step that does not count, or a record inside such a step
+FLAG_UNCOUNTED = 1 << 26  # the number of elements is unknown, because the host gave a value that is not a count
+# The record is not a call. It contains the FLOP (as start), bytes (as end) and elements of a call of the node. A step
+# has no work of its own: its record contains the number of its sequences and the number of positions that each
+# sequence held before, in place of FLOP and bytes.
+FLAG_AMOUNTS = 1 << 27
+# A call that was stopped twice, out of order or late, so it does not count.
+FLAG_LOOSE = FLAG_CANCELLED | FLAG_AMOUNTS
+UNKNOWN_AMOUNT = -1  # FLOP or bytes in a FLAG_AMOUNTS record if they are not known
+LANE_SHIFT = 28  # bits of the lane: the number of the record's step among the steps that run at the same time
+LANES = 16  # the last lane is shared by all further steps
+FLAG_PLAIN = FLAG_AMOUNTS | 1 << LANE_SHIFT  # a step that is timed as a whole, without records of its parts
 SEQUENCE_SHIFT = 32
 SEQUENCE_MASK = (1 << 31) - 1
 
-# Writers may be inside this many slots beyond the cursor; the old records there may be half overwritten.
+# Writers may be writing into this many slots beyond the cursor, so the old records there may be partly overwritten.
 MAX_WRITERS_INSIDE = 64
 
 HEADER = struct.Struct("<8sqqqqqqq16s")
-# The tag in two halves, its number last: no shifting at every record. A size of this machine ("n") packs the same
-# eight bytes: a record takes 62 ns, against 81 with "<q" and 65 with a long. Elements are unsigned ("N"): a negative
-# number is refused like anything else that is not a count.
+# The tag is packed in two halves, the number last, so that no record needs a shift. The native size "n" packs the
+# same eight bytes faster: a record takes 62 ns, compared to 81 with "<q" and 65 with a long. Elements are unsigned
+# ("N"), so a negative number is refused like any other value that is not a count.
 RECORD = struct.Struct("@nnNII")
-_DATA, _TAG = struct.Struct("@nnN"), struct.Struct("@n")  # each is stored whole; "<q" goes byte by byte
+_DATA, _TAG = struct.Struct("@nnN"), struct.Struct("@n")  # native formats store each word at once, "<q" byte by byte
 _TAG_AT = _DATA.size
-# The place given for a lap's first record; RECORD refuses it. So the work due once a lap slows no other record, which
-# saves 10 ns of a start/stop pair's 370.
+# The offset that `reserve` returns for the first record of a lap. RECORD refuses this offset, and the error leads to
+# the work that is due once per lap. So other records need no test, which saves 10 ns of a start/stop pair's 370.
 LAP_DUE = HEADER_BYTES + MAX_RING_BYTES
 
 Record = Callable[[int, int, int, int], None]
 
 
 def fence() -> None:
-    """Make other processors see every load and store before this call ahead of those after it.
+    """Order memory accesses: other processors see those before this call ahead of those after it.
 
-    The new lock is released (nothing before may come later), then acquired (nothing after may come earlier). The
-    other order would let both sides meet in between. No other thread can hold the lock, because it is new.
+    Releasing the new lock keeps earlier accesses from being delayed beyond it. Acquiring the lock again keeps later
+    accesses from happening before. In the opposite order, accesses of both sides could move in between. No other
+    thread can hold the lock, because it is new.
     """
     lock = allocate_lock()
     lock.acquire()
@@ -146,7 +153,10 @@ def fence() -> None:
 def pack_in_order(
     memory: memoryview | bytearray, at: int, start_ns: int, end_ns: int, elements: int, tag: int, number: int
 ) -> None:
-    """Do the same as RECORD.pack_into, in its order on every machine. Raises struct.error in the same cases."""
+    """Pack a record as RECORD.pack_into does, in the same order on every machine.
+
+    Raises struct.error in the same cases.
+    """
     _TAG.pack_into(memory, at + _TAG_AT, NEVER_WRITTEN)
     fence()
     _DATA.pack_into(memory, at, start_ns, end_ns, elements)
@@ -159,13 +169,13 @@ pack_record = RECORD.pack_into if STORES_IN_ORDER else pack_in_order
 
 
 class RingWriter:
-    """Writes records into a new ring file at `path` (mode 0600).
+    """Writes records into a new ring file at `path` (mode 0600). Raises RingError if the file cannot be created.
 
-    `record(tag, start_ns, end_ns, elements)` writes one record. A hot path that cannot afford this call takes the
-    same three steps itself. `next(reserve)` gives the place in `memory` and the number for the tag. `pack_record`
-    writes the record there. If it raises, as it does at the first record of each lap, `refused` writes it. `first` is
-    the first record's number: a test begins just before the numbers in the tags start again at 0. Raises RingError if
-    the file cannot be made.
+    `record(tag, start_ns, end_ns, elements)` writes one record. A hot path that cannot afford this call performs its
+    three steps itself. `next(reserve)` returns the record's offset in `memory` and the number for the tag.
+    `pack_record` writes the record there. If that raises, as at the first record of each lap, `refused` writes the
+    record. `first` is the number of the first record. Tests choose it just before the numbers in the tags start again
+    at 0.
     """
 
     record: Record
@@ -181,7 +191,7 @@ class RingWriter:
             raise RingError("a ring is written by 64-bit little-endian processes only")
         self.path = path
         total = HEADER_BYTES + capacity * RECORD_BYTES
-        # A reader must never meet a half-made ring: the file gets its name once it is complete.
+        # A reader must never find an incomplete ring, so the file gets its name when it is complete.
         unfinished = path.with_suffix(".new")
         try:
             descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -214,11 +224,11 @@ class RingWriter:
         self.capacity = capacity
         self._words = self.memory.cast("q")
         self._words[CURSOR_WORD] = first
-        self.asked_word = self._words[ASKED_WORD : ASKED_WORD + 1]  # a command's request, see `asked`
+        self.asked_word = self._words[ASKED_WORD : ASKED_WORD + 1]  # word with a command's request, see `asked`
         self._laps = itertools.count(first + -first % capacity, capacity)
-        # `next` of this is one C call, so no other thread comes in between. It is made of ranges alone, because
-        # making any other iterator may collect garbage, and that may run any code. The numbers start again as in the
-        # tags.
+        # `next(reserve)` is one C call, so no other thread can run during it. `reserve` consists of ranges only,
+        # because creating any other iterator may start garbage collection, which can run any code. The numbers start
+        # again at 0 as those in the tags do.
         offsets, numbers = range(FIRST_RECORD, total, RECORD_BYTES), range(SEQUENCE_MASK + 1)
         lap_offsets = cycle((range(LAP_DUE, LAP_DUE + 1), offsets[1:]))
         self.reserve = zip(
@@ -229,9 +239,9 @@ class RingWriter:
         self.record = _record_function(self)
 
     def refused(self, at: int, number: int, tag: int, start_ns: int, end_ns: int, elements: int) -> bool:
-        """Write the record nevertheless: begin a lap that is due, and leave out elements that are not a count.
+        """Write a record that `pack_record` refused. Returns whether its elements were a count.
 
-        Returns whether the elements were a count.
+        If a lap is due, begins it. Leaves out elements that are not a count.
         """
         if at == LAP_DUE:
             self._words[CURSOR_WORD] = next(self._laps)
@@ -239,47 +249,49 @@ class RingWriter:
         count = -1
         try:
             count = operator.index(elements)
-        except Exception as error:  # noqa: BLE001 - whatever an object of the host's raises when asked for a number
+        except Exception as error:  # noqa: BLE001 - an object of the host's may raise anything here
             reraise_host_error(error)
-        finally:  # an interrupt raised there goes on to the host, and the record is written
+        finally:
+            # The record is also written if the conversion was interrupted. The interrupt then propagates to the host.
             known = 0 <= count < 1 << 63
             if not known:
                 count, tag = 0, tag | FLAG_UNCOUNTED
             try:
                 pack_record(self.memory, at, start_ns, end_ns, count, tag, number)
-            except (struct.error, TypeError, OverflowError):  # a host's clock that does not give 64-bit integers
+            except (struct.error, TypeError, OverflowError):
+                # The host's clock returned a value that is not a 64-bit integer.
                 pack_record(self.memory, at, 0, 0, 0, NO_NODE, number)
         return known
 
     def set_left_out(self, count: int) -> None:
-        """Publish that `count` announcements have been left out."""
+        """Publish the number of announcements that have been left out."""
         self._words[LEFT_OUT_WORD] = count
 
     @property
     def asked(self) -> int:
-        """A command's request to this process, as `cbtop.protocol.requests` reads it; 0: none."""
+        """The word with a command's request to this process, see `cbtop.protocol.requests`. 0 means none."""
         return self.asked_word[0]
 
     def answer(self, word: int) -> None:
-        """Publish the answer to that request."""
+        """Publish the answer to the request in `asked`."""
         self._words[ANSWER_WORD] = word
 
     def close(self) -> None:
-        """Mark the ring as closed, and give back the room that was never written.
+        """Mark the ring as closed, and release the space that was never written.
 
-        The memory stays mapped, because a thread may still be writing a record that it has begun.
+        The memory stays mapped, because a thread may still be writing a record.
         """
         self._words[CLOSED_WORD] = 1
         begun = max(self._words[CURSOR_WORD], next(self.reserve)[1] - 1)
         used_bytes = FIRST_RECORD + (begun + MAX_WRITERS_INSIDE) * RECORD_BYTES
         used_bytes += -used_bytes % mmap.PAGESIZE
-        if used_bytes < len(self._memory) and hasattr(mmap, "MADV_REMOVE"):  # Linux has it
-            with suppressed(OSError):  # a file system without holes: the room stays taken
+        if used_bytes < len(self._memory) and hasattr(mmap, "MADV_REMOVE"):  # available on Linux
+            with suppressed(OSError):  # on a file system without holes, the space stays allocated
                 self._memory.madvise(mmap.MADV_REMOVE, used_bytes, len(self._memory) - used_bytes)
 
 
 def _record_function(ring: RingWriter) -> Record:
-    """Return it as a closure: everything it touches is a local or a cell, nothing is looked up."""
+    """Return the ring's `record` as a closure. It is fast because it uses only local and closure variables."""
     memory, reserve, pack_into = ring.memory, ring.reserve, pack_record
 
     def record(tag: int, start_ns: int, end_ns: int, elements: int) -> None:
@@ -288,18 +300,19 @@ def _record_function(ring: RingWriter) -> Record:
             pack_into(memory, at, start_ns, end_ns, elements, tag, number)
         except BaseException as error:
             ring.refused(at, number, tag, start_ns, end_ns, elements)
-            if not is_ours(error):  # an interrupt is not ours to swallow
+            if not is_ours(error):  # Do not suppress an interrupt.
                 raise
 
     return record
 
 
 def _allocate(descriptor: int, size_bytes: int) -> None:
-    """Allocate the whole file. Raises OSError if the disk is full, or if the file may not be that large."""
+    """Allocate the whole file. Raises OSError if the disk is full or the file's size exceeds the limit."""
     most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if most != resource.RLIM_INFINITY and size_bytes > most:  # trying would send SIGXFSZ, which may end the process
+    # Trying to write would send SIGXFSZ, which may end the process.
+    if most != resource.RLIM_INFINITY and size_bytes > most:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-    # macOS has no such call, and some file systems refuse it.
+    # macOS does not have this function, and some file systems do not support it.
     fallocate = getattr(os, "posix_fallocate", None)
     if fallocate is not None:
         try:
@@ -316,9 +329,11 @@ def _allocate(descriptor: int, size_bytes: int) -> None:
 
 
 def _fault_in(memory: mmap.mmap) -> None:
-    """Map every page for writing, which takes 7 ms for 8 MiB on ext4 and 2 on a tmpfs. Otherwise a step that comes to
-    a new page waits for it, until the ring has been filled once: 0.9 % of a decode of 3 ms.
+    """Map every page for writing. This takes 7 ms for 8 MiB on ext4 and 2 ms on a tmpfs.
+
+    Otherwise a step waits whenever it reaches a new page, until the ring has been filled once. That took 0.9 % of a
+    decode of 3 ms.
     """
     if sys.platform == "linux":
-        with suppressed(OSError):  # before Linux 5.14: they are mapped as they are written
+        with suppressed(OSError):  # before Linux 5.14: pages are mapped when they are written
             memory.madvise(MADV_POPULATE_WRITE)

@@ -1,9 +1,10 @@
 """Reads a ring: the records that a process wrote, the node that each of its threads is in, and its newest time.
 
 Rules
-- The reader never writes, and never maps the file: a file cut short during a read is an error, not a SIGBUS.
-- `ring` tells the layout, and why a record is never half old and half new.
-- The fences are on every machine, because a reader reads seldom.
+- The reader never writes to the file and never maps it. So if the file is cut short during a read, that is an error
+  and not a SIGBUS.
+- `ring` describes the layout, and why a record is never half old and half new.
+- The reader uses fences on every machine, because it reads rarely.
 """
 
 from __future__ import annotations
@@ -55,15 +56,16 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-MAX_RECORDS = 1 << 62  # a century of one record per nanosecond: a cursor beyond it is wrong
+MAX_RECORDS = 1 << 62  # a record per nanosecond for a century; a larger cursor is wrong
 MAX_THREAD_ID = 1 << 22  # PID_MAX_LIMIT of Linux
-# A reserved slot that stays empty this long belongs to a thread that was killed in the middle: it is lost.
+# A reserved slot that stays incomplete for this long counts as lost: its thread was killed while it wrote.
 ABANDONED_AFTER_S = 2.0
-# A reader searches this many slots beyond the cursor, and LOOK_FURTHER times as many if it found records to the end.
-# Few at first, because most looks find nothing: a daemon reads each of its rings four times a second.
+# Number of slots beyond the cursor that a reader searches. If it finds records up to the end, it searches
+# LOOK_FURTHER times as many. The number is small because most searches find nothing, and a daemon reads each of its
+# rings four times per second.
 LOOK_AHEAD = 2 * MAX_WRITERS_INSIDE
 LOOK_FURTHER = 8
-READ_TOGETHER = 1 << 15  # records per piece, if only their tags are kept
+READ_TOGETHER = 1 << 15  # records per read, if only their tags are kept
 
 _WORD = struct.Struct("<q")
 
@@ -80,20 +82,24 @@ class Batch:
     overwritten: int
 
     def calls(self) -> Batch:
-        """Return it without cancelled steps and without the records of FLOP and bytes, which have no times."""
+        """Return the records that are calls, without cancelled steps and without amounts (FLOP and bytes have no
+        times).
+        """
         others = self.are(FLAG_AMOUNTS) | self.are(FLAG_CANCELLED)
         return self.only(~others) if others.any() else self
 
     def are(self, what: int) -> NDArray[np.bool_]:
-        """Return a mask of the records that are amounts (FLAG_AMOUNTS), cancelled steps (FLAG_CANCELLED), plain steps
-        (FLAG_PLAIN) or loose calls (FLAG_LOOSE).
+        """Return a mask of the records of a kind.
+
+        The kind `what` is FLAG_AMOUNTS, FLAG_CANCELLED (cancelled steps), FLAG_PLAIN (plain steps) or FLAG_LOOSE
+        (loose calls).
         """
         of_lane = FLAG_PLAIN & ~FLAG_AMOUNTS if what in (FLAG_AMOUNTS, FLAG_PLAIN) else 0
         found: NDArray[np.bool_] = (self.flags & (FLAG_LOOSE | of_lane)) == what
         return found
 
     def only(self, chosen: NDArray[np.bool_]) -> Batch:
-        """Return the chosen records."""
+        """Return a batch of the records that the mask `chosen` selects."""
         columns = (self.node, self.flags, self.start_ns, self.end_ns, self.elements)
         node, flags, start_ns, end_ns, elements = (column[chosen] for column in columns)
         return Batch(node, flags, start_ns, end_ns, elements, self.overwritten)
@@ -101,11 +107,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """The innermost node that a thread, task or greenlet has started and not ended; its parents run too.
+    """The innermost node that a thread, task or greenlet has started and not ended. Its parents run, too.
 
     `node` is NO_NODE outside all nodes, and HELD in a step that has no name yet. `start_ns` is None if it is not
-    known, because a brick inside the node has ended since. `size`: tokens or sequences of the step around it;
-    0: not known.
+    known, because a brick inside the node has ended since. `size` is the number of tokens or sequences of the step
+    around the node (0: not known).
     """
 
     thread_id: int
@@ -115,9 +121,9 @@ class InFlight:
 
 
 class RingReader:
-    """Reads the ring at `path`, from its oldest record on. Each read continues where the last one ended.
+    """Reads the ring at `path`, starting at its oldest record. Each read continues where the last one ended.
 
-    Raises RingError if the file is not a ring of this version, or if its header and size disagree.
+    Raises RingError if the file is not a ring of this version, or if its header and size do not agree.
     """
 
     def __init__(self, path: Path, clock_s: Callable[[], float] = clock.monotonic) -> None:
@@ -161,7 +167,7 @@ class RingReader:
         self.realtime_ns: int = realtime
         self.boot_id = str(uuid.UUID(bytes=boot))
         self._next = 0  # number of the next record to read
-        self._begun = 0  # at least this many records were begun
+        self._begun = 0  # lower bound of the number of records begun
         self._stuck_at = -1
         self._stuck_since_s = 0.0
 
@@ -178,7 +184,7 @@ class RingReader:
 
     @property
     def left_out(self) -> int:
-        """Number of announcements that the writer has left out. Raises RingError if it makes no sense."""
+        """Number of announcements that the writer has left out. Raises RingError if the number is not valid."""
         count = self._word(LEFT_OUT_WORD)
         if not 0 <= count <= MAX_RECORDS:
             raise RingError(f"ring {self.path}: it speaks of {count} announcements left out")
@@ -186,39 +192,40 @@ class RingReader:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the writer has closed it."""
+        """Whether the writer has closed the ring."""
         return self._word(CLOSED_WORD) == 1
 
     @property
     def unread(self) -> int:
-        """Number of begun records, as of the last look, that were not read."""
+        """Number of records that had been begun when the ring was last read, but have not been read."""
         return max(0, self._begun - self._next)
 
     @property
     def read_to(self) -> int:
-        """The number of the next record: everything below it was read or counted as overwritten."""
+        """The number of the next record to read. Earlier records were read or counted as overwritten."""
         return self._next
 
     @property
     def is_filling(self) -> bool:
-        """Whether an eighth of the ring was written since the last read. One slot's number is enough to tell.
+        """Whether an eighth of the ring was written since the last read. The number in a single slot shows it.
 
         Raises RingError if the file has been cut short.
         """
         number = self._next + self.capacity // 8
         at = FIRST_RECORD + number % self.capacity * RECORD_BYTES
         *_, tag, sequence = RECORD.unpack(self._pread(RECORD_BYTES, at))
-        ahead = (sequence - number - 1) & SEQUENCE_MASK  # more than half of all numbers ahead is an old one
+        # Numbers wrap, so a number that is ahead by more than half of their range is an old one.
+        ahead = (sequence - number - 1) & SEQUENCE_MASK
         return bool(tag | sequence) and ahead <= SEQUENCE_MASK // 2
 
     def read(self, *, final: bool = False) -> Batch:
         """Return the complete records since the last read, at most as many as the ring holds.
 
-        With `final` (the writer is gone) a slot that was begun and never completed counts as lost at once; else
-        reading stops there until ABANDONED_AFTER_S have passed. Raises RingError if the cursor is negative or counts
-        records that do not exist, or if the file has been cut short.
+        Reading stops at a record that was begun and is not complete, until ABANDONED_AFTER_S have passed. Then the
+        record counts as lost. With `final` (the writer has ended) it counts as lost at once. Raises RingError if the
+        cursor is negative or counts records that do not exist, or if the file has been cut short.
         """
-        import numpy as np  # the daemon's side only: a profiled process need not load it
+        import numpy as np  # imported here, because a profiled process does not need it
 
         self._refuse_cut_short()
         produced = self.produced
@@ -233,7 +240,7 @@ class RingReader:
         records = self._records(first, count)
         fence()
         same = tag == self._tags(first, count)
-        # Records that the writer may have begun to overwrite during the copy are given up, not guessed at.
+        # Drop the records that the writer may have begun to overwrite during the copy.
         margin = 0 if final else min(MAX_WRITERS_INSIDE, self.capacity // 16)
         unsafe = min(max(0, self.produced - self.capacity + margin - first), count)
         records, tag, same = records[unsafe:], tag[unsafe:], same[unsafe:]
@@ -241,13 +248,13 @@ class RingReader:
         expected = np.arange(first + 1, first + count + 1, dtype=np.int64)
         age = ((tag >> SEQUENCE_SHIFT) - expected) & SEQUENCE_MASK
         age[tag == NEVER_WRITTEN] = SEQUENCE_MASK
-        age[(age == 0) & ~same] = 1  # complete at first, and then a newer one came
+        age[(age == 0) & ~same] = 1  # the record was complete in the first copy, and a newer one replaced it
         if count > MAX_WRITERS_INSIDE and age.all():
             raise RingError(f"ring {self.path}: {produced} records by its cursor, where nothing was written")
         if age.any():
-            overtaken = (age != 0) & (age < SEQUENCE_MASK // 2)  # a newer record is there already
-            missing = (age != 0) & ~overtaken  # reserved, not yet complete
-            # An incomplete record is waited for: reading stops before it.
+            overtaken = (age != 0) & (age < SEQUENCE_MASK // 2)  # a newer record has replaced it
+            missing = (age != 0) & ~overtaken  # reserved, but not complete yet
+            # Stop before the first incomplete record, to read it later.
             if missing.any() and not (final or self._abandoned(first + int(missing.argmax()))):
                 records = records[: int(missing.argmax())]
             complete = age[: len(records)] == 0
@@ -258,7 +265,7 @@ class RingReader:
             self._next = produced
         elements = records[:, 2]
         flags = tag & (0xFF << NODE_BITS)
-        if len(elements) and elements.min() < 0:  # 2^63 or more, which Python's hot path does not check
+        if len(elements) and elements.min() < 0:  # 2^63 or more; Python's hot path does not check that
             flags = flags | np.where(elements < 0, FLAG_UNCOUNTED, 0)
             elements = np.maximum(elements, 0)
         return Batch(
@@ -271,24 +278,24 @@ class RingReader:
         )
 
     def in_flight(self) -> list[InFlight]:
-        """Return the node that each thread, task or greenlet of the writer is in, or was in when it was killed.
+        """Return the node of each thread, task or greenlet of the writer: now, or when the writer was killed.
 
-        Threads outside all named nodes are left out. Raises RingError like `threads`.
+        Threads outside all named nodes are left out. Raises RingError if the file has been cut short.
         """
         return [thread for thread in self.threads() if thread.node > NO_NODE]
 
     def threads(self) -> list[InFlight]:
-        """Return each thread, task or greenlet that has a slot, and the node it is in.
+        """Return each thread, task or greenlet that has a slot, and its node.
 
-        A slot that changes during the look is left out, as is one with values that no writer would write. The list is
-        always empty with the Python hot path. Raises RingError if the file has been cut short.
+        Leaves out a slot that changes during the read, or has values that a writer would not write. Always returns []
+        for a writer with the Python hot path. Raises RingError if the file has been cut short.
         """
-        import numpy as np  # the daemon's side only: a profiled process need not load it
+        import numpy as np  # imported here, because a profiled process does not need it
 
         self._refuse_cut_short()
         size_bytes, at = 8 * SLOTS * SLOT_WORDS, 8 * FIRST_SLOT_WORD
-        # The writer clears the node before it changes the start. So when two copies agree, node and start belong
-        # together.
+        # The writer clears the node before it changes the start. So if two copies are equal, their node and start
+        # belong together.
         before, after = (
             np.frombuffer(self._pread(size_bytes, at), "<i8").reshape(SLOTS, SLOT_WORDS)[:, :4] for _ in range(2)
         )
@@ -300,10 +307,11 @@ class RingReader:
         ]
 
     def newest_end_ns(self) -> int | None:
-        """Return when the newest record ended, by the writer's clock, or None if there is no record with a time.
+        """Return when the newest record ended, by the writer's clock, or None if no record has a time.
 
-        Needs no numpy and few reads: it searches the records beyond the cursor by halves, and takes the newest time
-        among the last ones. Raises RingError like `produced`.
+        Needs no numpy and few reads. It finds the end of the records beyond the cursor by binary search, and returns
+        the newest time of the last records. Raises RingError if the cursor is not valid or the file has been cut
+        short.
         """
         begun = self._word(CURSOR_WORD)
         if not 0 <= begun <= MAX_RECORDS:
@@ -337,7 +345,9 @@ class RingReader:
         return word
 
     def _records(self, first: int, count: int) -> NDArray[np.int64]:
-        """Return the slots of `count` records from number `first` on, as rows of four words, in one piece."""
+        """Return the slots of `count` records from number `first` on, as an array with a row of four words for
+        each record.
+        """
         import numpy as np
 
         return np.frombuffer(self._slots(first, count), "<i8").reshape(-1, 4)
@@ -351,7 +361,7 @@ class RingReader:
         return data
 
     def _tags(self, first: int, count: int) -> NDArray[np.int64]:
-        """Return the tags of these records alone."""
+        """Return only the tags of `count` records from number `first` on."""
         import numpy as np
 
         end = first + count
@@ -359,12 +369,12 @@ class RingReader:
         return np.concatenate([self._records(at, min(READ_TOGETHER, end - at))[:, 3] for at in pieces])
 
     def _newest_from(self, at_least: int) -> int:
-        """Return how many records were begun: one more than the newest complete number from `at_least` on."""
+        """Return how many records have been begun, by searching for the newest complete record from `at_least` on."""
         look = min(LOOK_AHEAD, self.capacity)
         while True:
             tag = self._tags(at_least, look)
             ahead = ((tag >> SEQUENCE_SHIFT) - at_least) & SEQUENCE_MASK
-            # A number more than half of all numbers ahead is an old one.
+            # Numbers wrap, so a number that is ahead by more than half of their range is an old one.
             ahead[(ahead > SEQUENCE_MASK // 2) | (tag == NEVER_WRITTEN)] = 0
             furthest = int(ahead.max())
             if furthest < look - MAX_WRITERS_INSIDE or look == self.capacity:
@@ -372,7 +382,7 @@ class RingReader:
             look = min(LOOK_FURTHER * look, self.capacity)
 
     def _ends(self, first: int, count: int) -> list[int]:
-        """Return the end times of the records that exist among the `count` from number `first` on."""
+        """Return the end times of the complete records among the `count` records from number `first` on."""
         found = []
         slots = RECORD.iter_unpack(self._slots(first, count))
         for number, (_start_ns, end_ns, _elements, tag, sequence) in enumerate(slots, first):
@@ -382,7 +392,7 @@ class RingReader:
 
     def _refuse_cut_short(self) -> None:
         status = self._file.status_now()
-        # A process that becomes a daemon closes every file it finds.
+        # A process that daemonizes closes all its files.
         if not os.path.samestat(status, self._file.status):
             raise RingError(f"ring {self.path}: it was closed under its reader")
         if status.st_size < self._size_bytes:

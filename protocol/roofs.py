@@ -1,11 +1,12 @@
-"""The measured roofs, kept in one JSON file under the user's cache directory.
+"""The measured roofs, stored in a JSON file in the user's cache directory.
 
 Rules
-- `cbtop calibrate` measures them, and `cbtop run` some of them by itself, in a short measurement. A short measurement
-  never replaces one of `cbtop calibrate`, and one under load never replaces a better one.
-- A profiled process reads it once, when a model is attached. It reads only this file and asks nothing of a GPU.
-- A roof is keyed by what it depends on: for a processor its model and the number of threads; for a GPU its UUID, its
-  multiprocessors (fewer in a MIG instance), its driver's version and its power limit.
+- `cbtop calibrate` measures roofs. `cbtop run` measures some roofs by itself, in a short measurement. A short
+  measurement never replaces one of `cbtop calibrate`, and a measurement under load never replaces a better one.
+- A profiled process reads the file once, when a model is attached. It reads only this file and does not query a GPU.
+- The key of a measurement is what its roofs depend on. For a processor that is its model and the number of threads.
+  For a GPU it is the UUID, the number of multiprocessors (fewer in a MIG instance), the driver's version and the
+  power limit.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from cbtop.protocol.kept_file import read_list, try_to_write, write_list
 from cbtop.protocol.messages import Ceiling
 
 SCHEMA = "cbtop.roofs/1"
-MAX_DEVICES = 32  # the newest are kept
-MAX_CEILINGS = 16  # of one device
-# The compute roofs over models of torch, with the type that each multiplies. Older files hold no type.
+MAX_DEVICES = 32  # the newest devices are kept
+MAX_CEILINGS = 16  # roofs of one device
+# The compute roofs that apply to torch models, and the type that each multiplies. Older files contain no type.
 TORCH_COMPUTE = {
     "fma_float32": "float32",
     "matmul_float32": "float32",
@@ -36,7 +37,8 @@ TORCH_COMPUTE = {
     "matmul_bfloat16": "bfloat16",
     "matmul_float16": "float16",
 }
-_FIRST_PROCESSOR_BYTES = 4096  # read of /proc/cpuinfo: the rest is about other processors and takes the kernel time
+# Bytes read of /proc/cpuinfo; the rest is about other processors and costs the kernel time.
+_FIRST_PROCESSOR_BYTES = 4096
 _CPUINFO = Path("/proc/cpuinfo")
 _DRIVER = Path("/proc/driver/nvidia/version")
 _DRIVER_VERSION = re.compile(r"\s(\d+\.\d+(?:\.\d+)?)\s")
@@ -45,7 +47,7 @@ _ARM_NAMES = ("CPU implementer", "CPU part", "CPU variant")
 
 @dataclass(frozen=True, slots=True)
 class DeviceRoofs:
-    """The measurements of one device. Fields that it does not have, or that are not known, are empty."""
+    """The roofs of one device. A field is empty if the device does not have it or it is not known."""
 
     device: str
     ceilings: tuple[Ceiling, ...]
@@ -54,17 +56,17 @@ class DeviceRoofs:
     multiprocessors: int | None = None
     driver: str = ""
     power_limit_w: int | None = None
-    weights_bytes: int | None = None  # weights of the model that one of the roofs was measured for
+    weights_bytes: int | None = None  # size of the weights of the model that one of the roofs was measured for
 
     @property
     def key(self) -> tuple[object, ...]:
-        """A new measurement with the same key replaces the old one."""
+        """The key of this measurement. A new measurement replaces an older one with the same key."""
         gpu = self.uuid, self.multiprocessors, self.driver, self.power_limit_w
         return self.device, self.threads, self.weights_bytes, *gpu
 
     @property
     def title(self) -> str:
-        """The name of the measured device."""
+        """The name of the measured device, with the conditions of the measurement."""
         if self.threads is not None:
             weights = "" if self.weights_bytes is None else f", {self.weights_bytes:,} bytes of weights"
             return f"{self.device}, {self.threads} thread{'s' if self.threads > 1 else ''}{weights}"
@@ -73,7 +75,7 @@ class DeviceRoofs:
 
     @property
     def measured_on(self) -> str:
-        """The day."""
+        """The day of the measurement."""
         return self.ceilings[0].measured_on[: len("2026-11-22")] if self.ceilings else ""
 
 
@@ -82,25 +84,28 @@ _plain = plain_for(DeviceRoofs)
 
 
 def roofs_file() -> Path:
-    """Return the path of their file."""
+    """Return the path of the file that stores the roofs."""
     return cache_dir() / "roofs.json"
 
 
 def known_roofs() -> tuple[DeviceRoofs, ...]:
-    """Return all that are kept, the newest last; none if there is no file. Raises RoofsError if it cannot be read."""
+    """Return all stored measurements, the newest last, or () without a file.
+
+    Raises RoofsError if it cannot be read.
+    """
     found = read_list(roofs_file(), SCHEMA, "devices", MAX_DEVICES, _device)
     return () if found is None else found
 
 
 def keep_roofs(measured: Iterable[DeviceRoofs]) -> tuple[DeviceRoofs, ...]:
-    """Keep these with the others, and return them as kept. Raises RoofsError.
+    """Store new measurements and return them as they were stored. Raises RoofsError.
 
-    They replace older ones with the same key, except roofs that are better than their successors.
+    They replace older measurements with the same key. Single roofs of the older one are kept if they are better.
     """
     try:
         known = known_roofs()
     except RoofsError:
-        known = ()  # losing an unreadable file does not matter
+        known = ()  # An unreadable file may be lost.
     before = {one.key: one for one in known}
     new = {one.key: _merged(before.get(one.key), one) for one in measured}
     devices = [*(one for one in known if one.key not in new), *new.values()][-MAX_DEVICES:]
@@ -109,7 +114,10 @@ def keep_roofs(measured: Iterable[DeviceRoofs]) -> tuple[DeviceRoofs, ...]:
 
 
 def _merged(old: DeviceRoofs | None, new: DeviceRoofs) -> DeviceRoofs:
-    """Return the better measurement of each roof of `new`, and the roofs of `old` that a short measurement lacks."""
+    """Return `new` with the better measurement of each roof.
+
+    A short `new` also gets the roofs that only `old` has.
+    """
     if old is None:
         return new
     before = {one.name: one for one in old.ceilings}
@@ -120,7 +128,9 @@ def _merged(old: DeviceRoofs | None, new: DeviceRoofs) -> DeviceRoofs:
 
 
 def _better(old: Ceiling | None, new: Ceiling) -> Ceiling:
-    """Return `new`, except if `old` is better: not short, or not disturbed, or as disturbed and higher."""
+    """Return `new`, or `old` if that is better: not short, or not disturbed, or both are disturbed and it is
+    higher.
+    """
     if old is None:
         return new
     if new.is_short and not old.is_short:
@@ -130,7 +140,10 @@ def _better(old: Ceiling | None, new: Ceiling) -> Ceiling:
 
 
 def roofs_over_torch(ceilings: Iterable[Ceiling], compute: Mapping[str, str] = TORCH_COMPUTE) -> list[Ceiling]:
-    """Return the roofs that apply to a model of torch, with their types. `compute` maps compute roofs to types."""
+    """Return the roofs that apply to a torch model, with their types.
+
+    `compute` maps names of compute roofs to types.
+    """
     return [
         replace(one, dtype=compute.get(one.name, ""))
         for one in ceilings
@@ -139,31 +152,34 @@ def roofs_over_torch(ceilings: Iterable[Ceiling], compute: Mapping[str, str] = T
 
 
 def way_out_on_cpu(threads: int) -> str:
-    """Return what a process announces in its manifest if no roofs are known for its processor and threads."""
+    """Return what to do if no roofs are known for this processor and number of threads, as text for the manifest."""
     return f"run `cbtop calibrate --threads {threads}`"
 
 
 def try_to_keep() -> None:
-    """Raise RoofsError if `keep_roofs` could not write its temporary file. Leaves no file."""
+    """Raise RoofsError if `keep_roofs` could not write its temporary file. Removes the file again."""
     try_to_write(roofs_file())
 
 
 def roofs_of_cpu(known: Iterable[DeviceRoofs], threads: int, weights_bytes: int | None = None) -> DeviceRoofs | None:
-    """Return the newest of this machine's processor with this many threads, measured for such weights or for none."""
+    """Return the newest roofs of this processor for `threads` threads.
+
+    They were measured for weights of `weights_bytes`, or for no particular weights if that is None.
+    """
     wanted = cpu_name(), threads, weights_bytes
     found = [one for one in known if (one.device, one.threads, one.weights_bytes) == wanted]
     return found[-1] if found else None
 
 
 def roofs_of_gpu(known: Iterable[DeviceRoofs], uuid: str, multiprocessors: int) -> DeviceRoofs | None:
-    """Return the newest of a GPU with the current driver; its power limit is not compared."""
+    """Return the newest roofs of a GPU with the current driver. The power limit is not compared."""
     wanted = uuid, multiprocessors, driver_version()
     found = [one for one in known if uuid and (one.uuid, one.multiprocessors, one.driver) == wanted]
     return found[-1] if found else None
 
 
 def cpu_name() -> str:
-    """Return the processor's model, as Linux names it; on other systems the kind of machine."""
+    """Return the processor's model as Linux names it. On other systems, return the kind of machine."""
     if not os.access(_CPUINFO, os.R_OK):
         return platform.machine()
     with io.open(_CPUINFO, "rb", buffering=0) as file:
@@ -174,7 +190,7 @@ def cpu_name() -> str:
 
 
 def driver_version() -> str:
-    """Return the version of NVIDIA's driver, from the kernel module; "" if there is none, or it cannot be read."""
+    """Return the version of NVIDIA's driver from the kernel module, or "" if it cannot be read."""
     if not os.access(_DRIVER, os.R_OK):
         return ""
     found = _DRIVER_VERSION.search(_DRIVER.read_text("utf-8", "replace").partition("\n")[0])

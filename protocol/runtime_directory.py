@@ -1,7 +1,7 @@
-"""The directory where processes, daemons and viewers of one user find each other.
+"""The directory that processes, daemons and viewers of one user use to find each other.
 
-`cbtop run` needs it before its command begins, so every import delays the command. There are few imports here and in
-the modules imported here. typing alone would take as long to load as Python takes to start.
+`cbtop run` uses this module before its command begins, so every import delays the command. This module and the
+modules that it imports have few imports. typing alone would take as long to load as Python takes to start.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp")
 
 
 def runtime_directory() -> str:
-    """Return the directory of this user's rings, catalogs and socket; made with mode 0700 if it does not exist.
+    """Return the directory of this user's rings, catalogs and socket. Creates it with mode 0700 if it does not exist.
 
-    It is $CBTOP_RUNTIME_DIR, else $XDG_RUNTIME_DIR/cbtop, else cbtop-$UID in the system's temporary directory. If
-    that copies on write, so that no ring can be made there, or if there is no temporary directory, it is cbtop-$UID
-    in SHARED_MEMORY. Raises EndpointError if it belongs to a different user or others may write into it.
+    It is $CBTOP_RUNTIME_DIR, or else $XDG_RUNTIME_DIR/cbtop, or else cbtop-$UID in the system's temporary directory.
+    If the file system there copies on write, no ring can be created there. Then, and without a temporary directory,
+    it is cbtop-$UID in SHARED_MEMORY. Raises EndpointError if the directory belongs to a different user or others may
+    write into it.
     """
     if named := os.environ.get("CBTOP_RUNTIME_DIR"):
         return _private(named)
@@ -39,7 +40,7 @@ def runtime_directory() -> str:
 
 
 def _temporary_directory() -> str:
-    """Return the first writable directory that Python's tempfile tries, except the current one; "" without one."""
+    """Return the first writable directory that Python's tempfile tries, except the current one, or ""."""
     named = [os.environ.get(name, "") for name in ("TMPDIR", "TEMP", "TMP")]
     for path in (*named, *TEMPORARY):
         if path and os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK):
@@ -53,7 +54,10 @@ def _private(path: str) -> str:
 
 
 def is_copied_on_write(path: str) -> bool:
-    """Whether no ring can be made in this directory of ours, see `cbtop.protocol.ring`. Raises EndpointError."""
+    """Whether the directory's file system copies on write, so that no ring can be created there.
+
+    See `cbtop.protocol.ring`. Raises EndpointError.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -65,10 +69,10 @@ def is_copied_on_write(path: str) -> bool:
 
 
 def make_private_directory(path: str, what: str, variable: str) -> None:
-    """Make `path` a directory of this user alone, with mode 0700, if it does not exist.
+    """Make `path` a directory with mode 0700, only for this user, if it does not exist.
 
-    Raises EndpointError, which calls it `what`, if it belongs to a different user or others may enter. `variable` is
-    the environment variable that names a different directory.
+    Raises EndpointError if the directory belongs to a different user or others may enter it. The error calls the
+    directory `what`, and says that the environment variable `variable` can name a different one.
     """
     try:
         os.makedirs(path, 0o700, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The origin of an exception: one raised by the host's own signal handler while our code runs is the host's."""
+"""The origin of an exception: a signal handler of the host may have raised it while our code ran."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ if TYPE_CHECKING:
 
 _OURS = ("cbtop.profiler.", "cbtop.protocol.")
 _CO_OPTIMIZED = 1
-_CO_VARARGS = 4  # inspect's
+_CO_VARARGS = 4  # inspect.CO_VARARGS
 
 
 def is_ours(error: BaseException) -> bool:
-    """Whether `error`, raised in our code, may be kept from the host: no interrupt, and from none of its handlers."""
+    """Whether our code may suppress `error`: it is an Exception, and no signal handler of the host raised it."""
     trace = error.__traceback__
-    # An exception raised in this frame did not come from a handler. Reading the frame's locals would keep them alive.
+    # A traceback of one frame does not come from a handler. Reading that frame's locals would keep them alive.
     is_from_here = trace is None or trace.tb_next is None
     return isinstance(error, Exception) and (is_from_here or not is_of_a_signal_handler(error))
 
@@ -22,16 +22,18 @@ def is_ours(error: BaseException) -> bool:
 def is_of_a_signal_handler(error: BaseException) -> bool:
     """Whether `error` was raised in a signal handler.
 
-    That is a handler that is set now, or any that still holds its argument: the frame that it interrupted.
+    The handler may be one that is set now, or any function that still holds its argument, the interrupted frame.
     """
     trace = error.__traceback__
     while trace is not None:
         frame = trace.tb_frame
         given = _locals_of(frame)
-        given += [one for value in given if type(value) is tuple and len(value) == 2 for one in value]  # *arguments
+        # The handler may take *arguments.
+        given += [one for value in given if type(value) is tuple and len(value) == 2 for one in value]
         if frame.f_back is not None and any(value is frame.f_back for value in given):
             return True
-        takes_two = frame.f_code.co_argcount > 1 or frame.f_code.co_flags & _CO_VARARGS  # 50 µs to get the handlers
+        # Getting the handlers takes 50 µs.
+        takes_two = frame.f_code.co_argcount > 1 or frame.f_code.co_flags & _CO_VARARGS
         if takes_two and not _is_of_ours(trace) and frame.f_code in _handlers():
             return True
         trace = trace.tb_next
@@ -41,9 +43,9 @@ def is_of_a_signal_handler(error: BaseException) -> bool:
 def _locals_of(frame: FrameType) -> list[object]:
     """Return the values of the local variables of `frame`.
 
-    Until Python 3.13 a frame keeps the dictionary of its locals that it returns. In a frame of ours, that dictionary
-    holds the exception that holds the frame. Such a cycle would keep everything in the surrounding frames, even a
-    model, until it is collected.
+    Until Python 3.13 a frame keeps the dictionary of locals that it returns. In a frame of ours, this dictionary
+    contains the exception, and the exception refers to the frame. Such a cycle would keep everything in the
+    surrounding frames alive, even a model, until the next garbage collection.
     """
     there = frame.f_locals
     values = [there.get(name) for name in frame.f_code.co_varnames]
@@ -54,7 +56,7 @@ def _locals_of(frame: FrameType) -> list[object]:
 
 
 def _handlers() -> set[CodeType]:
-    """Return the code of the signal handlers that are set."""
+    """Return the code objects of the signal handlers that are set."""
     import functools
     import signal
     from types import CodeType
@@ -72,18 +74,21 @@ def _handlers() -> set[CodeType]:
 
 
 def reraise_host_error(error: BaseException) -> None:
-    """Raise the host's part of `error`; return if no part of it is the host's.
+    """Raise the host's exception if `error` is one or was caused by one. Otherwise return.
 
-    Call it wherever our code catches an exception. `error` may also have been caused by a signal handler's exception
-    that our code stumbled over, or turned into an error of its own.
+    Call it wherever our code catches an exception. A signal handler of the host may have raised an exception in our
+    code, which then led to `error`.
     """
     for each in _came_from(error):
         if not isinstance(each, Exception) or is_of_a_signal_handler(each):
             raise each
 
 
-class suppressed:  # noqa: N801 - as contextlib.suppress, which keeps from the host what is the host's
-    """`with suppressed(OSError):` continues after the block if that failed, except for exceptions of the host."""
+class suppressed:  # noqa: N801 - named like contextlib.suppress
+    """Like contextlib.suppress, `with suppressed(OSError):` ignores an OSError of the block.
+
+    Exceptions of the host are raised.
+    """
 
     def __init__(self, *kinds: type[Exception]) -> None:
         self._kinds = kinds
@@ -101,7 +106,10 @@ class suppressed:  # noqa: N801 - as contextlib.suppress, which keeps from the h
 
 
 def _came_from(error: BaseException) -> list[BaseException]:
-    """Return `error` and the exceptions our code caught on the way to it, but none that the host handles."""
+    """Return `error` and the exceptions that our code caught before raising it.
+
+    Leaves out those that the host handles.
+    """
     found = [error]
     at = error.__cause__ or error.__context__
     while at is not None and all(at is not each for each in found) and _is_of_ours(at.__traceback__):

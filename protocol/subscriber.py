@@ -1,4 +1,7 @@
-"""A viewer's socket: SUB, subscribed to the topics it follows and to topics of its own, by which it asks."""
+"""A viewer's socket: a SUB socket.
+
+It subscribes to the topics that it follows, and to its own topics to ask questions.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +37,11 @@ class _Link(Enum):
 
 
 class Subscriber:
-    """Connects to `endpoint`, and again whenever the daemon comes back. One thread owns it.
+    """Connects to `endpoint`, and reconnects when the daemon comes back. Only one thread may use it.
 
-    At each new link the daemon gets the latest question and answers it: at first, with everything it knows. Raises
-    EndpointError for an invalid address, KeysError for a different host's without `keys`.
+    At each new connection it asks the daemon the latest question. The first question is for everything that the
+    daemon knows. Raises EndpointError if the address is not valid, and KeysError without `keys` if it belongs to a
+    different host.
     """
 
     def __init__(self, endpoint: str, keys: ViewerKeys | None = None, topics: Sequence[bytes] = (LIVE,)) -> None:
@@ -49,8 +53,8 @@ class Subscriber:
             )
         check_descriptors()
         self.received = 0
-        self.trouble = ""  # why there is no link over tcp; empty while there is one, or one may come
-        self.is_refused = False  # whether waiting does not help
+        self.trouble = ""  # why tcp has no link; "" while it has one or may still get one
+        self.is_refused = False  # whether waiting for a link is useless
         self._keys = keys if self._is_tcp else None
         self._topics = list(topics)
         self._asked = _question(JOIN_PREFIX)
@@ -58,7 +62,7 @@ class Subscriber:
         self._context.setsockopt(zmq.LINGER, 0)
         self._link = _Link.DOWN
         self._suspected = ""
-        self._redial_s: float | None = None  # when to dial again, if there is no socket now
+        self._redial_s: float | None = None  # when to connect again; None while there is a socket
         try:
             self._dial()
         except zmq.ZMQError as error:
@@ -66,7 +70,7 @@ class Subscriber:
             raise EndpointError(f"{self.endpoint}: {error.strerror.lower()}") from error
 
     def _dial(self) -> None:
-        self._beside: dict[bytes, bytes] = {}  # those of the previous socket are forgotten
+        self._beside: dict[bytes, bytes] = {}  # questions to the previous socket are forgotten
         self._socket = self._context.socket(zmq.SUB)
         self._socket.setsockopt(zmq.IPV6, int("[" in self.endpoint))
         self._socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER_MARK)
@@ -81,26 +85,26 @@ class Subscriber:
         self._socket.connect(self.endpoint)
         for topic in self._topics:
             self._socket.subscribe(topic)
-        # The question comes last: when the daemon answers it, everything live already flows.
+        # Subscribe to the question last, so that all live messages arrive from before the answer on.
         self._socket.subscribe(self._asked)
 
     def ask(self, prefix: bytes, what: bytes = b"") -> bytes:
-        """Ask the daemon by `prefix`, in place of the previous question. Returns the topic."""
+        """Ask the daemon the question `prefix` about `what`, in place of the previous question. Returns its topic."""
         before, self._asked = self._asked, _question(prefix) + what
-        if self._redial_s is None:  # otherwise it is sent as soon as there is a link
+        if self._redial_s is None:  # otherwise `_dial` subscribes to it
             self._socket.unsubscribe(before)
             self._socket.subscribe(self._asked)
         return self._asked
 
     def follow(self, topic: bytes, on: bool) -> None:
-        """Follow `topic` from now on, or stop following it."""
+        """Subscribe to `topic` if `on`, otherwise unsubscribe."""
         if on == (topic in self._topics):
             return
         if on:
             self._topics.append(topic)
         else:
             self._topics.remove(topic)
-        if self._redial_s is None:  # otherwise it is sent as soon as there is a link
+        if self._redial_s is None:  # otherwise `_dial` subscribes to it
             (self._socket.subscribe if on else self._socket.unsubscribe)(topic)
 
     def _hang_up(self) -> None:
@@ -110,16 +114,18 @@ class Subscriber:
         self._socket.close(linger=0)
 
     def receive(self, timeout_ms: int) -> list[Message]:
-        """Return the messages of the next multipart message; empty if none came within `timeout_ms`.
+        """Return the messages of the next multipart message, or [] if none arrived within `timeout_ms`.
 
-        Raises DecodeError if one of them is not a message.
+        Raises DecodeError if a frame is not a message.
         """
         _topic, frames = self.receive_frames(timeout_ms)
         found = (codec.decode(frame) for frame in frames)
         return [message for message in found if message is not None]
 
     def receive_frames(self, timeout_ms: int) -> tuple[bytes, list[bytes]]:
-        """Return the topic and the frames of the next multipart message, not decoded; empty if none came in time."""
+        """Return the topic and the encoded frames of the next multipart message; b"" and [] if none arrived in
+        time.
+        """
         if self._redial_s is not None:
             wait_s = self._redial_s - time.monotonic()
             if wait_s > 0:
@@ -140,9 +146,10 @@ class Subscriber:
         return topic, frames
 
     def _has_link(self) -> bool:
-        """Update the link's state from the monitor. If it failed, find out why, hang up and dial again later.
+        """Update the link's state from the monitor's events. Returns whether the socket can be used.
 
-        libzmq by itself gives up after some failures, and after others tries twenty times a second.
+        If the link failed, finds out why, closes the socket and connects again later. libzmq itself gives up after
+        some failures, and after others retries twenty times per second.
         """
         is_allowed = True
         while self._monitor and self._monitor.poll(0):
@@ -154,7 +161,7 @@ class Subscriber:
             elif self._link is _Link.UP:
                 self._link = _Link.BROKEN
             elif self._link is _Link.BROKEN and event == zmq.EVENT_CONNECT_RETRIED:
-                self._link = _Link.DOWN  # libzmq's own attempt to reconnect: the next event tells more
+                self._link = _Link.DOWN  # libzmq tries to reconnect by itself; its next event shows the result
             else:
                 self._note_failure(is_allowed)
                 self._hang_up()
@@ -167,24 +174,25 @@ class Subscriber:
             self.trouble, self.is_refused = not_allowed(self._keys), True
             return
         trouble, is_final = why_not(self.endpoint, self._keys)
-        # Once may be the moment of a restart; the same reason twice is the real one.
+        # The first time, the daemon may just be restarting. If the reason is the same twice, it is the real one.
         if not is_final or trouble == self._suspected:
             self.trouble, self.is_refused = trouble, is_final
         self._suspected = trouble
 
     def ask_clock(self, number: int) -> None:
-        """Ask the daemon for a ClockReading under `number`, in place of the previous question."""
+        """Ask the daemon for a ClockReading with this `number`, in place of the previous such question."""
         self._ask_beside(CLOCK_PREFIX, b"%d" % number)
 
     def ask_ended(self, source: str) -> None:
-        """Ask the daemon to read the files of the ended process with this key, in place of the previous question.
+        """Ask the daemon to read the files of the ended process with the key `source`, in place of the previous such
+        question.
 
-        All listeners get what it reads. If it was read before, only this viewer gets it, complete.
+        All viewers receive the result. If the daemon has read the files before, only this viewer receives everything.
         """
         self._ask_beside(ENDED_PREFIX, ":".join(source.rsplit(":", 3)[1:]).encode())
 
     def _ask_beside(self, prefix: bytes, what: bytes) -> None:
-        """Ask a question that a new link does not repeat."""
+        """Ask a question that is not repeated after a reconnect."""
         if self._redial_s is not None:
             return
         if before := self._beside.get(prefix):
@@ -200,5 +208,5 @@ class Subscriber:
 
 
 def _question(prefix: bytes) -> bytes:
-    """Return a topic that no other viewer asks by."""
+    """Return a topic that no other viewer uses."""
     return prefix + secrets.token_hex(8).encode()

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from enum import IntEnum, StrEnum
 
-GUARD_CHECK = "guard"  # the check that fails for the guard's findings
-LOGITS_CHECK = "logits"  # fails for a step's logits if no brick was wrong when the step ran again; under LmHead
-PRECONDITION = "precondition "  # prefix of the name of a check of a kernel's arguments
+GUARD_CHECK = "guard"  # name of the check that fails if the guard finds something
+# Name of a check under LmHead: it fails for a step's logits if no brick was wrong when the step ran again.
+LOGITS_CHECK = "logits"
+PRECONDITION = "precondition "  # prefix of the names of checks of a kernel's arguments
 
 
 class BrickCategory(IntEnum):
-    """The groups into which a report sums bricks."""
+    """A report adds up bricks by these categories."""
 
     NORM = 0
     ATTENTION = 1
     FFN = 2
     OTHER = 3
-    COMMUNICATION = 4  # between processes: its time is mostly waiting for the slowest of them
+    COMMUNICATION = 4  # between processes; the time is mostly spent waiting for the slowest one
 
     @property
     def display_name(self) -> str:
@@ -33,7 +34,7 @@ _CATEGORY_NAMES = {
 
 
 class BrickId(IntEnum):
-    """The fifteen well-known bricks of a transformer decoder, in index order."""
+    """The fifteen standard bricks of a transformer decoder, in index order."""
 
     RMS_NORM = 0
     LAYER_NORM = 1
@@ -53,7 +54,7 @@ class BrickId(IntEnum):
 
     @property
     def display_name(self) -> str:
-        """The name shown everywhere, `RmsNorm` for RMS_NORM."""
+        """The name that is shown to users, for example `RmsNorm` for RMS_NORM."""
         return _BRICK_NAMES[self]
 
     @property
@@ -62,9 +63,9 @@ class BrickId(IntEnum):
 
     @classmethod
     def from_name(cls, name: str) -> BrickId:
-        """Return the brick called `name`: a display name or one of the usual aliases (`Qkv`, `SiLU`, `Head`, …).
+        """Return the brick called `name`, a display name or a common alias (`Qkv`, `SiLU`, `Head`, …).
 
-        Raises ValueError, with the known names, if there is none.
+        Raises ValueError, with the known names, if the name is not known.
         """
         try:
             return _BRICKS_BY_NAME[name]
@@ -111,17 +112,17 @@ _BRICKS_BY_NAME = {name: brick for brick, name in _BRICK_NAMES.items()} | {
 }
 
 
-WARM_UP = " (warm-up)"  # ends the name of a step that came before the steps of its kind had settled
-SAMPLE = ", a sample"  # ends the name of steps if only the recorded ones are counted
-# Ends the backend of a model on a GPU that is recorded by its kernels.
+WARM_UP = " (warm-up)"  # suffix of the name of a step that ran before the times of such steps had settled
+SAMPLE = ", a sample"  # suffix of the name of steps if only the recorded ones are counted
+# Suffix of the backend of a model on a GPU, if kernels are recorded.
 BY_KERNELS = "kernels by CUPTI, a recorded step as long as the plain one before it"
-# Follows BY_KERNELS if nothing that came before could run on the GPU in most of these steps.
+# Suffix after BY_KERNELS, if in most of these steps the GPU had no earlier work left when the step began.
 IDLE_BEFORE = ", the GPU idle as it began"
-LAUNCHES = ": launches"  # ends the backend of work that runs on a device and is timed by the host
+LAUNCHES = ": launches"  # suffix of the backend of work that runs on a device but is timed by the host
 
 
 def is_warm_up(phase: str) -> bool:
-    """Whether steps of this name came before the steps of their kind had settled."""
+    """Whether steps of this name ran before the times of such steps had settled."""
     return phase.endswith(WARM_UP)
 
 
@@ -135,26 +136,28 @@ class NodeKind(IntEnum):
     TRANSFER = 4
     FUNCTION = 5
     ASYNC_TASK = 6
-    ADOPTED = 7  # work of other threads or tasks for the place it is in, outside that place's own time
+    ADOPTED = 7  # work that other threads or tasks did for this node; it is not part of the node's own time
 
 
 class TransferDirection(StrEnum):
-    """The two memories of a transfer: the host's and a device's."""
+    """The direction of a transfer: between the host's memory (H) and a device's (D), or between devices."""
 
     H2D = "H2D"
     D2H = "D2H"
     D2D = "D2D"
 
 
-# For bricks on a device that waited for the host: appended to their name, and to their backend (what is timed).
+# For bricks on a device that had to wait for the host. The first is appended to the brick's name, the second to its
+# backend, which names what is timed.
 LAUNCH_BOUND, UNTIL_THERE = "launch-bound", "until the device got there"
 
 
 class SyncMode(IntEnum):
-    """When a profiler waits for the device: around every brick, at the end of a layer, of a step, or not at all.
+    """When a profiler waits for the device: around every brick, at the end of a layer, at the end of a step, or
+    never.
 
-    NONE records nothing. On a clock of the host itself there is nothing to wait for, and the first three are the
-    same. If a clock reports its marks without waiting, the end of a step does not wait either.
+    NONE records nothing. If the host's own clock is used, no wait is needed, and the first three modes are the same.
+    With a clock that reports its marks without a wait, the end of a step does not wait either.
     """
 
     IMMEDIATE = 0
@@ -164,29 +167,29 @@ class SyncMode(IntEnum):
 
 
 class DeviceKind(StrEnum):
-    """The kind of hardware that is sampled."""
+    """The kind of a sampled device."""
 
     GPU = "gpu"
-    MIG = "mig"  # a part of a GPU that is a device of its own (Multi-Instance GPU)
-    CPU = "cpu"  # all processors of the host, as one
+    MIG = "mig"  # a part of a GPU that works as a separate device (Multi-Instance GPU)
+    CPU = "cpu"  # all processors of the host together
 
 
 class SourceStatus(StrEnum):
     """The state of a profiled process."""
 
     LIVE = "live"
-    ENDED = "ended"  # it sent a goodbye
-    GONE = "gone"  # it no longer runs and sent no goodbye: killed, or left by os._exit or exec
-    FAULTY = "faulty"  # its records cannot be trusted; the reason tells why
+    ENDED = "ended"  # the process sent a goodbye
+    GONE = "gone"  # the process no longer runs and sent no goodbye: it was killed, or ended by os._exit or exec
+    FAULTY = "faulty"  # the records of the process cannot be trusted; SourceState contains the reason
 
 
 class Provenance(StrEnum):
-    """The source of a number; shown next to every number that was not simply measured."""
+    """The source of a number. It is shown next to every number that was not simply measured."""
 
     MEASURED = "measured"
     DERIVED = "derived"  # computed from measured numbers, or from shapes
-    STATIC = "static"  # read from a file or a declaration, true whether or not anything ran
+    STATIC = "static"  # read from a file or a declaration, so it does not depend on what ran
     UNAVAILABLE = "n/a"
 
 
-DAEMON_KEY, VIEWER_KEY = "daemon", "viewer"  # the key pairs that are used if none is named
+DAEMON_KEY, VIEWER_KEY = "daemon", "viewer"  # the names of the key pairs that are used by default

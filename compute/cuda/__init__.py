@@ -1,4 +1,4 @@
-"""CUDA C++: the parts that kernels share, the form of a launch, and the compiler, which needs no GPU.
+"""CUDA C++: the parts that kernels share, the classes of launches, and the compiler, which needs no GPU.
 
-NVRTC is not loaded at import.
+NVRTC is not loaded when this package is imported.
 """

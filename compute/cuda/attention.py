@@ -1,8 +1,8 @@
 """CUDA C++ of attention, for a few rows and for many: sizes, scores, and products of tensor cores.
 
-A row is a head of a token. Rows of a group, and of several tokens, share every read of keys and values. Numbers of a
-cache in float16 are multiplied as they are. Their factors (queries, and the softmax's weights) are float32, split
-into two float16 that add up to it within 2^-24: two products instead of one, added in float32.
+A row is a head of a token. The rows of a group, also of several tokens, share every read of keys and values. Numbers
+in a float16 cache are multiplied as they are. Their factors (queries, and the softmax's weights) are float32. Each is
+split into two float16 that add up to it within 2^-24, so there are two products instead of one, added in float32.
 """
 
 from __future__ import annotations

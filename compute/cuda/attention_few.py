@@ -1,10 +1,14 @@
-"""CUDA C++ of attention for a few rows: the context in pieces, which the last block combines."""
+"""CUDA C++ of attention for a few rows.
+
+The context is divided into pieces, and the last block combines their results.
+"""
 
 from __future__ import annotations
 
-ROWS = 8  # of a block
-OUTPUTS = 128  # most numbers of a head's output in a block
-SLOT = ROWS * (OUTPUTS + 2)  # its partial result for the last block: outputs, maximum and sum of each row
+ROWS = 8  # threads of a block
+OUTPUTS = 128  # numbers of a head's output that a block computes, at most
+# Size of a block's partial result for the last block: outputs, maximum and sum of each row.
+SLOT = ROWS * (OUTPUTS + 2)
 THREADS = 256
 
 PIECES = r"""

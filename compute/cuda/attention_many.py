@@ -1,8 +1,8 @@
-"""CUDA C++ of attention for many rows: a block for 64 of them, by tensor cores."""
+"""CUDA C++ of attention for many rows. Each block processes 64 rows with tensor cores."""
 
 from __future__ import annotations
 
-ROWS, THREADS = 64, 128  # of a block
+ROWS, THREADS = 64, 128  # threads of a block
 
 OF_HALVES = r"""
 #define TILE 64  // rows of a block, and positions that it looks at together

@@ -16,13 +16,13 @@ from cbtop.protocol.cache import bytes_of, cache_dir, replace_whole
 
 OPTIONS = ("--std=c++17", "--extra-device-vectorization", "--ptxas-options=-v")
 MAX_KEPT_BYTES = 1 << 26
-HASH_BYTES = 8  # of a PTX's digest: a catalog's `ptx_hash`
+HASH_BYTES = 8  # bytes of a PTX's digest that are `ptx_hash` in a catalog
 DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledModule:
-    """A module: its PTX, its machine code, and ptxas's report of registers and spills."""
+    """A compiled module: its PTX, its machine code, and ptxas's report of registers and spills."""
 
     ptx: bytes
     cubin: bytes
@@ -41,8 +41,8 @@ def hash_of(ptx: bytes) -> int:
 def compiled(source: str, architecture: str, *, stamped: bool = False) -> CompiledModule:
     """Compile `source`, after the prelude, for an `architecture` in NVRTC's form (sm_90).
 
-    The same source is only compiled once by the same NVRTC, and then read from the cache. Raises ComputeError if
-    NVRTC is not installed, and with NVRTC's words if it refuses the source.
+    The same NVRTC compiles the same source only once; then the result is read from the cache. Raises ComputeError if
+    NVRTC is not installed, or, with NVRTC's text, if it rejects the source.
     """
     nvrtc = _nvrtc()
     options = (*OPTIONS, f"--gpu-architecture={architecture}", *(("--define-macro=STAMPED",) if stamped else ()))
@@ -57,7 +57,7 @@ def compiled(source: str, architecture: str, *, stamped: bool = False) -> Compil
 
 
 def architectures() -> tuple[str, ...]:
-    """Return the architectures that this NVRTC compiles for, oldest first."""
+    """Return the architectures that this NVRTC can compile for, oldest first."""
     return tuple(f"sm_{number}" for number in _checked(_nvrtc().nvrtcGetSupportedArchs())[0])
 
 
@@ -80,7 +80,7 @@ def _version() -> tuple[int, ...]:
 
 
 def _checked(answer: tuple[Any, ...]) -> list[Any]:
-    """Return the results of an NVRTC call, without its status. Raises ComputeError unless it succeeded."""
+    """Return the results of an NVRTC call without its status. Raises ComputeError if the call failed."""
     status, *given = answer
     if status != _nvrtc().nvrtcResult.NVRTC_SUCCESS:
         raise ComputeError(f"NVRTC: {status.name}")
@@ -107,12 +107,14 @@ def _bytes(size_of: Any, read: Any, program: Any) -> bytes:
     return bytes(text)
 
 
-# --- what is kept: a digest, the lengths of PTX and log, and PTX, log and machine code in a row ------------------
+# --- cached files: a digest, the lengths of PTX and log, then PTX, log and machine code ----------------------------
 
 
 def _read(path: Path) -> CompiledModule | None:
-    """Return a cached module, or None if it is missing, damaged, or in a directory that another user may write to,
-    because its code is run."""
+    """Return a cached module, or None if it is missing or damaged.
+
+    The module's code is run, so a directory that another user may write to also gives None.
+    """
     try:
         whole = bytes_of(path, MAX_KEPT_BYTES) if is_believed(path.parent) else None
     except (OSError, ValueError):
@@ -131,4 +133,4 @@ def _keep(path: Path, one: CompiledModule) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_whole(path, hashlib.sha256(body).digest() + body)
     except OSError:
-        pass  # a full or read-only disk: it is compiled again next time
+        pass  # The disk is full or read-only. The module is compiled again next time.

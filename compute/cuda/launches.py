@@ -6,17 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-EACH = 256  # threads of a block if each has one number
-WARP = 32  # threads that run one instruction (CUDA C++ Programming Guide, "SIMT architecture")
-IN_REGISTERS = 2  # most fours of a row that a thread keeps
+EACH = 256  # threads of a block if each thread has one number
+WARP = 32  # number of threads that run one instruction together (CUDA C++ Programming Guide, "SIMT architecture")
+IN_REGISTERS = 2  # groups of four numbers of a row that a thread keeps, at most
 
 Dimensions = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CudaModule:
-    """CUDA C++ that is compiled in one piece after `prelude.PRELUDE`. Two modules are equal only if they are one
-    object."""
+    """CUDA C++ that is compiled in one piece after `prelude.PRELUDE`. A module is equal only to itself."""
 
     name: str
     source: str
@@ -24,19 +23,19 @@ class CudaModule:
 
 @dataclass(frozen=True, slots=True)
 class CudaLaunch:
-    """One launch. `arguments` are device arrays and NumPy scalars of the types that the entry takes, in its order."""
+    """One launch. `arguments` are device arrays and NumPy scalars, with the types and in the order of the entry."""
 
     module: CudaModule
     entry: str
     grid: Dimensions
     block: Dimensions
     arguments: tuple[Any, ...]
-    shared_bytes: int = 0  # dynamic
+    shared_bytes: int = 0  # dynamic shared memory
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryCall:
-    """A call of a library that launches: cuBLAS. Screens show `name`."""
+    """A call of a library (cuBLAS) that launches kernels itself. Screens show `name`."""
 
     name: str
     call: Callable[[], object]
@@ -47,15 +46,16 @@ Launch = CudaLaunch | LibraryCall
 
 @dataclass(frozen=True, slots=True)
 class CudaKernel:
-    """`launches(*arguments)` returns the launches of a call, in order. Its arguments are the kernel's, with arrays on
-    the device. `start`, `position` and `sequence` are int32 (1,) there, so that a graph reads them again in each run.
-    It computes nothing, and only uses the shapes and types of arrays.
+    """The CUDA version of a kernel. `launches(*arguments)` returns the launches of a call, in order.
 
-    `modules`: those that a launch may use.
-    `together`: returns one launch for two calls of a brick; None if the kernel cannot join them.
-    `with_codes(*arguments, codes, factors)`: the launches, which also write `quantize_rows` of the (last) output, as
-    int8 products take it. `with_bf16(*arguments, rounded)`: likewise in bfloat16, as uint16, as products of many
-    tokens take it.
+    The arguments are the kernel's, with arrays on the device. `start`, `position` and `sequence` are int32 (1,) on
+    the device, so that a graph reads them again in each run. `launches` computes nothing, and only uses the shapes
+    and types of arrays.
+
+    `modules`: all modules that a launch may use. `together`: returns one launch for two calls of a brick, or None if
+    the kernel cannot join them. `with_codes(*arguments, codes, factors)`: returns launches that also write
+    `quantize_rows` of the (last) output, for int8 products. `with_bf16(*arguments, rounded)`: returns launches that
+    also write the (last) output in bfloat16, as uint16, for products of many tokens.
     """
 
     modules: tuple[CudaModule, ...]
@@ -71,27 +71,34 @@ def line(blocks: int, threads: int) -> tuple[Dimensions, Dimensions]:
 
 
 def of_each(numbers: int) -> tuple[Dimensions, Dimensions]:
-    """Return a shape with a thread for each number."""
+    """Return a grid and a block with a thread for each number."""
     return line(-(-numbers // EACH), EACH)
 
 
 def of_fours(numbers: int) -> tuple[Dimensions, Dimensions]:
-    """Return a shape with a thread for every four numbers; the last one may have fewer. Arrays begin at a multiple of
-    16 bytes."""
+    """Return a grid and a block with a thread for every four numbers. The last thread may have fewer.
+
+    Arrays must begin at a multiple of 16 bytes.
+    """
     return of_each(-(-numbers // 4))
 
 
 def whole_warps(threads: int, most: int = 1024) -> int:
-    """Return `threads` rounded up to a whole number of warps, at most `most`."""
+    """Return `threads` rounded up to a whole number of warps, but at most `most`."""
     return min(-(-threads // WARP) * WARP, most)
 
 
 def of_rows(rows: int, columns: int) -> tuple[Dimensions, Dimensions]:
-    """Return a shape with a block for each row. Threads have four numbers each; in a long row, fours in turn."""
+    """Return a grid and a block, with one block for each row.
+
+    A thread processes four numbers; in a long row, several groups of four one after the other.
+    """
     return line(rows, whole_warps(-(-columns // 4)))
 
 
 def stays_in_registers(columns: int) -> bool:
-    """Return whether the threads of `of_rows` can keep a row, which must be whole fours, at most IN_REGISTERS for
-    each."""
+    """Return whether the threads of `of_rows` can keep a row in registers.
+
+    The row must consist of whole groups of four, at most IN_REGISTERS for each thread.
+    """
     return columns % 4 == 0 and columns <= 4 * IN_REGISTERS * whole_warps(columns // 4)

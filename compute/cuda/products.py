@@ -1,6 +1,6 @@
-"""CUDA C++ of products: a block has rows of a matrix, and its threads have units of these rows.
+"""CUDA C++ of products. A block computes some rows of a matrix, and each of its threads some units of these rows.
 
-Activations are int8, from quantize_rows, or unrounded float32.
+Activations are int8 from quantize_rows, or unrounded float32.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from cbtop.compute.cuda.units import UNITS
 from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.planes import UNIT
 
-# A thread reads one unit of each of ROWS rows, so that this many loads are pending, and uses its activations ROWS
-# times. dp4a: four products of int8 and their sum (CUDA math API, "SIMD intrinsics"). A byte becomes a float32 as the
-# low byte of one with a step of 1: faster than a conversion, of which an SM does few.
+# A thread reads one unit of each of ROWS rows, so that ROWS loads are pending, and uses its activations ROWS times.
+# dp4a computes four products of int8 and their sum (CUDA math API, "SIMD intrinsics"). A byte is converted to float32
+# by inserting it as the low byte of a float32 with a step of 1. That is faster than a conversion instruction, of
+# which an SM executes few.
 PRODUCTS = r"""
 struct Int8 {  // of quantize_rows
     const uint8_t* codes;    // int8 (tokens, columns)
@@ -284,15 +285,18 @@ __device__ __forceinline__ void write_gated(
 }
 """
 
-TOKENS = (1, 2, 4, 8)  # tokens that share a read of weights; each number has an entry
+TOKENS = (1, 2, 4, 8)  # numbers of tokens that share a read of weights; there is an entry for each number
 MOST_THREADS = 128
-FEW_UNITS = 256  # of a row
+FEW_UNITS = 256  # units of a row
 
 
 def ways_of(block_format: BlockFormat, tokens: int, is_int8: bool, is_beside_others: bool = False) -> tuple[int, int]:
-    """Return the rows of a thread and, for int8, its units at once: the fastest on an H100, for one token in all
-    projections of a 7B (`python -m benchmarks.gpu.gemv`). `is_beside_others`: matrices share a launch, and some are
-    small. Fewer rows a thread then mean more threads."""
+    """Return the number of rows of a thread, and for int8 the number of units that it reads at once.
+
+    These are the fastest numbers on an H100, for one token in all projections of a 7B (`python -m
+    benchmarks.gpu.gemv`). If `is_beside_others`, matrices share a launch, and some are small. Then fewer rows per
+    thread give more threads.
+    """
     if not is_int8:
         return 4 if tokens == 1 and block_format.block_elements > 1 else 2, 1
     if tokens > 1:
@@ -307,79 +311,79 @@ def _at_once(block_format: BlockFormat) -> int:
 
 
 def block_of(block_format: BlockFormat, columns: int, is_int8: bool, is_beside_others: bool = False) -> Dimensions:
-    """Return the threads of a block: those that share rows, times the number of such groups."""
+    """Return the size of a block. Along x, threads share rows; along y are groups of such threads."""
     if is_int8 and (is_beside_others or _at_once(block_format) == 1):
         return (MOST_THREADS, 1, 1) if columns // UNIT > FEW_UNITS else (WARP, MOST_THREADS // WARP, 1)
     return whole_warps(-(-columns // UNIT), MOST_THREADS // 2 if is_int8 else MOST_THREADS), 1, 1
 
 
-# The parameters of activations in an entry, and the struct that they become.
+# The parameters of an entry for activations, and the expression that makes the struct from them.
 INT8_PARAMETERS, INT8 = "const uint8_t* codes, const float* factors", "Int8{codes, factors}"
 FLOATS_PARAMETERS, FLOATS = "const float* x", "Floats{x}"
 
 
 def source_of(formats: Iterable[BlockFormat], entries: Iterable[str]) -> str:
-    """Return the whole source of a module with these entries, which multiply by matrices of these formats."""
+    """Return the whole source of a module with `entries`, which multiply matrices of `formats`."""
     structs = {one.name: one.planes.source for one in formats if one.planes is not None}
     return UNITS + "".join(structs.values()) + PRODUCTS + "".join(entries)
 
 
 def blocks_of(rows: int, block: Dimensions, in_thread: int) -> int:
-    """Return the number of blocks for `rows` rows of a matrix, with `in_thread` rows a thread."""
+    """Return the number of blocks for `rows` rows of a matrix, with `in_thread` rows per thread."""
     return -(-rows // (in_thread * block[1]))
 
 
 def space_of(formats: Iterable[BlockFormat], is_int8: bool) -> str:
-    """Return the memory that the threads of a block share."""
+    """Return the declaration of the memory that the threads of a block share."""
     in_units = not is_int8 and any(one.block_elements > 1 for one in formats)
     return f"__shared__ float4 space[{'SPACE_OF_UNITS' if in_units else 'SPACE_OF_SUMS'}];"
 
 
 def together(tokens: int) -> int:
-    """Return the number of tokens that a launch for `tokens` takes at a time, one of TOKENS."""
+    """Return how many tokens a launch for `tokens` tokens processes at a time, one of TOKENS."""
     return next((some for some in TOKENS if some >= tokens), max(TOKENS))
 
 
 def matrix_arguments(weights: Any, bias: Any, out: Any) -> tuple[Any, ...]:
-    """Return an entry's arguments for a matrix and its product: `matrix_parameters`."""
+    """Return an entry's arguments for a matrix and its product, as declared by `matrix_parameters`."""
     return weights, bias, np.int32(bias.size > 0), out, np.int32(out.shape[1])
 
 
 def matrix_parameters(name: str) -> str:
-    """Return the parameters of a matrix and its product, out (tokens, rows)."""
+    """Return an entry's parameters for a matrix and its product, `name` (tokens, rows)."""
     return (
         f"const uint8_t* {name}_weights, const float* {name}_bias, int {name}_biased, float* {name}, int {name}_rows"
     )
 
 
 def matrix(name: str) -> str:
-    """Return the struct of these."""
+    """Return the expression that makes a Matrix from `matrix_parameters`."""
     return f"Matrix{{{name}_weights, {name}_biased ? {name}_bias : nullptr, {name}, {name}_rows}}"
 
 
-# A mixture of experts: a block along z has one of the chosen experts. `x_step` is the distance between the
-# activations of two of them, 0 if all share a row.
+# In a mixture of experts, `blockIdx.z` selects the expert of a block. `x_step` is the distance between the
+# activations of two experts, or 0 if all experts share a row.
 EXPERTS = "const int64_t* experts, int x_step"
 INT8_OF_EXPERT = "Int8{codes + blockIdx.z * x_step, factors + blockIdx.z * (x_step / 8)}"
 FLOATS_OF_EXPERT = "Floats{x + blockIdx.z * x_step}"
 
 
 def expert_arguments(weights: Any, out: Any) -> tuple[Any, ...]:
-    """Return an entry's arguments for the planes of all experts, (experts, bytes), and their products."""
+    """Return an entry's arguments for the planes of all experts, (experts, bytes), and for their products."""
     return weights, np.int64(weights.shape[1]), out, np.int32(out.shape[1])
 
 
 def expert_parameters(name: str) -> str:
-    """Return the parameters of `expert_arguments`."""
+    """Return an entry's parameters for `expert_arguments`."""
     return f"const uint8_t* {name}_weights, int64_t {name}_bytes, float* {name}, int {name}_rows"
 
 
 def expert_matrix(name: str) -> str:
-    """Return the struct of these, for the expert of a block."""
+    """Return the expression that makes a Matrix of the block's expert from `expert_parameters`."""
     planes = f"{name}_weights + experts[blockIdx.z] * {name}_bytes"
     return f"Matrix{{{planes}, nullptr, {expert_out(name, name)}, {name}_rows}}"
 
 
 def expert_out(name: str, matrix: str) -> str:
-    """Return the beginning of an output with as many rows as `matrix`."""
+    """Return the address where the expert's part of an output begins. The output has as many rows as `matrix`."""
     return f"{name} + (int64_t)blockIdx.z * {matrix}_rows"

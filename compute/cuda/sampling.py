@@ -1,17 +1,18 @@
-"""CUDA C++ of sampling: the first largest logit, and a token drawn from the likeliest, without sorting all.
+"""CUDA C++ of sampling: the first largest logit, or a token drawn from the likeliest, without sorting all logits.
 
-A logit and its place become one number that sorts as sampling does: a larger logit makes it larger, and among equals
-an earlier place. The last of top_k, the last of top_p and the drawn token are each the place at which a sum over
-larger numbers passes a bound. First all are counted and weighed in BINS, equally wide between the largest and the
-smallest logit. Then each search is a launch: only that bin is listed and sorted, by the last block. If it has too
-many (equal logits, or far outliers that make bins wide) that block goes through all logits digit by digit.
+A logit and its place are combined into one number that sorts in the order of sampling: larger logits first, and of
+equal logits the earlier place. The last token of top_k, the last of top_p and the drawn token are each the place
+where a sum over larger numbers passes a bound. First all logits are counted and weighed in BINS, which have equal
+widths between the largest and the smallest logit. Then one launch for each search lists and sorts only the bin that
+contains the result; the last block does it. If the bin has too many logits (equal ones, or wide bins because of
+outliers), that block searches all logits digit by digit.
 """
 
 from __future__ import annotations
 
-PLACE_BITS = 22  # bits of a logit's place: at most 2^22 logits
+PLACE_BITS = 22  # bits for a logit's place, so there are at most 2^22 logits
 THREADS = 256
-BLOCKS = 128  # blocks that share a pass over the logits; the last one does the rest
+BLOCKS = 128  # number of blocks that share a pass over the logits; the last block does the rest
 
 SAMPLING = r"""
 #define PLACE_BITS 22

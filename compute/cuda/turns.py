@@ -1,7 +1,8 @@
-"""CUDA C++ of products of one token with int8 activations: few blocks, whose warps take rows in turn.
+"""CUDA C++ of products of one token with int8 activations.
 
-Each thread keeps its units of the activations in registers, because all rows use the same. All its loads of two rows
-are pending together. On an H100, with Q4_K, a block for each row reads 18,944 x 3,584 at 1.86 TB/s, this at 2.34.
+There are few blocks, and their warps process rows in turn. Each thread keeps its units of the activations in
+registers, because all rows use them. All its loads of two rows are pending together. On an H100 with Q4_K, this reads
+18,944 x 3,584 weights at 2.34 TB/s; one block per row reads at 1.86 TB/s.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from cbtop.compute.cuda.products import (
 from cbtop.compute.quantization.base import BlockFormat
 from cbtop.compute.quantization.planes import UNIT
 
-UNITS_OF_THREAD = (1, 2, 4, 5)  # more do not stay in registers
-MOST_WARPS = 16  # warps that share a row
-WARPS_OF_BLOCK = 4  # if each warp has its own rows
+UNITS_OF_THREAD = (1, 2, 4, 5)  # numbers of units per thread; more do not stay in registers
+MOST_WARPS = 16  # largest number of warps that share a row
+WARPS_OF_BLOCK = 4  # warps of a block if each warp has its own rows
 BLOCKS_OF_MULTIPROCESSOR = 8
-WARPS_AT_A_TIME, FEWER_WARPS, MANY_UNITS = 16, 12, 4  # on a multiprocessor
+# Numbers of warps on a multiprocessor at a time; FEWER_WARPS if a thread has more than MANY_UNITS units.
+WARPS_AT_A_TIME, FEWER_WARPS, MANY_UNITS = 16, 12, 4
 
 TURNS = r"""
 // The units of a thread: its own in the WARPS that share a row, and every one that many threads after it.
@@ -213,26 +215,31 @@ __device__ __forceinline__ void gated_in_turn(Matrix gate, Matrix up, float* out
 
 @dataclass(frozen=True, slots=True)
 class ThreadShape:
-    """The threads of a row: `units` of it for each, in `warps`. A template's arguments."""
+    """The threads of a row: `warps` warps, with `units` units of the row per thread.
+
+    These are arguments of a template.
+    """
 
     units: int
     warps: int
 
     @property
     def block(self) -> Dimensions:
-        """The threads that share a row, and the number of rows."""
+        """The size of a block. Along x, threads share a row; along y are different rows."""
         return self.warps * WARP, 1 if self.warps > 1 else WARPS_OF_BLOCK, 1
 
     @property
     def bounds(self) -> str:
-        """The compiler's bound of registers, with enough of them for all loads of two rows."""
+        """The launch bounds for the compiler. They leave enough registers for all loads of two rows."""
         threads = self.block[0] * self.block[1]
         blocks = max((FEWER_WARPS if self.units > MANY_UNITS else WARPS_AT_A_TIME) * WARP // threads, 1)
         return f"__launch_bounds__({threads}, {blocks})"
 
     def blocks(self, pieces: int, multiprocessors: int) -> int:
-        """Return the number of blocks for `pieces` pieces of work, which they take in turn. A block takes one for
-        each of its places along y at a time."""
+        """Return the number of blocks for `pieces` pieces of work.
+
+        Blocks take the pieces in turn, each as many at a time as it has rows along y.
+        """
         return min(-(-pieces // self.block[1]), BLOCKS_OF_MULTIPROCESSOR * multiprocessors)
 
     def __str__(self) -> str:
@@ -241,8 +248,11 @@ class ThreadShape:
 
 @cache
 def shape_of(columns: int) -> ThreadShape | None:
-    """Return the shape with the most pending loads, among those that leave at most an eighth of the threads idle, or
-    the fewest possible. None: rows are too long."""
+    """Return the best shape for rows of `columns` columns, or None if rows are too long.
+
+    Shapes must leave at most an eighth of the threads idle, or the fewest possible. The best of them has the most
+    pending loads.
+    """
     units, ways = columns // UNIT, []
     for warps in range(1, MOST_WARPS + 1):
         for each in UNITS_OF_THREAD:
@@ -256,7 +266,7 @@ def shape_of(columns: int) -> ThreadShape | None:
 
 
 def _code_bytes(block_format: BlockFormat) -> int:
-    """Return the bytes of a unit in the first plane."""
+    """Return the bytes that a unit takes in the first plane."""
     assert block_format.planes is not None
     return block_format.planes.bits[0] * UNIT // 8
 
@@ -270,10 +280,13 @@ def module(
     *,
     of_experts: bool = False,
 ) -> CudaModule:
-    """Return the CUDA C++ of one entry, `name`, which calls the function `name` of TURNS. It takes matrices of these
-    formats, with `names` as parameters, then `more` of these, then int8 activations. `of_experts`: the function is
-    `expert_` + `name`, for chosen experts, which are known too late to prefetch their rows."""
-    rows = 1 if more else 2  # of a matrix in a turn
+    """Return a module with one entry, `name`, which calls the function `name` of TURNS.
+
+    The entry takes matrices of `formats` under the parameters `names`, then an output `more`, then int8 activations.
+    With `of_experts`, the entry is `expert_` + `name`, for chosen experts. These are known too late to prefetch their
+    rows.
+    """
+    rows = 1 if more else 2  # rows of a matrix per turn
     ahead = "".join(
         f"    ahead<{_code_bytes(one)}, {shape.units}, {shape.warps}, {rows}>({of}_weights, {of}_rows, columns);\n"
         for of, one in [*zip(names, formats, strict=True)][: 3 - rows]

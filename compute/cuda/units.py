@@ -1,11 +1,11 @@
 """CUDA C++ that reads units of 32 weights from planes (quantization/planes.py).
 
-The struct of a format of blocks has
+The struct of a format with blocks has
     NAME(const uint8_t* planes, int64_t weights)       of a matrix with this number of weights
     void codes(int64_t unit, uint32_t q[8]) const      signed bytes: weight 4 g + b is byte b of q[g]
     float4 scales(int64_t unit) const                  weight = x * code + y of the first 16, z * code + w of the last
 
-The struct of a format of floats, with the rows as its only plane, is an OfFloats and has
+The struct of a format of floats is an OfFloats. Its only plane contains the rows. It has
     NAME(const uint8_t* planes, int64_t weights)
     IN_16_BYTES, a constant                            weights in 16 bytes
     void load(int64_t weight, float w[IN_16_BYTES]) const    16 bytes of weights, aligned

@@ -1,4 +1,4 @@
-"""The tools of Numba kernels: the decorators and their cache, vectors of AVX-512, the exponential."""
+"""Tools for Numba kernels: the decorators and their cache, AVX-512 vectors, and the exponential."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from cbtop.compute.errors import ComputeError
 
 
 def _refuse_no_threads() -> None:
-    """Raise ComputeError before importing Numba does, which would raise a ValueError."""
+    """Raise ComputeError here, because importing Numba would raise a ValueError."""
     try:
         threads = int(os.environ["NUMBA_NUM_THREADS"])
-    except (KeyError, ValueError):  # Numba warns of a value that is not a number, and takes its default
+    except (KeyError, ValueError):  # Numba warns about a value that is not a number, and uses its default
         return
     if threads < 1:
         raise ComputeError(f"NUMBA_NUM_THREADS is {threads}: kernels run on 1 thread or more; unset it")

@@ -1,11 +1,12 @@
-"""Call compiled code by its address: one loop over threads for the rows of every format.
+"""Call compiled code by its address, so that one loop over threads serves the rows of every format.
 
-A compiled function that another one calls is compiled again inside it, which takes seconds for a product of integers:
-the loops over one thread and over several would each compile it. Code that is called by its address exists once.
+If a compiled function calls another one, Numba compiles the called function again inside the caller. For a product of
+integers that takes seconds, and both the loop over one thread and the loop over several would do it. Code that is
+called by its address exists only once.
 """
 
-# The code at an address is trusted: it must have been compiled for arguments of the same types. Only `address_of`
-# makes addresses, and only contiguous arrays are passed on.
+# The code at an address is not checked: it must have been compiled for arguments of the same types. Only `address_of`
+# makes addresses, and only contiguous arrays are passed.
 
 from __future__ import annotations
 
@@ -20,12 +21,14 @@ from cbtop.compute.jit.compile import jit_parallel, prange
 from cbtop.compute.jit.vectors import Codegen, _intrinsic
 
 _numba: Any = numba
-_code_and_description = attrgetter("library", "fndesc")  # of a function compiled by Numba
+_code_and_description = attrgetter("library", "fndesc")  # both of a function that Numba has compiled
 
 
 def address_of(function: Any, *arguments: Any) -> int:
-    """Return the address of the machine code of a function under @jit for these arguments, after compiling it if
-    needed."""
+    """Return the address of the machine code of a function under @jit for these arguments.
+
+    Compiles the function if needed.
+    """
     kinds = tuple(_numba.typeof(one) for one in arguments)
     function.compile(kinds)
     machine_code, description = _code_and_description(function.overloads[kinds])
@@ -37,11 +40,13 @@ def address_of(function: Any, *arguments: Any) -> int:
 def call_rows(
     typing: Any, address: Any, weights: Any, bias: Any, x: Any, beside: Any, out: Any, chunk: Any, chunks: Any
 ) -> tuple[Any, Codegen] | None:
-    """Call the code at `address` with the other arguments: the rows of one chunk, as in `linear` and
-    `linear_int8`."""
+    """Call the code at `address` with the other arguments.
+
+    The code computes the rows of one chunk of `linear` or `linear_int8`.
+    """
     kinds = weights, bias, x, beside, out, chunk, chunks
     if any(one.layout != "C" for one in kinds[:5]):
-        return None  # Numba reports the types that do not fit
+        return None  # Numba then raises an error that contains the types
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         address, *rest = values
@@ -55,10 +60,10 @@ def call_rows(
 
 @jit_parallel
 def on_threads(function: Any, weights: Any, bias: Any, x: Any, beside: Any, out: Any, chunks: Any) -> None:
-    """Call the code at an address once for each of `chunks`, with the chunk's number and `chunks`, each on a thread.
+    """Call the code at the address `function` on several threads, once for each chunk number below `chunks`.
 
-    This function takes as long to compile as several of those it calls. It is compiled once, because all of them have
-    these arguments.
+    This function takes as long to compile as several of the functions that it calls. It is compiled only once,
+    because all of them have these arguments.
     """
     for chunk in prange(chunks):
         call_rows(function, weights, bias, x, beside, out, np.int64(chunk), chunks)

@@ -1,6 +1,7 @@
-"""Numbers of bfloat16, two in each of sixteen words, and their products, which are added up in float32.
+"""Vectors of sixteen words that each contain two bfloat16 numbers, and sums of their products in float32.
 
-With AVX512-BF16 an instruction adds sixteen times two products; without it they are multiplied one by one.
+With AVX512-BF16, one instruction adds two products to each of sixteen sums. Without it the numbers are multiplied one
+by one.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from cbtop.compute.jit.vectors import (
 
 
 class _BFloat(ir.Type):  # type: ignore[misc]
-    """LLVM's bfloat, which llvmlite does not know."""
+    """LLVM's type bfloat, which llvmlite does not have."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -72,7 +73,10 @@ def _rounded(builder: Any, vector: Any) -> Any:
 
 @_intrinsic
 def bfloats(typing: Any, low: Any, high: Any) -> tuple[Any, Codegen]:
-    """Round two Floats16 to bfloat16, halves to even, one after the other: two numbers in each word of Ints16."""
+    """Round two Floats16 to bfloat16, halves to even.
+
+    Returns Ints16 with two numbers in each word: the numbers of `low`, followed by the numbers of `high`.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         low, high = values
@@ -108,7 +112,7 @@ def high_floats(typing: Any, words: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def store_ints(typing: Any, array: Any, row: Any, column: Any, vector: Any) -> tuple[Any, Codegen]:
-    """array[row, column : column + 16] = vector, of a matrix of any 32-bit numbers."""
+    """Set array[row, column : column + 16] = vector, in a matrix of any 32-bit numbers."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         pointer = _address(context, builder, signature.args[0], *values[:3])
@@ -119,13 +123,13 @@ def store_ints(typing: Any, array: Any, row: Any, column: Any, vector: Any) -> t
 
 
 def _pairs(builder: Any, low: Any, high: Any) -> Any:
-    """Cut two vectors of sixteen float32 to bfloat16, without rounding: two numbers in each word."""
+    """Cut two vectors of sixteen float32 to bfloat16 without rounding. Each word gets a number from both vectors."""
     words = builder.bitcast(low, _INTS), builder.bitcast(high, _INTS)
     return builder.or_(builder.lshr(words[0], _all(16)), _high(builder, words[1]))
 
 
 def _add_pairs(builder: Any, total: Any, pairs: Any, others: Any) -> Any:
-    """Return total + the products of both numbers in each word."""
+    """Return total + the two products of the numbers in each word."""
     if HAS_BF16:
         numbers = [builder.bitcast(one, _BFLOATS) for one in (pairs, others)]
         return _called(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _FLOATS, [total, *numbers])
@@ -139,10 +143,11 @@ def _add_pairs(builder: Any, total: Any, pairs: Any, others: Any) -> Any:
 def add_products_of_pairs(
     typing: Any, sums: Any, shared: Any, at: Any, on: Any, factors: Any, place: Any, rows: Any, vectors: Any
 ) -> tuple[Any, Codegen]:
-    """Like `sums.add_products`, for two rows of `shared` at once, which are cut to bfloat16.
+    """Do the same as `sums.add_products`, for two rows of `shared` at once. Their numbers are cut to bfloat16.
 
-    `at` is (low, high, column). Each word of `factors` holds a number for the low and one for the high row. `shared`
-    is uint16, the bits of binary16."""
+    `at` is (low, high, column). Each word of `factors` contains one number for the low row and one for the high row.
+    `shared` is uint16, the bits of binary16.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         totals = cgutils.unpack_tuple(builder, values[0], len(sums))
@@ -174,8 +179,10 @@ def add_products_of_pairs(
 
 @_intrinsic
 def add_pairs_again(typing: Any, totals: Any, words: Any) -> tuple[Any, Codegen]:
-    """Add to each Floats16 of the tuple `totals` the products of both numbers in each word with themselves. No sum
-    waits for another."""
+    """Add the squares of the two numbers in each word to each Floats16 of the tuple `totals`.
+
+    No sum depends on another sum.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         sums = cgutils.unpack_tuple(builder, values[0], totals.count)

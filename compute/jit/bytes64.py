@@ -1,6 +1,7 @@
-"""Sixty-four bytes at a time, and the sums of four products for each of sixteen rows, for int8 kernels.
+"""Vectors of sixty-four bytes, and sums of four products for each of sixteen rows, for int8 kernels.
 
-`Bytes64` is a Numba type without a Python value, like types of `vectors`: byte 4r + j belongs to row r of sixteen.
+`Bytes64` is a Numba type without a Python value, like the types of `vectors`. Byte 4r + j belongs to row r of
+sixteen.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _BYTE = ir.IntType(8)
 _BYTES = ir.VectorType(_BYTE, 4 * LANES)
 
 
-Weights = Sequence[Callable[[], Any]]  # each makes a Bytes64 when it is called
+Weights = Sequence[Callable[[], Any]]  # functions that each make a Bytes64
 
 
 class Bytes64(types.Type):
@@ -52,18 +53,18 @@ class _Bytes64Model(models.PrimitiveModel):
 
 
 _bytes = Bytes64()
-LESS_128 = HAS_AVX2 and not HAS_VNNI  # if `largest` is above 127, products use weights - 128
+LESS_128 = HAS_AVX2 and not HAS_VNNI  # whether products use weights - 128 if `largest` is above 127
 _tuple_of: Any = types.UniTuple
 
 
 def _splat_bytes(builder: Any, scalar: Any) -> Any:
-    """Return the lowest byte of an int32 in every byte."""
+    """Return a vector with the lowest byte of an int32 in every byte."""
     return builder.bitcast(_splat(builder, builder.mul(scalar, _INT(0x01010101)), _INTS), _BYTES)
 
 
 @_intrinsic
 def load_64(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
-    """array[row, column : column + 64] of a uint8 matrix."""
+    """Return array[row, column : column + 64] of a uint8 matrix."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return _load(builder, _address(context, builder, signature.args[0], *values), _BYTES)
@@ -73,7 +74,7 @@ def load_64(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codege
 
 @_intrinsic
 def store_64(typing: Any, array: Any, row: Any, column: Any, vector: Any) -> tuple[Any, Codegen]:
-    """array[row, column : column + 64] = vector, of a uint8 matrix."""
+    """Set array[row, column : column + 64] = vector, in a uint8 matrix."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         pointer = _address(context, builder, signature.args[0], *values[:3])
@@ -87,8 +88,8 @@ def store_64(typing: Any, array: Any, row: Any, column: Any, vector: Any) -> tup
 def shifted(typing: Any, vector: Any, amount: Any) -> tuple[Any, Codegen]:
     """Shift each byte right by `amount` bits. The caller must mask the high bits, which come from the next byte.
 
-    Words are shifted because no processor shifts bytes. Shifting bytes by an amount known only at run time made
-    products of Q5_K take 1.4 times as long.
+    Words are shifted, because no processor can shift bytes. Emulating it for an amount that is known only at run time
+    made products of Q5_K take 1.4 times as long.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -100,7 +101,7 @@ def shifted(typing: Any, vector: Any, amount: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def masked(typing: Any, vector: Any, mask: Any) -> tuple[Any, Codegen]:
-    """Each byte & mask."""
+    """Return each byte & mask."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.and_(values[0], _splat_bytes(builder, values[1]))
@@ -110,7 +111,7 @@ def masked(typing: Any, vector: Any, mask: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def flipped(typing: Any, vector: Any, mask: Any) -> tuple[Any, Codegen]:
-    """Each byte ^ mask."""
+    """Return each byte ^ mask."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.xor(values[0], _splat_bytes(builder, values[1]))
@@ -120,10 +121,10 @@ def flipped(typing: Any, vector: Any, mask: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def with_upper_bits(typing: Any, low: Any, high: Any, place: Any, mask: Any) -> tuple[Any, Codegen]:
-    """Return low | (high & mask), with high moved so that its bit `place` (0 to 7) becomes the fifth.
+    """Return low | (high & mask), with `high` shifted so that its bit `place` (0 to 7) becomes the fifth bit.
 
-    Whole words are moved, once, and the mask removes the bits of other bytes. AVX-512 rotates in one instruction, and
-    does `&` and `|` in one.
+    Whole words are shifted once, and the mask removes the bits of other bytes. AVX-512 rotates in one instruction,
+    and performs `&` and `|` in one.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -143,7 +144,7 @@ def with_upper_bits(typing: Any, low: Any, high: Any, place: Any, mask: Any) -> 
 
 @_intrinsic
 def with_fifth_bits(typing: Any, low: Any, words: Any, shift: Any) -> tuple[Any, Codegen]:
-    """Return low[4r + j] | 16 if bit shift + j of words[r] (Ints16) is one."""
+    """Return low[4r + j], with 16 added if bit shift + j of words[r] (Ints16) is one."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         low, words, shift = values
@@ -160,14 +161,17 @@ def with_fifth_bits(typing: Any, low: Any, words: Any, shift: Any) -> tuple[Any,
 
 @_intrinsic
 def looked_up(typing: Any, table: Any, places: Any) -> tuple[Any, Codegen]:
-    """Return the element of the sixteen int8 in its part of `table` for each byte of `places` (0 to 15), plus 128."""
+    """Look up each byte of `places` (0 to 15) in the sixteen int8 of its part of `table`.
+
+    Returns the results plus 128.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         table, places = values
         more = ir.Constant(_BYTES, [128] * 4 * LANES)
-        if HAS_VNNI:  # a loop flips the table before its first turn
+        if HAS_VNNI:  # in a loop, the table is flipped before the first turn
             return _called(builder, "llvm.x86.avx512.pshuf.b.512", _BYTES, [builder.xor(table, more), places])
-        if HAS_AVX2:  # the multiplication flips again, and LLVM removes both
+        if HAS_AVX2:  # the multiplication flips again, and LLVM removes both flips
             kind = ir.VectorType(_BYTE, 32)
             parts = [[_part(builder, one, first, 32) for one in (table, places)] for first in (0, 32)]
             halves = [_called(builder, "llvm.x86.avx2.pshuf.b", kind, part) for part in parts]
@@ -183,15 +187,17 @@ def looked_up(typing: Any, table: Any, places: Any) -> tuple[Any, Codegen]:
     return _bytes(_bytes, _bytes), generate
 
 
-# The order of a tile's weight rows: two of every four, then the other two. In this order the bytes of two columns
-# need no permutation across a register, which would take two instructions for 32 weights.
+# The order of a tile's weight rows: two of every four, then the other two. In this order, the bytes of two columns
+# can be used without a permutation across a register, which would take two instructions for 32 weights.
 _TILE_ROWS = [4 * quarter + 2 * half + lane for half in range(2) for quarter in range(4) for lane in range(2)]
 
 
 @constant_intrinsic
 def column_pairs(typing: Any, vector: Any, pair: Any, half: Any) -> tuple[Any, Codegen]:
-    """Return bytes 2 * pair and 2 * pair + 1 of eight rows, adjacent, as Floats16: the first eight rows of a tile, or
-    the last. `pair` and `half` are constants, 0 or 1."""
+    """Return bytes 2 * pair and 2 * pair + 1 of eight rows, next to each other, as Floats16.
+
+    `half` selects the first or the last eight rows of a tile. `pair` and `half` are constants, 0 or 1.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         first, zero = 2 * pair.literal_value, 4 * LANES
@@ -231,10 +237,12 @@ _ONES = ir.Constant(_PAIRS, [1] * LANES)
 
 
 def _sums_with_avx2(builder: Any, weights: Weights, codes: Sequence[Sequence[Any]], largest: int) -> list[Any]:
-    """Like `sums_of_products`, but in halves, because registers of AVX2 have 32 bytes. The sixteen registers hold
-    only the sums and factors of four tokens."""
+    """Compute `sums_of_products` in halves, because registers of AVX2 have 32 bytes.
+
+    The sixteen registers have room only for the sums and factors of four tokens.
+    """
     quads = [partial(_halves, builder, one) for one in weights]
-    of_tokens = [[_part(builder, x, 0, 32) for x in own] for own in codes]  # the second half equals the first
+    of_tokens = [[_part(builder, x, 0, 32) for x in own] for own in codes]  # both halves are equal
     sums = (_sums_of_signed if largest > 127 else _sums_of_small)(builder, quads, of_tokens, largest)
     whole = ir.Constant(_INTS, list(range(LANES)))
     return [builder.shuffle_vector(*both, whole) for both in sums]
@@ -248,7 +256,7 @@ def _halves(builder: Any, weights: Callable[[], Any]) -> list[Any]:
 def _sums_of_small(
     builder: Any, quads: Sequence[Callable[[], Sequence[Any]]], codes: Sequence[Sequence[Any]], largest: int
 ) -> list[list[Any]]:
-    """Return the sums of each token in halves. Pairs of products are added as int16, as many as fit."""
+    """Return the sums of each token in halves. As many pairs of products as fit are added as int16."""
     at_once = (1 << 15) // (2 * largest * 128)
     totals: list[list[Any]] = [[] for _ in codes]
     for begin in range(0, len(quads), at_once):
@@ -267,8 +275,10 @@ def _sums_of_small(
 def _sums_of_signed(
     builder: Any, quads: Sequence[Callable[[], Sequence[Any]]], codes: Sequence[Sequence[Any]], largest: int
 ) -> list[list[Any]]:
-    """Like `_sums_of_small`, for LESS_128. Weights become int8, and their signs are moved to the codes. Two products
-    fit an int16."""
+    """Compute `_sums_of_small` if LESS_128 is set. Weights become int8, and their signs are moved to the codes.
+
+    Two products fit an int16.
+    """
     kind = ir.VectorType(_BYTE, 32)
     totals: list[list[Any]] = [[] for _ in codes]
     for i, quad in enumerate(quads):
@@ -289,7 +299,7 @@ def _added(builder: Any, totals: list[Any], more: list[Any]) -> list[Any]:
 
 
 def _part(builder: Any, vector: Any, first: int, count: int) -> Any:
-    """Return `count` elements of a vector, from `first` on."""
+    """Return `count` elements of a vector, starting at element `first`."""
     mask = ir.Constant(ir.VectorType(_INT, count), list(range(first, first + count)))
     return builder.shuffle_vector(vector, vector, mask)
 
@@ -298,11 +308,11 @@ def _part(builder: Any, vector: Any, first: int, count: int) -> Any:
 def sums_of_products(
     typing: Any, weights: Any, codes: Any, row: Any, column: Any, tokens: Any, largest: Any
 ) -> tuple[Any, Codegen]:
-    """Return a tuple of Ints16, one for each of `tokens` tokens t: in each row r the sum over i and j < 4 of
-    weights[i][4r + j] * codes[row + t, column + 4i + j].
+    """Return a tuple with an Ints16 for each of `tokens` tokens t.
 
-    `weights` is a tuple of Bytes64, unsigned, at most `largest` (beyond 127 see LESS_128); `codes` int8, none of them
-    -128, in a uint8 matrix. `tokens` and `largest` are constants.
+    Its row r is the sum over i and j < 4 of weights[i][4r + j] * codes[row + t, column + 4i + j]. `weights` is a
+    tuple of Bytes64, unsigned, at most `largest` (above 127 see LESS_128). `codes` is a uint8 matrix of int8 other
+    than -128. `tokens` and `largest` are constants.
     """
     count, result = weights.count, _tuple_of(_ints, tokens.literal_value)
 
@@ -318,8 +328,10 @@ def sums_of_products(
 def sums_of_loaded(
     typing: Any, count: Any, weights: Any, at: Any, codes: Any, row: Any, column: Any, tokens: Any, largest: Any
 ) -> tuple[Any, Codegen]:
-    """Like `sums_of_products`, for `count` times 64 bytes of a uint8 matrix, from weights[0, at] on. Each 64 bytes
-    are loaded when they are multiplied."""
+    """Compute `sums_of_products` for `count` times 64 bytes of a uint8 matrix, from weights[0, at] on.
+
+    Each 64 bytes are loaded when they are multiplied.
+    """
     result = _tuple_of(_ints, tokens.literal_value)
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -351,9 +363,11 @@ def _sums_of(weights: Weights, codes: Sequence[Sequence[Any]], builder: Any, lar
 def add_products_apart(
     typing: Any, totals: Any, weights: Any, codes: Any, row: Any, column: Any, apart: Any, largest: Any
 ) -> tuple[Any, Codegen]:
-    """Return totals[i] + the sum over j < 4 of weights[i][4r + j] * codes[row, column + apart * i + j] in each row r,
-    for every Ints16 of the tuple `totals`. `weights`, `codes` and `largest` are as in `sums_of_products`; `apart` is
-    a constant."""
+    """Return totals[i] + the sum over j < 4 of weights[i][4r + j] * codes[row, column + apart * i + j] in each row r.
+
+    Returns such a sum for every Ints16 of the tuple `totals`. `weights`, `codes` and `largest` are as in
+    `sums_of_products`; `apart` is a constant.
+    """
     count = totals.count
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -373,10 +387,10 @@ def add_products_apart(
 
 @_intrinsic
 def multiplied_again(typing: Any, weights: Any, totals: Any) -> tuple[Any, Codegen]:
-    """Add to each of `totals`, a tuple of Ints16, 64 products of its own bytes and `weights`, with the instruction of
-    int8 products on this processor. The result is meaningless; the time it takes is the roof of such products.
+    """Add 64 products of its own bytes and `weights` to each Ints16 of the tuple `totals`.
 
-    AVX2 adds all of them as int16.
+    This uses the processor's instruction for int8 products. The result is meaningless, but the time measures the roof
+    of such products. AVX2 adds all products as int16.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -405,13 +419,13 @@ def _added_by_avx2(builder: Any, total: Any, weights: Any, codes: Any) -> Any:
 
 
 def _splat_of_four(builder: Any, pointer: Any) -> Any:
-    """Return the four bytes there, sixteen times."""
+    """Return a vector that repeats the four bytes at `pointer` sixteen times."""
     four = builder.load(builder.bitcast(pointer, _INT.as_pointer()), align=1, typ=_INT)
     return builder.bitcast(_splat(builder, four, _INTS), _BYTES)
 
 
 def _sums_one_by_one(builder: Any, weights: Weights, codes: Sequence[Sequence[Any]]) -> list[Any]:
-    """Like `sums_of_products`, using VNNI, or instructions that every processor has."""
+    """Compute `sums_of_products` with VNNI, or with instructions that every processor has."""
     totals: list[Any] = [ir.Constant(_INTS, [0] * LANES)] * len(codes)
     for i, made in enumerate(weights):
         q = made()

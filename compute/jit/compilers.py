@@ -1,11 +1,12 @@
-"""Numba's compiler for kernels: fewer passes from Python to machine code.
+"""Numba's compiler for kernels, with fewer passes from Python to machine code.
 
-All of Numba's passes look at each function. Several look for things that no kernel has: closures, literal_unroll,
-sums of whole arrays. Without those, compiling what a model runs takes a tenth less time.
+Numba runs all of its passes on each function. Several passes look for constructs that no kernel contains: closures,
+literal_unroll, sums of whole arrays. Without these passes, compiling the functions of a model takes a tenth less
+time.
 
-Numba makes machine code of every function, keeps it in the cache, and gives callers the LLVM code before it.
-Functions that only compiled code calls are inlined there and become machine code with it. Their own machine code took
-a twelfth of that time.
+Numba makes machine code of every function, stores it in the cache, and gives callers the LLVM code from before that
+step. Functions that only compiled code calls are inlined into their callers, and become machine code there. Making
+machine code for them separately took a twelfth of the time.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from typing import Any
 
 from numba.core import codegen, compiler
 
-# Without types.
+# These modules have no types.
 _codegen: Any = codegen
 _compiler: Any = compiler
 
-# A closure or literal_unroll is an error without its pass; sums of whole arrays make an array for each sum.
+# Without its pass, a closure or literal_unroll is an error, and a sum of whole arrays allocates an array for each
+# sum.
 UNUSED = (
     "WithLifting", "InlineClosureLikes", "RewriteDynamicRaises", "MakeFunctionToJitFunction", "InlineInlinables",
     "FindLiterallyCalls", "LiteralUnroll", "LiteralPropagationSubPipelinePass", "InlineOverloads", "NopythonRewrites",
@@ -28,10 +30,10 @@ UNUSED = (
 
 
 class KernelCompiler(_compiler.Compiler):  # type: ignore[misc]
-    """Numba's compiler, without the passes that kernels do not need; for one thread."""
+    """Numba's compiler for one thread, without the passes that kernels do not need."""
 
     def define_pipelines(self) -> Any:
-        """Return Numba's pipelines without those passes."""
+        """Return Numba's pipelines without the UNUSED passes."""
         pipelines = super().define_pipelines()
         for one in pipelines:
             one.passes = [(made_by, why) for made_by, why in one.passes if made_by.__name__ not in UNUSED]
@@ -40,10 +42,10 @@ class KernelCompiler(_compiler.Compiler):  # type: ignore[misc]
 
 
 class _Library(_codegen.JITCodeLibrary):  # type: ignore[misc]
-    """The LLVM code of one function, linked with all that it calls, and not yet optimised."""
+    """The LLVM code of one function, linked with all the code that it calls, and not yet optimised."""
 
     def finalize(self) -> None:
-        """Finish as Numba does, without the steps for machine code."""
+        """Finish the library as Numba does, but without making machine code."""
         self._raise_if_finalized()
         for library in dict.fromkeys(self._linking_libraries):
             self._reload_init.update(library._reload_init)
@@ -51,18 +53,18 @@ class _Library(_codegen.JITCodeLibrary):  # type: ignore[misc]
         self._finalized = True
 
     def get_pointer_to_function(self, name: str) -> int:
-        """Return 0, because machine code does not exist."""
+        """Return 0, because there is no machine code."""
         self._ensure_finalized()
         return 0
 
     @property
     def codegen(self) -> Any:
-        """Return a substitute: machine code would get its Python globals here, but here they are constants."""
+        """Return a substitute. Machine code would get its Python globals from it, but here they are constants."""
         return SimpleNamespace(set_env=lambda *_: None)
 
 
 class InlinedCompiler(KernelCompiler):
-    """The compiler of kernels, with a library of that kind."""
+    """The compiler of kernels for functions that are always inlined. It uses `_Library`."""
 
     def __init__(self, typing: Any, target: Any, library: Any, *more: Any) -> None:
         super().__init__(typing, target, library or _Library(target.codegen(), "inlined"), *more)

@@ -1,6 +1,8 @@
-"""The processor features that kernels are compiled for: this processor's, unless NUMBA_CPU_NAME names another.
-Features that NUMBA_CPU_FEATURES (`-avx2`) or NUMBA_ENABLE_AVX=0 removes are missing, because LLVM has no code for
-them then."""
+"""The features of the processor that kernels are compiled for.
+
+Kernels are compiled for this processor, unless NUMBA_CPU_NAME names another. Features that NUMBA_CPU_FEATURES
+(`-avx2`) or NUMBA_ENABLE_AVX=0 removes count as missing, because then LLVM cannot compile code for them.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ from typing import Any
 import numba
 from llvmlite import binding
 
-_settings: Any = numba.config  # its attributes are made at run time, unknown to type checkers
-# Linux, asm/prctl.h: a process asks once to use tiles, which are state of its threads that the system then saves.
+_settings: Any = numba.config  # the attributes are made at run time, so type checkers do not know them
+# From Linux's asm/prctl.h. A process must ask once to use tiles, because the system saves them for each thread.
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
-# The features that each feature needs: LLVM removes it along with any of them.
+# For each feature, the features that it needs. If one of them is removed, LLVM removes the feature, too.
 _AVX = {"sse3", "ssse3", "sse4.1", "sse4.2", "avx"}
 _AVX512 = _AVX | {"f16c", "fma", "avx2", "avx512f"}
 _NEEDED = {
@@ -28,7 +30,8 @@ def _has(feature: str) -> bool:
     if told is None:
         told = "" if _settings.ENABLE_AVX else "-avx"
     has = not _settings.CPU_NAME and bool(binding.get_host_cpu_features().get(feature))
-    for sign, name in ((one[:1], one[1:]) for one in told.split(",")):  # if two contradict, the later counts
+    for sign, name in ((one[:1], one[1:]) for one in told.split(",")):
+        # If two settings contradict each other, the later one counts.
         if name == feature:
             has = sign == "+"
         elif sign == "-" and name in _NEEDED[feature]:
@@ -37,29 +40,32 @@ def _has(feature: str) -> bool:
 
 
 def _may_use_tiles() -> bool:
-    """Return whether the system lets this process, its threads and its forks use tiles."""
+    """Return whether the system allows this process, its threads and its forks to use tiles."""
     if sys.platform != "linux":
         return False
     call: Any = ctypes.CDLL(None).syscall
     return bool(call(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0)
 
 
-CPU_NAME: str = _settings.CPU_NAME or binding.get_host_cpu_name()  # LLVM's name
-# Zen 4 and 5 read a stream from memory at full speed if it is not prefetched. Prefetched lines go through the few L1
-# slots for pending lines, and the processor's own prefetching, into L2, does not begin.
+CPU_NAME: str = _settings.CPU_NAME or binding.get_host_cpu_name()  # the name that LLVM uses
+# Zen 4 and 5 read a stream from memory at full speed if it is not prefetched. Prefetched lines occupy the few slots
+# of L1 for pending lines, and then the processor's own prefetching, into L2, does not start.
 LOOKS_AHEAD = CPU_NAME in ("znver4", "znver5")
-HAS_F16C = _has("f16c")  # converts binary16; without it LLVM calls a function that does not exist
-HAS_AVX2 = _has("avx2")  # multiplies pairs of int16 and adds them, sixteen at a time
-HAS_VNNI = _has("avx512vnni")  # adds products of four bytes to an int32
-# Other processors with AVX-512 get two prefetches: into L2 long before a line is needed, into L1 shortly before. A
-# line that goes from memory straight into L1 takes one of the few slots for pending lines all that time. With one
-# prefetch a Xeon reads Q4_K, F16 and BF16 at 0.8 of its bandwidth, with two at 0.9 to 1.0.
+# Whether the processor can convert binary16. Without that, LLVM calls a function that does not exist.
+HAS_F16C = _has("f16c")
+HAS_AVX2 = _has("avx2")  # whether the processor multiplies pairs of int16 and adds them, sixteen at a time
+HAS_VNNI = _has("avx512vnni")  # whether the processor adds products of four bytes to an int32
+# Other processors with AVX-512 use two prefetches: into L2 long before a line is needed, and into L1 shortly before.
+# A line that goes from memory directly into L1 occupies one of the few slots for pending lines all that time. With
+# one prefetch, a Xeon reads Q4_K, F16 and BF16 at 0.8 of its bandwidth, and with two at 0.9 to 1.0.
 ASKS_TWICE = HAS_VNNI and not LOOKS_AHEAD
-L1_AHEAD, L2_AHEAD = 2048, 16384  # bytes
-TIER = "AVX-512 VNNI" if HAS_VNNI else "AVX2" if HAS_AVX2 else "generic"  # the instructions of integer products
-HAS_BF16 = _has("avx512bf16")  # adds products of two bfloat16 to a float32
-# A Zen 4 begins a vector of sixteen products of float32 in each cycle, or one of 32 of bfloat16. A Xeon begins two of
-# float32: its attention takes 1.9 times as long with pairs of bfloat16, for one token at position 2,000.
+L1_AHEAD, L2_AHEAD = 2048, 16384  # distances in bytes
+# The instructions that compute products of integers.
+TIER = "AVX-512 VNNI" if HAS_VNNI else "AVX2" if HAS_AVX2 else "generic"
+HAS_BF16 = _has("avx512bf16")  # whether the processor adds products of two bfloat16 to a float32
+# Per cycle, a Zen 4 begins a vector of sixteen products of float32, or one of 32 products of bfloat16. A Xeon begins
+# two vectors of float32, so its attention takes 1.9 times as long with pairs of bfloat16 (one token at position
+# 2,000).
 BF16_PAYS = HAS_BF16 and CPU_NAME == "znver4"
-# AMX: multiplies tiles of bfloat16. Code that is compiled for another processor need not run here.
+# AMX multiplies tiles of bfloat16. Code that is compiled for another processor need not run here.
 HAS_TILES = HAS_BF16 and all(map(_has, ("amx-tile", "amx-bf16"))) and (bool(_settings.CPU_NAME) or _may_use_tiles())

@@ -1,18 +1,18 @@
-"""Hash everything that a compiled function depends on. The hash is the key of its place in the cache."""
+"""Hash everything that a compiled function depends on. The hash identifies the function in the cache."""
 
-# A stale cache runs old code, so the hash changes unless everything is certainly the same.
+# A stale cache runs old code, so the hash must change unless all dependencies are certainly unchanged.
 #
 # Rules
-# - The names, globals and cells of a function's code are followed, as Numba follows them when it compiles: functions,
-#   the Python that intrinsics run, numbers. That also finds functions that `copy_of` has put in, which the imports of
-#   the code's file would miss.
-# - The whole file of every function counts, as bytecode, because types, data models and overloads in it cannot be
+# - The names, globals and cells in a function's code are followed to functions, numbers and the Python code of
+#   intrinsics, as Numba does when it compiles. This also finds functions that `copy_of` has inserted, which the
+#   imports of the code's file do not contain.
+# - The whole file of every function is hashed as bytecode, because its types, data models and overloads cannot be
 #   found by name. Comments, line numbers and docstrings do not count.
-# - A plain function in compiled code has overloads in unknown files, so our files that its own file imports count,
-#   too.
-# - The passes that compile a kernel always count, too, and for an intrinsic the decorators of intrinsics.
-# - A number counts by its value. A value of an unknown kind makes all of our files count.
-# - A file is read later than it was imported. If it has changed in between it cannot be hashed.
+# - If compiled code calls a plain function, its overloads may be in any file. So all files of ours that the
+#   function's file imports are hashed, too.
+# - The passes that compile kernels are always hashed. For an intrinsic, the decorators of intrinsics are hashed, too.
+# - A number is hashed by its value. If a value has an unknown kind, all of our files are hashed.
+# - A file is hashed later than it was imported. If it has changed in between, it is not hashed.
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from numba.core.extending import _Intrinsic
 NAME = "cbtop.compute"
 PACKAGE = Path(__file__).parents[1]
 _COMPILERS = str(PACKAGE / "jit" / "compilers.py")
-_INTRINSICS = str(PACKAGE / "jit" / "vectors.py")  # has the decorators of intrinsics
+_INTRINSICS = str(PACKAGE / "jit" / "vectors.py")  # contains the decorators of intrinsics
 _VERSIONS = f"{numba.__version__} {llvmlite.__version__}"
 _LIBRARIES = {"numba", "llvmlite", "numpy", *sys.stdlib_module_names}
 _NUMBERS = (int, float, str, bytes, type(None), np.generic)
-# From Python 3.14 on a flag of functions
+# A flag of functions from Python 3.14 on.
 HAS_DOCSTRING: int = getattr(inspect, "CO_HAS_DOCSTRING", 0)
 EXTENDED_ARG, STORE_NAME = dis.EXTENDED_ARG, bytes([dis.opmap["STORE_NAME"]])
 TAKES_CONSTANT = re.compile(b"[" + re.escape(bytes(one for one in dis.hasconst if one < 256)) + b"]")
@@ -54,7 +54,7 @@ Stamp = tuple[int, int, int]
 
 
 class ChangedError(Exception):
-    """A file has changed since it was imported, or cannot be read."""
+    """A file cannot be hashed, because it has changed since it was imported or cannot be read."""
 
 
 def _stamp(path: str) -> Stamp:
@@ -62,13 +62,15 @@ def _stamp(path: str) -> Stamp:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-# Our files when the first module that compiles anything is imported.
+# The stamps of our files, taken when the first module that compiles anything is imported.
 _STAMPS = {str(path): _stamp(str(path)) for path in PACKAGE.rglob("*.py")}
 
 
 def fingerprint(function: FunctionType, options: object) -> str:
-    """Return 32 hexadecimal digits for a Python function compiled with `options`. Raises ChangedError without a
-    hash."""
+    """Return 32 hexadecimal digits that identify a Python function compiled with `options`.
+
+    Raises ChangedError if a file has changed or cannot be read.
+    """
     walk = _Walk()
     walk.files.add(_COMPILERS)
     walk.begin(function)
@@ -81,13 +83,13 @@ def fingerprint(function: FunctionType, options: object) -> str:
 
 
 class _Walk:
-    """Follows a function: it depends on `files` and `values`."""
+    """Collects the `files` and `values` that a function depends on."""
 
     def __init__(self) -> None:
         self.files: set[str] = set()
         self.values: set[str] = set()
         self._todo: list[tuple[Any, bool]] = []
-        self._met: dict[tuple[int, bool], Any] = {}  # keeps the objects, so that no id is used twice
+        self._met: dict[tuple[int, bool], Any] = {}  # keeps the objects alive, so that no id is used twice
 
     def begin(self, function: FunctionType) -> None:
         self._function(function, is_compiled=True)
@@ -143,8 +145,10 @@ class _Walk:
 
 
 def _named_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the outside values that its code may read. A global with the name of an attribute is included; extra
-    values do no harm."""
+    """Yield the values from outside that the function's code may read.
+
+    This includes globals that have the name of an attribute in the code; extra values do no harm.
+    """
     for code in _codes(function.__code__):
         for name in code.co_names:
             if name in function.__globals__:
@@ -163,7 +167,7 @@ def _relative(path: str) -> str:
 
 
 def _checked(path: str) -> Stamp:
-    """Return the stamp of a file. Raises ChangedError if one of our files has changed since the import."""
+    """Return the stamp of a file. Raises ChangedError if it is one of our files and has changed since the import."""
     stamp = _stamp(path)
     if _STAMPS.get(path, stamp) != stamp:
         raise ChangedError
@@ -171,7 +175,8 @@ def _checked(path: str) -> Stamp:
 
 
 def _code_of(path: str) -> CodeType:
-    code = SourceFileLoader(NAME, path).get_code(NAME)  # reads the compiled file of the import, faster than compiling
+    # This reads the bytecode file that the import used, which is faster than compiling.
+    code = SourceFileLoader(NAME, path).get_code(NAME)
     assert code is not None
     return code
 
@@ -189,10 +194,10 @@ def _hash_of_file(path: str, stamp: Stamp) -> str:
 
 
 def _operations(code: CodeType) -> tuple[bytes, bytes, list[str]]:
-    """Return the operations, their arguments, and the constants that they load, whose numbers are left out.
+    """Return the operations, their arguments, and the constants that they load, but not the numbers of the constants.
 
-    A docstring is the first constant, so it changes the numbers of others. No operation of a function loads its
-    docstring. A module and a class store theirs, which is left out.
+    A docstring is the first constant, so it changes the numbers of other constants. A function does not load its
+    docstring. A module and a class store their docstrings; these operations are left out.
     """
     operations, arguments, loaded = code.co_code[::2], bytearray(code.co_code[1::2]), []
     for match in TAKES_CONSTANT.finditer(operations):
@@ -207,7 +212,7 @@ def _operations(code: CodeType) -> tuple[bytes, bytes, list[str]]:
 
 
 def _written(constant: object) -> str:
-    """Return `repr`, except that sets are sorted, because their order differs in every process."""
+    """Return the `repr` of a constant, but with sorted sets, because their order differs between processes."""
     if isinstance(constant, CodeType):
         return "code"
     if isinstance(constant, frozenset):
@@ -225,7 +230,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _imported_by(path: str) -> set[str]:
-    """Return our files that a file imports, and all that these import."""
+    """Return our files that a file imports, directly or indirectly."""
     found: set[str] = set()
     todo = [path]
     while todo:

@@ -1,17 +1,17 @@
-"""A cache of compiled functions, keyed by everything they depend on, not by their place in a file."""
+"""A cache of compiled functions. The key is everything that a function depends on, not its place in a file."""
 
 # Rules
-# - Each function and signature has a file. Its name holds a hash of the function's dependencies, and one of its
-#   signature and the processor. (Numba keys by the text of the file that defines a function, and the line. It would
-#   miss an edit of a function called from another file, and recompile after an edit of a comment above.)
-# - A file is whole or absent, and begins with a hash of the rest. A damaged file is compiled again and rewritten.
-#   (Numba writes an index and the code that it names. Two processes that compile two signatures of one function at
-#   once can leave one's index with the other's code.)
-# - A loaded file is trusted, as Python's own files are. kernel_cache checks who may write to the directory.
-# - File system errors never reach the caller: a function is then compiled, and not cached.
-# - A process that loads does not compile. Numba's preparations to compile take 0.2 s and 35 MB; loaded code only
-#   needs the names of the reference counting functions from them. LLVM pages that a compilation or a load took are
-#   given back, 40 MB.
+# - Each function and signature has a file. Its name contains a hash of the function's dependencies, and a hash of the
+#   signature and the processor. (Numba's key is the text of the file that defines the function, and the line. That
+#   would miss an edit of a called function in another file, and recompile after an edit of a comment above.)
+# - A file is either complete or absent. It begins with a hash of its content. A damaged file is compiled again and
+#   rewritten. (Numba writes an index and, separately, the code that it names. If two processes compile two signatures
+#   of one function at the same time, the index of one may be left with the code of the other.)
+# - A loaded file is trusted, like Python's own bytecode files. kernel_cache checks who may write to the directory.
+# - File system errors never reach the caller. The function is then compiled, and not cached.
+# - A process that only loads does not compile. Numba's preparations for compiling take 0.2 s and 35 MB. Loaded code
+#   needs only the names of the reference counting functions from them. Pages of LLVM that were used to compile or
+#   load, 40 MB, are returned to the system.
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from cbtop.compute.jit.kernel_cache import CODE, remove_unused_files
 from cbtop.compute.memory import give_back_code
 from cbtop.protocol.cache import replace_whole
 
-# Without types.
+# These modules have no types.
 _caching: Any = caching
 _add_symbol: Any = binding.add_symbol
 _dumps: Any = serialize.dumps
@@ -48,8 +48,8 @@ _PYTHON = f"py{sys.version_info[0]}{sys.version_info[1]}{sys.abiflags}"
 class FunctionCache(_caching.FunctionCache):  # type: ignore[misc]
     """The cache of one function, compiled with `options`, in `directory`.
 
-    The function's dependencies are hashed when each of its signatures is compiled, because functions that it calls
-    may be defined after it. If they cannot be hashed, it is compiled, and not cached.
+    The dependencies are hashed when each signature is compiled, because called functions may be defined later than
+    the function. If they cannot be hashed, the function is compiled, and not cached.
     """
 
     def __init__(self, directory: Path, function: Any, options: object) -> None:
@@ -74,7 +74,7 @@ class FunctionCache(_caching.FunctionCache):  # type: ignore[misc]
             return None
         _name_reference_counting()
         with suppress(OSError):
-            os.utime(path)  # in use: see kernel_cache
+            os.utime(path)  # marks the file as used, see kernel_cache
         found = self._impl.rebuild(target_context, payload)
         give_back_code(LLVM)
         return found
@@ -91,14 +91,14 @@ class FunctionCache(_caching.FunctionCache):  # type: ignore[misc]
             remove_unused_files(self._directory, time.time())
 
     def is_kept(self) -> bool:
-        """Return whether the present form of the function is cached for any types of arguments."""
+        """Return whether the cache contains the function in its present form, for any argument types."""
         try:
             return any(self._directory.glob(f"{self._stem()}.*"))
         except (ChangedError, OSError):
             return False
 
     def flush(self) -> None:
-        """Do nothing: newly compiled code has a different name, or replaces the file."""
+        """Do nothing, because newly compiled code has a different file name or replaces the file."""
 
     def _path(self, key: tuple[Any, ...]) -> Path | None:
         try:
@@ -107,13 +107,13 @@ class FunctionCache(_caching.FunctionCache):  # type: ignore[misc]
             return None
 
     def _stem(self) -> str:
-        """Return the beginning of the names of its files. Raises ChangedError if it cannot be hashed."""
+        """Return the beginning of the function's file names. Raises ChangedError if it cannot be hashed."""
         name = f"{self._py_func.__module__.rpartition('.')[2]}.{self._py_func.__qualname__}".replace("<locals>.", "")
         return f"{name}-{fingerprint(self._py_func, self._options)}.{_PYTHON}"
 
 
 class _Implementation(_caching.CompileResultCacheImpl):  # type: ignore[misc]
-    """The parts of a compiled function that are cached, with warnings for functions that cannot be."""
+    """Selects the parts of a compiled function that are cached, and warns about functions that cannot be cached."""
 
     def __init__(self, function: Any) -> None:
         code = function.__code__

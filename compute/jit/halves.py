@@ -1,10 +1,11 @@
-"""float32 to the bits of IEEE binary16, and to an array's element type; and the numbers of these bits.
+"""Conversion of float32 to the bits of IEEE binary16 or to an array's element type, and of such bits to numbers.
 
-Values that an array cannot hold, and infinities, become NaN: an infinite key could give a weight of 0, which looks
-sound.
+Values beyond an array's range, and infinities, become NaN. An infinite key could give a weight of 0, which looks
+valid.
 """
 
-# By integers, as compile.half_to_float, because a processor without F16C has no instruction for it.
+# The conversion uses integers, as compile.half_to_float does, because a processor without F16C has no instruction for
+# it.
 
 from __future__ import annotations
 
@@ -19,15 +20,18 @@ from cbtop.compute.jit.compile import jit
 
 _SIGN, MAGNITUDE = np.int32(0x8000), np.int32(0x7FFFFFFF)
 _SMALLEST_NORMAL = np.int32(0x38800000)  # 2^-14
-_BEYOND = np.int32(0x477FF000)  # 65,520, which is nearer to 2^16 than to the largest binary16
+_BEYOND = np.int32(0x477FF000)  # 65,520, which is as near to 2^16 as to the largest binary16, and rounds up
 INFINITE, NOT_A_NUMBER = np.int32(0x7F800000), np.int32(0x7FC00000)
 _BIAS = np.int32((127 - 15) << 23)
-_HALF_BITS = np.int32(0x3F000000)  # bits of 0.5: added to it, a float32's last bit is the smallest binary16, 2^-24
+# Bits of 0.5; in a float32 of this size, the last bit is worth 2^-24, the smallest binary16.
+_HALF_BITS = np.int32(0x3F000000)
 
 
 @jit
 def float_to_half(value: Any) -> Any:
-    """Return the bits (uint16) of the binary16 nearest to a float32, halves to even; NaN if it is too large."""
+    """Return the bits (uint16) of the binary16 nearest to a float32, halves to even, or NaN if the value is too
+    large.
+    """
     bits = np.float32(value).view(np.int32)
     magnitude = np.int32(bits & MAGNITUDE)
     if magnitude >= _BEYOND:
@@ -41,12 +45,12 @@ def float_to_half(value: Any) -> Any:
 
 
 def rounded_to(array: Any, value: Any) -> Any:
-    """Return a float32 as an element of `array`: itself, or the bits of its binary16 if that holds uint16."""
+    """Return a float32 as an element of `array`: unchanged, or as the bits of its binary16 if `array` is uint16."""
     return held_by(array, np.float32(value)).view(array.dtype)
 
 
 def held_by(array: Any, values: Any) -> Any:
-    """Return float32s as `array` holds them, as float16 if it holds uint16."""
+    """Return float32 values as `array` stores them: as float16 if `array` is uint16."""
     with np.errstate(over="ignore"):
         rounded = values.astype(np.float16 if array.dtype == np.uint16 else np.float32)
     return np.where(np.isfinite(rounded), rounded, rounded.dtype.type(np.nan))
@@ -66,17 +70,17 @@ def _rounded_to(array: Any, value: Any) -> Any:
 
 
 def from_bits(array: Any) -> Any:
-    """Return the numbers of `array`: uint16 are the bits of float16, because Numba has no type for float16."""
+    """Return the numbers in `array`. uint16 stands for the bits of float16, because Numba has no type for float16."""
     return array.view(np.float16) if array.dtype == np.uint16 else array
 
 
 def numbers(arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the arguments with arrays of bits as numbers."""
+    """Return the arguments with arrays of bits replaced by arrays of numbers."""
     return tuple([from_bits(one) if isinstance(one, np.ndarray) else one for one in arguments])
 
 
 def bits(arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """The reverse of `numbers`."""
+    """Return the arguments with arrays of float16 replaced by arrays of bits, the reverse of `numbers`."""
     return tuple([
         one.view(np.uint16) if isinstance(one, np.ndarray) and one.dtype == np.float16 else one for one in arguments
     ])  # fmt: skip

@@ -1,18 +1,19 @@
-"""The directory of our compiled kernels, one for each version of Numba, and the removal of unused ones."""
+"""The directory of our compiled kernels, one for each version of Numba, and the removal of unused directories."""
 
 # Rules
 # - A process that uses a directory touches it and holds a shared lock on it (flock(2)) until it ends.
-# - Other directories are removed if no process has used them for UNUSED_S and none holds the lock. Anything that does
-#   not have our form of name, or is not a directory, is not ours and stays.
-# - That is only checked when a directory is made, because kernels are compiled then, which takes a minute anyway.
-#   Using an existing directory costs 30 µs.
-# - Files in a directory are removed if no process has loaded or written them for UNUSED_S: they are functions in
-#   earlier forms. Loading a file touches it. That is checked once a process, after it has compiled something.
-# - An existing directory that cannot be written to, such as one in a container's image, is copied for the process (2
-#   MB). Missing kernels are compiled into the copy; Numba would reject the whole directory.
-# - The files of a directory are executed. So it is only used if it and its parent belong to this user, to root, or to
+# - Other directories are removed if no process has used them for UNUSED_S and no process holds the lock. A file, or a
+#   directory with a different form of name, is not ours and is never removed.
+# - Unused directories are only searched for when a directory is created, because compiling its kernels takes a minute
+#   anyway. Using an existing directory costs 30 µs.
+# - Files in a directory are removed if no process has loaded or written them for UNUSED_S, because they contain
+#   functions in earlier forms. Loading a file touches it. A process searches for such files once, after it has
+#   compiled something.
+# - If an existing directory cannot be written to, as in a container's image, the process uses a copy (2 MB). Missing
+#   kernels are compiled into the copy. Numba would reject the whole directory.
+# - The files of a directory are executed. So the directory and its parent must belong to this user, to root, or to
 #   the owner of our sources, and no other user may write there. For the parent a sticky bit (/tmp) is enough.
-# - File system errors never reach the caller. Without a directory kernels are compiled at each start.
+# - File system errors never reach the caller. Without a directory, kernels are compiled at each start.
 
 from __future__ import annotations
 
@@ -28,15 +29,17 @@ from contextlib import suppress
 from pathlib import Path
 
 UNUSED_S = 30 * 24 * 3600
-CODE = ".nbc"  # the end of a compiled function's file name
+CODE = ".nbc"  # suffix of the file of a compiled function
 _NAME = re.compile(r"numba-[0-9a-f]{16}")
 _LOOKED_AFTER: set[Path] = set()
-_IN_USE: list[int] = []  # descriptors that hold the locks, until the process ends
+_IN_USE: list[int] = []  # descriptors that hold the locks until the process ends
 
 
 def use_directory(root: Path, digest: str) -> Path | None:
-    """Return the directory for `digest` (16 hexadecimal digits) in `root`, which is made if missing; None without
-    one."""
+    """Return the directory for `digest` (16 hexadecimal digits) in `root`, or None if it cannot be used.
+
+    Creates the directory if it does not exist.
+    """
     directory = root / f"numba-{digest}"
     try:
         if directory.is_dir() and not os.access(directory, os.W_OK):
@@ -64,11 +67,12 @@ def use_directory(root: Path, digest: str) -> Path | None:
 
 
 def is_believed(directory: Path) -> bool:
-    """Return whether no other user may write to its files. Raises OSError if it does not exist."""
+    """Return whether other users cannot write to the files of `directory`. Raises OSError if it does not exist."""
     owners = {os.geteuid(), 0, os.stat(__file__).st_uid}
     for place, is_enough in ((directory, 0), (directory.parent, stat.S_ISVTX)):
         status = place.stat()
-        is_own_group = status.st_gid == os.getegid()  # a user's own group, if new files are writable for it
+        # On some systems the user's own group may write to new files.
+        is_own_group = status.st_gid == os.getegid()
         others = status.st_mode & (stat.S_IWOTH if is_own_group else stat.S_IWOTH | stat.S_IWGRP)
         if status.st_uid not in owners or (others and not status.st_mode & is_enough):
             return False
@@ -76,7 +80,7 @@ def is_believed(directory: Path) -> bool:
 
 
 def _copied(directory: Path) -> Path | None:
-    """Return a copy that ends with this process, or None without room for one."""
+    """Return a copy that is removed when this process ends, or None if there is no room for it."""
     try:
         copy = Path(tempfile.mkdtemp(prefix="cbtop-kernels-"))
     except OSError:
@@ -89,19 +93,19 @@ def _copied(directory: Path) -> Path | None:
                 target.mkdir(parents=True, exist_ok=True)
             else:
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(found, target)  # without its mode, which may be read-only, too
+                shutil.copyfile(found, target)  # copies without the mode, because the file may be read-only, too
     except OSError:
         return None
     return copy
 
 
 def _remove_copy(copy: Path, pid: int) -> None:
-    if os.getpid() == pid:  # a fork may end before the user of the copy
+    if os.getpid() == pid:  # a fork may end earlier than the process that uses the copy
         shutil.rmtree(copy, ignore_errors=True)
 
 
 def remove_unused(root: Path, now_s: float) -> None:
-    """Remove directories that no process has used for UNUSED_S at `now_s` (seconds since the epoch)."""
+    """Remove directories that no process has used for UNUSED_S, given the time `now_s` (seconds since the epoch)."""
     try:
         found = [entry for entry in root.iterdir() if _NAME.fullmatch(entry.name) and not entry.is_symlink()]
     except OSError:
@@ -111,23 +115,25 @@ def remove_unused(root: Path, now_s: float) -> None:
             if now_s - directory.stat().st_mtime > UNUSED_S:
                 _remove(directory)
         except OSError:
-            continue  # in use, another user's, or already gone
+            continue  # used by a process, owned by another user, or already removed
 
 
 def remove_unused_files(directory: Path, now_s: float) -> None:
-    """Remove files of `directory` that no process has used for UNUSED_S at `now_s`; once a process."""
+    """Remove files of `directory` that no process has used for UNUSED_S, given the time `now_s`. Once per process."""
     if directory in _LOOKED_AFTER:
         return
     _LOOKED_AFTER.add(directory)
     with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             if entry.is_file(follow_symlinks=False) and now_s - entry.stat().st_mtime > UNUSED_S:
-                with suppress(OSError):  # another user's, or already gone; a process that needs it compiles
+                with suppress(OSError):
+                    # The file is owned by another user, or already removed. A process that needs the file compiles
+                    # again.
                     os.unlink(entry)
 
 
 def _remove(directory: Path) -> None:
-    """Remove a directory. Raises OSError if a process uses it, or if it is not ours."""
+    """Remove a directory. Raises OSError if a process uses it or it is not ours."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,6 +1,6 @@
-"""Products of bytes by AVX2, summed from turn to turn of a loop: pairs added as int16, and sums of signed bytes.
+"""Products of bytes by AVX2, added up from turn to turn of a loop: in pairs as int16, or as sums of signed bytes.
 
-Only if the processor has AVX2 (`cpu.HAS_AVX2`); `bytes64` works on every processor.
+The processor must have AVX2 (`cpu.HAS_AVX2`); `bytes64` works on every processor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ALL_PAIRS, _HALF = ir.VectorType(ir.IntType(16), 2 * LANES), ir.VectorType(_BYT
 
 
 def _codes(context: Any, builder: Any, array_type: Any, place: Any) -> Any:
-    """Return four codes, repeated to fill a register of AVX2."""
+    """Return four codes, repeated to fill an AVX2 register."""
     return _part(builder, _splat_of_four(builder, _address(context, builder, array_type, *place)), 0, 32)
 
 
@@ -27,11 +27,11 @@ def _joined(builder: Any, halves: list[Any], count: int) -> Any:
 
 @_intrinsic
 def add_pairs(typing: Any, total: Any, weights: Any, codes: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
-    """Return total + weights * codes: for each row r weights[4r + j] * codes[row, column + j], added as int16 over j
-    = 0, 1 and over j = 2, 3.
+    """Return total + weights * codes, in pairs.
 
-    `total` and the result are Ints16, each of two int16, which must not overflow. Two products are added at once,
-    each up to 127 times the largest weight. `weights` is a Bytes64, unsigned; `codes` are int8 in a uint8 matrix.
+    For each row r, weights[4r + j] * codes[row, column + j] are added as int16 over j = 0, 1 and over j = 2, 3.
+    `total` and the result are Ints16 of two int16 each, which must not overflow. Each gets the sum of two products,
+    up to 127 times the largest weight each. `weights` is a Bytes64, unsigned; `codes` are int8 in a uint8 matrix.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -48,7 +48,7 @@ def add_pairs(typing: Any, total: Any, weights: Any, codes: Any, row: Any, colum
 
 @_intrinsic
 def sums_of_pairs(typing: Any, pairs: Any) -> tuple[Any, Codegen]:
-    """Return for each row the sum of both int16 of `add_pairs`, as Ints16."""
+    """Return the sum of the two int16 of `add_pairs` for each row, as Ints16."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         pairs = builder.bitcast(values[0], _ALL_PAIRS)
@@ -61,14 +61,16 @@ def sums_of_pairs(typing: Any, pairs: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def add_signed(typing: Any, total: Any, weights: Any, codes: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
-    """Return total + for each row r the sum over j < 4 of weights[4r + j] * codes[row, column + j], Ints16. `weights`
-    is a Bytes64 of int8, `codes` int8, none of them -128, in a uint8 matrix."""
+    """Return total + the sum over j < 4 of weights[4r + j] * codes[row, column + j] for each row r, as Ints16.
+
+    `weights` is a Bytes64 of int8. `codes` is a uint8 matrix of int8 other than -128.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         x, halves = _codes(context, builder, signature.args[2], values[2:]), []
         for first in (0, 32):
             signed = _part(builder, values[1], first, 32)
-            # The instruction takes one side unsigned: the weight without its sign, which goes to the code.
+            # The instruction needs one unsigned side. So the weight loses its sign, and the code gets it.
             size = _called(builder, "llvm.abs.v32i8", _HALF, [signed, ir.IntType(1)(0)])
             code = _called(builder, "llvm.x86.avx2.psign.b", _HALF, [x, signed])
             products = _called(builder, "llvm.x86.avx2.pmadd.ub.sw", _PAIRS, [size, code])

@@ -1,4 +1,6 @@
-"""Random numbers that are a function of a counter and a key: the same on every machine, thread and backend."""
+"""Random numbers that depend only on a counter and a key, so they are the same on every machine, thread and
+backend.
+"""
 
 # Philox4x32-10: Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC11, section 5.
 
@@ -19,7 +21,7 @@ _WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)  # added to the key in each
 
 @jit
 def philox(a: Any, b: Any, c: Any, d: Any, key: Any, other_key: Any) -> Any:
-    """Return four words of 32 bits, each in a uint64, from a counter of four such words and a key of two."""
+    """Return four random words of 32 bits, each in a uint64, for a counter of four such words and a key of two."""
     for _ in range(ROUNDS):
         first, second = _MULTIPLIERS[0] * a, _MULTIPLIERS[1] * c
         a, b, c, d = (second >> _WORD) ^ b ^ key, second & _LOW, (first >> _WORD) ^ d ^ other_key, first & _LOW
@@ -29,7 +31,10 @@ def philox(a: Any, b: Any, c: Any, d: Any, key: Any, other_key: Any) -> Any:
 
 @jit
 def uniform(position: Any, sequence: Any, seed: Any) -> Any:
-    """Return a float64 in [0, 1), a multiple of 2^-53: number `position` of a sequence of this seed (uint64 each)."""
+    """Return number `position` of the sequence `sequence` with this seed: a float64 in [0, 1), a multiple of 2^-53.
+
+    The arguments are uint64.
+    """
     high, low, _, _ = philox(
         position & _LOW, position >> _WORD, sequence & _LOW, sequence >> _WORD, seed & _LOW, seed >> _WORD
     )

@@ -1,7 +1,7 @@
-"""Several rows of sums, each of some vectors, that stay in registers while their shared factor is read once.
+"""Several rows of sums that stay in registers while their shared factor is read once. Each row has some vectors.
 
-Sums are a tuple of Floats16: the vectors of the first row, then of the second, and so on. Their number is a constant,
-because LLVM keeps sums in registers if there are enough for all.
+Sums are a tuple of Floats16: the vectors of the first row, then those of the second row, and so on. Their number is a
+constant, because LLVM keeps sums in registers if there are enough registers for all.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ tuple_of: Any = types.UniTuple
 
 @constant_intrinsic
 def zero_sums(typing: Any, rows: Any, vectors: Any) -> tuple[Any, Codegen]:
-    """Return sums of `rows` rows of `vectors` each, zeros."""
+    """Return sums of zero for `rows` rows of `vectors` vectors each."""
     result = tuple_of(_floats, rows.literal_value * vectors.literal_value)
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -42,7 +42,7 @@ def zero_sums(typing: Any, rows: Any, vectors: Any) -> tuple[Any, Codegen]:
 
 @constant_intrinsic
 def load_sums(typing: Any, array: Any, row: Any, column: Any, rows: Any, vectors: Any) -> tuple[Any, Codegen]:
-    """Return array[row : row + rows, column : column + 16 * vectors] of a float32 matrix."""
+    """Return array[row : row + rows, column : column + 16 * vectors] of a float32 matrix, as sums."""
     result = tuple_of(_floats, rows.literal_value * vectors.literal_value)
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -56,7 +56,7 @@ def load_sums(typing: Any, array: Any, row: Any, column: Any, rows: Any, vectors
 def store_sums(
     typing: Any, array: Any, row: Any, column: Any, sums: Any, rows: Any, vectors: Any
 ) -> tuple[Any, Codegen]:
-    """array[row : row + rows, column : column + 16 * vectors] = sums, of a float32 matrix."""
+    """Set array[row : row + rows, column : column + 16 * vectors] = sums, in a float32 matrix."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         pointers = _pointers(context, builder, signature.args[0], values[:3], rows, vectors)
@@ -84,10 +84,10 @@ def _plus(builder: Any, value: Any, constant: int) -> Any:
 def add_products(
     typing: Any, sums: Any, shared: Any, at: Any, on: Any, factors: Any, place: Any, rows: Any, vectors: Any
 ) -> tuple[Any, Codegen]:
-    """Return sums + factors[first + r, factor] * shared[row + v * rows_on, column + v * columns_on : + 16], in each
-    row r and vector v: `at` is (row, column), `on` is (rows_on, columns_on), and `place` is (first, factor).
+    """Return sums + factors[first + r, factor] * shared[row + v * rows_on, column + v * columns_on : + 16].
 
-    `factors` is a float32 matrix; `shared` is float32, or uint16, the bits of binary16.
+    r is the row and v the vector of a sum. `at` is (row, column), `on` is (rows_on, columns_on), and `place` is
+    (first, factor). `factors` is a float32 matrix. `shared` is float32, or uint16 with the bits of binary16.
     """
     kind = _HALVES if shared.dtype == types.uint16 else _FLOATS
 

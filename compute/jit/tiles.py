@@ -1,7 +1,7 @@
-"""Tiles: registers of sixteen rows of 64 bytes, and the one instruction that multiplies two of them (Intel AMX).
+"""Tiles: registers of sixteen rows of 64 bytes, and the instruction that multiplies two of them (Intel AMX).
 
 A thread configures its tiles before it uses them and releases them afterwards, because the system saves 8 KB more for
-a thread while they are in use. Tiles are named by their numbers, which are constants of the code.
+a thread while tiles are in use. A tile is identified by its number, a constant in the code.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from cbtop.compute.jit.vectors import (
     constant_intrinsic,
 )
 
-ROWS, ROW_BYTES = 16, 64  # of a tile
+ROWS, ROW_BYTES = 16, 64  # rows of a tile
 _BYTE, _LONG = ir.IntType(8), ir.IntType(64)
-# The operand of ldtilecfg for eight tiles: byte 0 is the palette, 1. From byte 16 on, 16 bits per tile hold the bytes
-# of a row. From byte 48 on, one byte per tile holds the number of rows.
+# The operand of ldtilecfg for eight tiles. Byte 0 is the palette, 1. From byte 16 on, 16 bits per tile contain the
+# number of bytes in a row. From byte 48 on, one byte per tile contains the number of rows.
 _CONFIGURATION = bytes([1, *[0] * 15, *[ROW_BYTES, 0] * 8, *[0] * 16, *[ROWS] * 8, *[0] * 8])
 
 
 def _number(tile: Any) -> Any:
-    """Return a tile's number, an immediate of the instruction."""
+    """Return a tile's number as an immediate operand of the instruction."""
     return _BYTE(tile.literal_value)
 
 
@@ -37,7 +37,7 @@ _VOID = ir.VoidType()
 
 @_intrinsic
 def configure_tiles(typing: Any) -> tuple[Any, Codegen]:
-    """Configure eight tiles for this thread, all zeros."""
+    """Configure eight tiles for this thread, filled with zeros."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         data = cgutils.global_constant(builder, "tiles", cgutils.make_bytearray(bytearray(_CONFIGURATION)))
@@ -60,7 +60,7 @@ def release_tiles(typing: Any) -> tuple[Any, Codegen]:
 
 @constant_intrinsic
 def zero_tile(typing: Any, tile: Any) -> tuple[Any, Codegen]:
-    """tile = 0"""
+    """Set a tile to zero."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         _called(builder, "llvm.x86.tilezero", _VOID, [_number(tile)])
@@ -80,19 +80,21 @@ def _moved(name: str, array: Any, tile: Any) -> tuple[Any, Codegen]:
 
 @constant_intrinsic
 def load_tile(typing: Any, tile: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
-    """tile = the 1024 bytes from array[row, column] on."""
+    """Load a tile with the 1024 bytes from array[row, column] on."""
     return _moved("llvm.x86.tileloadd64", array, tile)
 
 
 @constant_intrinsic
 def store_tile(typing: Any, tile: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
-    """The 1024 bytes from array[row, column] on = tile."""
+    """Store a tile in the 1024 bytes from array[row, column] on."""
     return _moved("llvm.x86.tilestored64", array, tile)
 
 
 @constant_intrinsic
 def multiply_tiles(typing: Any, total: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
-    """total[m, n] += sum over k < 32 of a[m, k] * b[k // 2, 2 n + k % 2]: bfloat16 to float32."""
+    """Set total[m, n] += sum over k < 32 of a[m, k] * b[k // 2, 2 n + k % 2], with bfloat16 a and b, and float32
+    totals.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         _called(builder, "llvm.x86.tdpbf16ps", _VOID, [_number(total), _number(a), _number(b)])

@@ -1,12 +1,12 @@
-"""Sixteen numbers at a time: LLVM vectors as values inside compiled kernels.
+"""LLVM vectors of sixteen numbers, used as values inside compiled kernels.
 
-`Ints16` (int32) and `Floats16` (float32) are Numba types without a Python value: they exist between the calls below,
-inside a function under @jit. LLVM puts them into the processor's registers: one of 512 bits, two of 256, or four of
-128.
+`Ints16` (int32) and `Floats16` (float32) are Numba types without a Python value. They only exist between the calls
+below, inside a function under @jit. LLVM puts them into the processor's registers: one of 512 bits, two of 256, or
+four of 128.
 """
 
-# Written as plain loops, a quantised dot product ends each block with a horizontal sum, and converts each scale by
-# itself. With accumulator and scales kept in vectors it is about twice as fast.
+# A quantised dot product written as plain loops ends each block with a horizontal sum, and converts each scale
+# separately. With sums and scales in vectors it is about twice as fast.
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cbtop.compute.jit.compile import (
 )
 from cbtop.compute.jit.cpu import HAS_F16C
 
-# Numba has no types for these.
+# Numba has no type annotations for these.
 cgutils: Any = numba_cgutils
 _initialise_model: Any = models.PrimitiveModel.__init__
 
@@ -38,7 +38,7 @@ _INTS = ir.VectorType(_INT, LANES)
 _FLOATS = ir.VectorType(ir.FloatType(), LANES)
 _HALVES = ir.VectorType(ir.HalfType(), LANES)
 _BYTES = ir.VectorType(ir.IntType(8), LANES)
-_FAST = ("fast",)  # reorder sums, contract to fused multiply-add
+_FAST = ("fast",)  # allows reordering sums and fusing multiply-adds
 
 Codegen = Callable[[Any, Any, Any, Any], Any]
 _pointer_to: Any = types.CPointer
@@ -75,23 +75,23 @@ _ints, _floats = Ints16(), Floats16()
 
 
 def _intrinsic(define: Any) -> Any:
-    """Numba's @intrinsic; only compiled code calls the result."""
+    """Declare a Numba intrinsic. Only compiled code may call it."""
     return numba_intrinsic(define)
 
 
 def constant_intrinsic(define: Any) -> Any:
-    """Like `_intrinsic`, but arguments that are constants in the code are passed as their values."""
+    """Declare a Numba intrinsic that gets the values of arguments that are constants in the code."""
     return numba_intrinsic(prefer_literal=True)(define)
 
 
 def _called(builder: Any, name: str, result: Any, values: list[Any]) -> Any:
-    """Call an LLVM intrinsic on `values`."""
+    """Call the LLVM intrinsic `name` on `values`."""
     kind = ir.FunctionType(result, [value.type for value in values])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), values)
 
 
 def _splat(builder: Any, scalar: Any, vector: ir.VectorType) -> Any:
-    """Return `scalar` in all lanes."""
+    """Return a vector with `scalar` in all lanes."""
     first = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, _INT(0))
     return builder.shuffle_vector(
         first, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(_INT, LANES), [0] * LANES)
@@ -104,7 +104,7 @@ def _address(context: Any, builder: Any, array_type: Any, array: Any, row: Any, 
         raise LoweringError(f"{array_type} where rows that lie one after the other are wanted (np.ascontiguousarray)")
     view = context.make_array(array_type)(context, builder, array)
     row_stride = cgutils.unpack_tuple(builder, view.strides, 2)[0]
-    # The element's size as a constant: a stride from the array would cost an addition for every load.
+    # The element's size is a constant. A stride from the array would cost an addition for every load.
     size_bytes = ir.IntType(64)(array_type.dtype.bitwidth // 8)
     offset = builder.add(builder.mul(row, row_stride), builder.mul(column, size_bytes))
     return builder.gep(builder.bitcast(view.data, ir.IntType(8).as_pointer()), [offset])
@@ -122,7 +122,7 @@ def _widened(builder: Any, halves: Any) -> Any:
     def all_of(value: int) -> Any:
         return ir.Constant(_INTS, [value] * LANES)
 
-    # As compile.half_to_float: by integers, with the leading one that subnormal numbers lack, and then without it.
+    # Use integers, as compile.half_to_float does: add the leading one that subnormal numbers lack, then subtract it.
     wide = builder.zext(builder.bitcast(halves, ir.VectorType(ir.IntType(16), LANES)), _INTS)
     sign = builder.shl(builder.and_(wide, all_of(0x8000)), all_of(16))
     magnitude = builder.and_(wide, all_of(0x7FFF))
@@ -139,8 +139,10 @@ def _widened(builder: Any, halves: Any) -> Any:
 
 @_intrinsic
 def load_floats(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
-    """Return array[row, column : column + 16] of a float32 matrix. If the matrix is uint8, return the sixteen floats
-    that begin at byte `column` of the row."""
+    """Return array[row, column : column + 16] of a float32 matrix.
+
+    For a uint8 matrix, return the sixteen floats that begin at byte `column` of the row.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return _load(builder, _address(context, builder, array, *values), _FLOATS)
@@ -150,7 +152,7 @@ def load_floats(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Co
 
 @_intrinsic
 def load_bfloats(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
-    """Sixteen bfloat16 from array[row, column : column + 32] of a uint8 matrix, as Floats16."""
+    """Return the sixteen bfloat16 in array[row, column : column + 32] of a uint8 matrix, as Floats16."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         bits = _load(builder, _address(context, builder, array, *values), ir.VectorType(ir.IntType(16), LANES))
@@ -161,7 +163,7 @@ def load_bfloats(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, C
 
 @_intrinsic
 def load_halves(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
-    """Sixteen binary16 from array[row, column : column + 32] of a uint8 matrix, as Floats16."""
+    """Return the sixteen binary16 in array[row, column : column + 32] of a uint8 matrix, as Floats16."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return _widened(builder, _load(builder, _address(context, builder, array, *values), _HALVES))
@@ -171,7 +173,7 @@ def load_halves(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Co
 
 @_intrinsic
 def store_floats(typing: Any, array: Any, row: Any, column: Any, vector: Any) -> tuple[Any, Codegen]:
-    """array[row, column : column + 16] = vector, of a float32 matrix."""
+    """Set array[row, column : column + 16] = vector, in a float32 matrix."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         pointer = _address(context, builder, signature.args[0], *values[:3])
@@ -183,7 +185,7 @@ def store_floats(typing: Any, array: Any, row: Any, column: Any, vector: Any) ->
 
 @_intrinsic
 def load_bytes(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
-    """array[row, column : column + 16] of a uint8 matrix, widened."""
+    """Return array[row, column : column + 16] of a uint8 matrix as Ints16."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.zext(_load(builder, _address(context, builder, array, *values), _BYTES), _INTS)
@@ -193,7 +195,7 @@ def load_bytes(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Cod
 
 @_intrinsic
 def load_signed_bytes(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
-    """array[row, column : column + 16] of a uint8 matrix, taken as int8 and widened."""
+    """Return array[row, column : column + 16] of a uint8 matrix, read as int8, as Ints16."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.sext(_load(builder, _address(context, builder, array, *values), _BYTES), _INTS)
@@ -203,7 +205,7 @@ def load_signed_bytes(typing: Any, array: Any, row: Any, column: Any) -> tuple[A
 
 @_intrinsic
 def load_words(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
-    """Sixteen little-endian int32 from array[row, column : column + 64] of a uint8 matrix."""
+    """Return the sixteen little-endian int32 in array[row, column : column + 64] of a uint8 matrix."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return _load(builder, _address(context, builder, array, *values), _INTS)
@@ -213,7 +215,7 @@ def load_words(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Cod
 
 @_intrinsic
 def store_words(typing: Any, array: Any, row: Any, column: Any, vector: Any) -> tuple[Any, Codegen]:
-    """array[row, column : column + 64] = Ints16, of a uint8 matrix."""
+    """Set array[row, column : column + 64] = Ints16, in a uint8 matrix."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         pointer = _address(context, builder, signature.args[0], *values[:3])
@@ -225,7 +227,7 @@ def store_words(typing: Any, array: Any, row: Any, column: Any, vector: Any) -> 
 
 @_intrinsic
 def bytes_of(typing: Any, low: Any, high: Any) -> tuple[Any, Codegen]:
-    """The eight bytes of each of two uint64, lowest first, widened."""
+    """Return the eight bytes of each of two uint64, lowest first, as Ints16."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         pair = ir.VectorType(ir.IntType(64), 2)
@@ -238,7 +240,7 @@ def bytes_of(typing: Any, low: Any, high: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def bits_of(typing: Any, word: Any) -> tuple[Any, Codegen]:
-    """The low sixteen bits of a uint32, lowest first, each as 0 or 1."""
+    """Return the low sixteen bits of a uint32, lowest first, each as 0 or 1."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         shifted = builder.lshr(_splat(builder, values[0], _INTS), _INTS(list(range(LANES))))
@@ -252,7 +254,7 @@ def _prefetched(array: Any, locality: int) -> tuple[Any, Codegen]:
         pointer = _address(context, builder, array, *values)
         kind = ir.FunctionType(ir.VoidType(), [pointer.type, _INT, _INT, _INT])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [pointer, _INT(0), _INT(locality), _INT(1)])  # for reading, data
+        builder.call(function, [pointer, _INT(0), _INT(locality), _INT(1)])  # LLVM's arguments for reading data
         return context.get_dummy_value()
 
     return types.void(array, types.uint64, types.uint64), generate
@@ -260,22 +262,22 @@ def _prefetched(array: Any, locality: int) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def prefetch(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
-    """Prefetch the cache line of array[row, column] into L1. It may be beyond the end."""
+    """Prefetch the cache line of array[row, column] into L1. The address may be beyond the end of the array."""
     return _prefetched(array, 3)
 
 
 @_intrinsic
 def prefetch_to_l2(typing: Any, array: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
-    """Like `prefetch`, into L2."""
+    """Prefetch the cache line of array[row, column] into L2. The address may be beyond the end of the array."""
     return _prefetched(array, 2)
 
 
 @constant_intrinsic
 def on_stack(typing: Any, lines: Any) -> tuple[Any, Codegen]:
-    """Return a pointer to `lines` times 64 bytes of the stack, aligned to a cache line; for `carray`."""
+    """Return a pointer to `lines` times 64 bytes on the stack, aligned to a cache line, for `carray`."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        with builder.goto_entry_block():  # once, not in every turn of a loop
+        with builder.goto_entry_block():  # allocated once, not in every turn of a loop
             room = builder.alloca(ir.ArrayType(ir.IntType(8), 64 * lines.literal_value))
         room.align = 64
         return builder.bitcast(room, ir.IntType(8).as_pointer())
@@ -285,7 +287,7 @@ def on_stack(typing: Any, lines: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def turns(typing: Any, number: Any) -> tuple[Any, Codegen]:
-    """Return `number`, hidden from LLVM, so that a loop of `number` turns is not unrolled."""
+    """Return `number` so that LLVM cannot know it. A loop of that many turns is then not unrolled."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         word = ir.IntType(64)
@@ -311,7 +313,7 @@ shift_left = _int_operation("shl")
 
 @_intrinsic
 def bits_or(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
-    """a | b of two Ints16."""
+    """Return a | b for two Ints16."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.or_(*values)
@@ -321,7 +323,7 @@ def bits_or(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def add_ints(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
-    """a + b of two Ints16."""
+    """Return a + b for two Ints16."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.add(*values)
@@ -331,7 +333,7 @@ def add_ints(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def to_floats(typing: Any, vector: Any) -> tuple[Any, Codegen]:
-    """Ints16 to Floats16."""
+    """Convert Ints16 to Floats16."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.sitofp(values[0], _FLOATS)
@@ -341,7 +343,7 @@ def to_floats(typing: Any, vector: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def splat(typing: Any, scalar: Any) -> tuple[Any, Codegen]:
-    """A float32 in all lanes."""
+    """Return a Floats16 with a float32 in all lanes."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return _splat(builder, values[0], _FLOATS)
@@ -351,7 +353,7 @@ def splat(typing: Any, scalar: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def no_ints(typing: Any) -> tuple[Any, Codegen]:
-    """Ints16 of zeros."""
+    """Return an Ints16 of zeros."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return _INTS([0] * LANES)
@@ -361,7 +363,7 @@ def no_ints(typing: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def lane(typing: Any, vector: Any, index: Any) -> tuple[Any, Codegen]:
-    """Lane `index` of a Floats16, in all lanes; a constant index becomes one shuffle."""
+    """Return a Floats16 with lane `index` in all lanes. If the index is a constant, this is one shuffle."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return _splat(builder, builder.extract_element(values[0], values[1]), _FLOATS)
@@ -371,7 +373,7 @@ def lane(typing: Any, vector: Any, index: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def halves(typing: Any, low: Any, high: Any) -> tuple[Any, Codegen]:
-    """One float32 in lanes 0-7 and another in lanes 8-15."""
+    """Return a Floats16 with one float32 in lanes 0-7 and another in lanes 8-15."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         mask = ir.Constant(ir.VectorType(_INT, LANES), [0] * 8 + [LANES] * 8)
@@ -382,7 +384,7 @@ def halves(typing: Any, low: Any, high: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def look_up(typing: Any, table: Any, places: Any) -> tuple[Any, Codegen]:
-    """Return the elements of a Floats16 at sixteen places, 0 to 15; with AVX-512 one permutation."""
+    """Return the elements of a Floats16 at sixteen places, 0 to 15. With AVX-512 this is one permutation."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         table, places = values
@@ -397,7 +399,7 @@ def look_up(typing: Any, table: Any, places: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def add(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
-    """a + b of two Floats16."""
+    """Return a + b for two Floats16."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.fadd(*values, flags=_FAST)
@@ -407,7 +409,7 @@ def add(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def subtract(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
-    """a - b of two Floats16."""
+    """Return a - b for two Floats16."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.fsub(*values, flags=_FAST)
@@ -417,7 +419,7 @@ def subtract(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def multiply(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
-    """a * b of two Floats16."""
+    """Return a * b for two Floats16."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.fmul(*values, flags=_FAST)
@@ -427,7 +429,7 @@ def multiply(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def multiply_add(typing: Any, a: Any, b: Any, c: Any) -> tuple[Any, Codegen]:
-    """a * b + c of Floats16, fused."""
+    """Return a * b + c for Floats16, as one fused operation."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.fadd(builder.fmul(values[0], values[1], flags=_FAST), values[2], flags=_FAST)
@@ -437,7 +439,7 @@ def multiply_add(typing: Any, a: Any, b: Any, c: Any) -> tuple[Any, Codegen]:
 
 @constant_intrinsic
 def chains(typing: Any, value: Any, count: Any) -> tuple[Any, Codegen]:
-    """Return a tuple of `count` Floats16, a constant: multiples of `value`, each a different one."""
+    """Return a tuple of `count` Floats16, each a different multiple of `value`. `count` is a constant."""
     made = _tuple_of(_floats, count.literal_value)
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -449,7 +451,7 @@ def chains(typing: Any, value: Any, count: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def multiply_add_again(typing: Any, totals: Any, factor: Any, term: Any) -> tuple[Any, Codegen]:
-    """Return each Floats16 of the tuple `totals` times `factor`, plus `term`. No chain waits for another."""
+    """Return each Floats16 of the tuple `totals` times `factor`, plus `term`. No result depends on another."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         found = [
@@ -463,7 +465,7 @@ def multiply_add_again(typing: Any, totals: Any, factor: Any, term: Any) -> tupl
 
 @_intrinsic
 def total_of(typing: Any, vector: Any) -> tuple[Any, Codegen]:
-    """The sum of a Floats16's lanes."""
+    """Return the sum of a Floats16's lanes."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         kind = ir.FunctionType(ir.FloatType(), [ir.FloatType(), _FLOATS])
@@ -475,7 +477,7 @@ def total_of(typing: Any, vector: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def larger(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
-    """Return the larger of each lane of two Floats16; the first if one is NaN."""
+    """Return the larger of two Floats16 in each lane, or the first if one is NaN."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.select(builder.fcmp_unordered(">=", *values), *values)
@@ -485,7 +487,7 @@ def larger(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def largest_of(typing: Any, vector: Any) -> tuple[Any, Codegen]:
-    """The largest of a Floats16's lanes; they are not NaN."""
+    """Return the largest of a Floats16's lanes. No lane may be NaN."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         kind = ir.FunctionType(ir.FloatType(), [_FLOATS])
@@ -497,7 +499,7 @@ def largest_of(typing: Any, vector: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def any_above(typing: Any, vector: Any, scalar: Any) -> tuple[Any, Codegen]:
-    """Whether a lane of a Floats16 is above a float32."""
+    """Return whether any lane of a Floats16 is above a float32."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         above = builder.fcmp_ordered(">", values[0], _splat(builder, values[1], _FLOATS))
@@ -519,7 +521,10 @@ def rounded(typing: Any, vector: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def power_of_two(typing: Any, vector: Any) -> tuple[Any, Codegen]:
-    """Return 2 to the power of each lane of a Floats16: whole numbers of -126 to 127; for -127 it is 0."""
+    """Return 2 to the power of each lane of a Floats16.
+
+    Lanes are whole numbers of -126 to 127; for -127 the result is 0.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         exponent = builder.add(builder.fptosi(values[0], _INTS), _INTS([127] * LANES))
@@ -530,8 +535,7 @@ def power_of_two(typing: Any, vector: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def largest_magnitude(typing: Any, a: Any, b: Any) -> tuple[Any, Codegen]:
-    """Return the largest magnitude in the lanes of two Floats16, as its bits. The bits of NaN are above all
-    others."""
+    """Return the bits of the largest magnitude in the lanes of two Floats16. The bits of NaN are above all others."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         mask = _INTS([0x7FFFFFFF] * LANES)
@@ -547,8 +551,11 @@ def _larger_of(builder: Any, a: Any, b: Any) -> Any:
 
 @_intrinsic
 def store_rounded(typing: Any, array: Any, row: Any, column: Any, vector: Any, factor: Any) -> tuple[Any, Codegen]:
-    """array[row, column : column + 16] of a uint8 matrix = the int8 nearest to each lane of a Floats16 times
-    `factor`, halves to even. Returns their sum. Exact to the last bit: nothing is reordered."""
+    """Set array[row, column : column + 16] of a uint8 matrix to the int8 nearest to each lane times `factor`, halves
+    to even.
+
+    Returns the sum of the int8. The result is exact to the last bit, because nothing is reordered.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         pointer = _address(context, builder, signature.args[0], *values[:3])

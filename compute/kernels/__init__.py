@@ -1,6 +1,6 @@
-"""The kernels, one file an operation."""
+"""The kernels, with one file per operation."""
 
-# The table is imported on first use, because it loads Numba (half a second).
+# The table is imported on first use, because importing it loads Numba, which takes half a second.
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def all_kernels() -> tuple[Kernel, ...]:
-    """Return every kernel, in the order of a token's pass (table.py)."""
+    """Return all kernels, in the order of a token's pass (table.py)."""
     from cbtop.compute.kernels.table import KERNELS
 
     return KERNELS

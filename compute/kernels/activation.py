@@ -1,8 +1,8 @@
 """SwiGLU and GEGLU: silu(gate) * up and gelu(gate) * up, the gates of feed-forward networks.
 
 reference    NumPy, float64
-numba        one vectorised pass with its own exponential (3.2-3.9x of NumPy)
-cuda         a thread a number
+numba        one vectorised pass with its own exponential (3.2-3.9x the speed of NumPy)
+cuda         one thread per four outputs
 """
 
 from __future__ import annotations
@@ -20,20 +20,25 @@ from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWor
 
 Activation = Literal["silu", "gelu"]
 
-# Hendrycks and Gimpel 2016: gelu(x) is about x / (1 + exp(-LINEAR * x - CUBIC * x³)), the form with a tanh rewritten.
+# Hendrycks and Gimpel 2016: gelu(x) is about x / (1 + exp(-LINEAR * x - CUBIC * x³)), which equals their form with
+# tanh.
 LINEAR = np.float32(2 * np.sqrt(2 / np.pi))
 CUBIC = np.float32(0.044715 * 2 * np.sqrt(2 / np.pi))
 
 
 def reference(gate: Any, up: Any, out: Any) -> None:
-    """out = gate / (1 + exp(-gate)) * up; all float32 (tokens, feed_forward). (Shazeer 2020)"""
+    """Set out = gate / (1 + exp(-gate)) * up. (Shazeer 2020)
+
+    All arrays are float32 (tokens, feed_forward).
+    """
     wide = gate.astype(np.float64)
-    out[:] = wide * (0.5 * (1 + np.tanh(wide / 2))) * up  # the logistic function, with nothing to overflow
+    # The parentheses contain the logistic function, in a form that cannot overflow.
+    out[:] = wide * (0.5 * (1 + np.tanh(wide / 2))) * up
 
 
 @jit
 def swiglu_columns(gate: Any, up: Any, out: Any, first: Any, end: Any) -> None:
-    """Like `reference`, for columns `first` to before `end` only."""
+    """Compute `swiglu` for the columns from `first` to before `end` only."""
     for t in range(np.uint64(gate.shape[0])):
         for i in range(first, end):
             value = gate[t, i]
@@ -42,12 +47,15 @@ def swiglu_columns(gate: Any, up: Any, out: Any, first: Any, end: Any) -> None:
 
 @jit
 def swiglu(gate: Any, up: Any, out: Any) -> None:
-    """Like `reference`."""
+    """Compute `reference` with Numba."""
     swiglu_columns(gate, up, out, np.uint64(0), np.uint64(gate.shape[1]))
 
 
 def work() -> KernelWork:
-    """Elements are outputs. Negate, exponential, add, divide, multiply; two reads, one write."""
+    """Return the work of a call. Its elements are outputs.
+
+    Each takes a negation, an exponential, an addition, a division, a multiplication, two reads and one write.
+    """
     return KernelWork(flops_per_element=EXPONENTIAL_FLOPS + 4.0, bytes_per_element=3.0 * FLOAT_BYTES)
 
 
@@ -56,14 +64,14 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
 
 
 def geglu_reference(gate: Any, up: Any, out: Any) -> None:
-    """out = gate / 2 * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 * gate³))) * up; shapes as in `reference`."""
+    """Set out = gate / 2 * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 * gate³))) * up. Shapes as in `reference`."""
     wide = gate.astype(np.float64)
     out[:] = 0.5 * wide * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3))) * up
 
 
 @jit
 def geglu(gate: Any, up: Any, out: Any) -> None:
-    """Like `geglu_reference`."""
+    """Compute `geglu_reference` with Numba."""
     columns = np.uint64(gate.shape[1])
     for t in range(np.uint64(gate.shape[0])):
         for i in range(columns):
@@ -73,11 +81,11 @@ def geglu(gate: Any, up: Any, out: Any) -> None:
 
 
 def geglu_work() -> KernelWork:
-    """Like `work`, plus four multiplications and an addition for the cube."""
+    """Return the work of a call: as in `work`, plus four multiplications and an addition for the cube."""
     return KernelWork(flops_per_element=EXPONENTIAL_FLOPS + 8.0, bytes_per_element=3.0 * FLOAT_BYTES)
 
 
-# Activations of a gate, also for other sources.
+# The activation functions of a gate. Other CUDA sources include them, too.
 GATES = r"""
 __device__ __forceinline__ float silu(float gate) { return gate / (1 + expf(-gate)); }
 __device__ __forceinline__ float gelu(float gate)
@@ -125,7 +133,7 @@ KERNEL {name}_bf16(const float* gate, const float* up, float* out, int64_t size,
 
 
 def _cuda(entry: str) -> CudaKernel:
-    """A thread for every four outputs."""
+    """Return the CUDA version, which has a thread for every four outputs."""
 
     def launches(gate: Any, up: Any, out: Any) -> tuple[CudaLaunch, ...]:
         return (CudaLaunch(CUDA, entry, *of_fours(out.size), (gate, up, out, np.int64(out.size))),)

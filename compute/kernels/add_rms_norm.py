@@ -1,8 +1,8 @@
 """Residual add, then RMSNorm of the sum: x += delta; out = x / sqrt(mean(x²) + epsilon) * weight.
 
-reference    the two in a row, float64
-numba        two passes over a row that is in L1: the sum, which residual_add writes and rms_norm reads, is read once
-cuda         a block per row, one launch for two; the row stays in the registers of its threads
+reference    the two operations one after the other, float64
+numba        two passes over a row in L1; the separate kernels write the sum and read it again
+cuda         one launch with a block per row; the row stays in the registers of its threads
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ from cbtop.compute.kernels.rms_norm import RMS_NORM, multiply_row, scale_of
 
 
 def reference(x: Any, delta: Any, weight: Any, epsilon: float, out: Any) -> None:
-    """x, delta, out: float32 (tokens, hidden); weight: float32 (hidden,)."""
+    """Add `delta` to `x`, and set `out` to the RMSNorm of the sum.
+
+    x, delta, out: float32 (tokens, hidden); weight: float32 (hidden,).
+    """
     add_reference(x, delta)
     rms_norm.reference(x, weight, epsilon, out)
 
 
 @jit_inlined
 def sum_and_scale_of_row(x: Any, delta: Any, t: Any, epsilon: Any) -> Any:
-    """x[t] += delta[t]. Returns `scale_of` the sum."""
+    """Set x[t] += delta[t], and return `scale_of` the sum."""
     hidden = np.uint64(x.shape[1])
     squares = np.float32(0)
     for i in range(hidden):
@@ -44,31 +47,31 @@ def sum_and_scale_of_row(x: Any, delta: Any, t: Any, epsilon: Any) -> Any:
 
 @jit_as_written
 def add_rms_norm(x: Any, delta: Any, weight: Any, epsilon: float, out: Any) -> None:
-    """Like `reference`; a row whose squares sum up to more than LARGEST_SUM becomes NaN."""
+    """Compute `reference` with Numba. A row with a sum of squares above LARGEST_SUM becomes NaN."""
     for t in range(np.uint64(x.shape[0])):
         multiply_row(x, t, sum_and_scale_of_row(x, delta, t, epsilon), weight, out)
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
-    """Return the sum, and its norm."""
+    """Return the two kernels that compute the sum and its norm."""
     x, delta, weight, epsilon, out = arguments
     return (RESIDUAL_ADD, (x, delta)), (RMS_NORM, (x, weight, epsilon, out))
 
 
 def launches(x: Any, delta: Any, weight: Any, epsilon: float, out: Any) -> tuple[CudaLaunch, ...]:
-    """A block for each row."""
+    """Return one launch with a block for each row."""
     return (rms_norm.by_row("add_rms_norm", x, weight, epsilon, out, delta),)
 
 
 def with_bf16(x: Any, delta: Any, weight: Any, epsilon: float, out: Any, rounded: Any) -> tuple[CudaLaunch, ...]:
-    """Like RMSNorm's."""
+    """Return the launch that also writes `out` as bfloat16, see `rms_norm.with_bf16`."""
     return (rms_norm.by_row("add_rms_norm_bf16", x, weight, epsilon, out, delta, rounded),)
 
 
 def with_codes(
     x: Any, delta: Any, weight: Any, epsilon: float, out: Any, codes: Any, factors: Any
 ) -> tuple[CudaLaunch, ...]:
-    """Like RMSNorm's."""
+    """Return the launches that also quantize `out`, see `rms_norm.with_codes`."""
     hidden = x.shape[1]
     if hidden % BLOCK or not stays_in_registers(hidden):
         return *launches(x, delta, weight, epsilon, out), *quantize_launches(out, codes, factors)

@@ -1,7 +1,7 @@
-"""Residual add, RMSNorm of the sum, and its output in int8, as the next products take it.
+"""Residual add, then RMSNorm of the sum. The output is also quantized to int8 for the products that follow.
 
-reference    the three in a row
-numba        as rms_norm_int8, after the sum
+reference    the three operations one after the other
+numba        the sum, then the loops of rms_norm_int8
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from cbtop.compute.kernels.rms_norm_int8 import quantize_finite, with_quantizing
 def reference(
     x: Any, delta: Any, weight: Any, epsilon: float, out: Any, normed: Any, codes: Any, factors: Any
 ) -> None:
-    """x and out as in `add_rms_norm`; the others as in `rms_norm_int8`."""
+    """Add `delta` to `x`, norm the sum, and quantize the result.
+
+    x and out are as in `add_rms_norm`. The other arguments are as in `rms_norm_int8`.
+    """
     add_rms_norm.reference(x, delta, weight, epsilon, out)
     quantize_finite(normed, out, codes, factors)
 
@@ -32,7 +35,7 @@ def reference(
 def add_rms_norm_int8(
     x: Any, delta: Any, weight: Any, epsilon: float, out: Any, normed: Any, codes: Any, factors: Any
 ) -> None:
-    """Like `reference`."""
+    """Compute `reference` with Numba."""
     for t in range(np.uint64(x.shape[0])):
         multiply_row(x, t, sum_and_scale_of_row(x, delta, t, epsilon), weight, out)
         for block in range(np.uint64(x.shape[1] // BLOCK)):
@@ -40,13 +43,13 @@ def add_rms_norm_int8(
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
-    """Return sum and norm, and their rounding."""
+    """Return the kernels that compute the sum and its norm, and the one that quantizes the result."""
     *norm, normed, codes, factors = arguments
     return (ADD_RMS_NORM, tuple(norm)), (QUANTIZE_ROWS, (normed, codes, factors))
 
 
 def work(hidden: int) -> KernelWork:
-    """Elements are outputs of the norm."""
+    """Return the work of a call. Its elements are outputs of the norm."""
     return with_quantizing(add_rms_norm.work(hidden))
 
 

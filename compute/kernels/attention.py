@@ -1,15 +1,15 @@
-"""Attention: each new token's weighted sum of the values of all positions that it sees. No softmax is stored whole.
+"""Attention: the sum of the values of all positions that a new token sees, weighted by a softmax.
 
 reference    NumPy, float64: scores, softmax, weighted sum
 numba        64 positions at a time with a running maximum and sum (Milakov and Gimelshein 2018; Rabe and Staats
-             2021), so that no buffer grows with the context. Six rows, each a token's head, share every read of
-             keys and values: the heads of a group, and in a prompt its tokens; the remainder in fours or twos. One
-             thread, or some groups for each (attention_loops.py).
-cuda         a few rows: flash decoding (Dao et al. 2023), the context in enough pieces to fill the GPU, which the
-             last block combines; many: a block for 64. Both by tensor cores (cuda/attention_*.py)
+             2021), so that no buffer grows with the context. A row is a head of a token. Six rows share every read of
+             keys and values: heads of a group, in a prompt of several tokens. Remaining rows share in fours or twos.
+             One thread does all groups, or several threads some groups each (attention_loops.py).
+cuda         for few rows flash decoding (Dao et al. 2023): the context is cut into enough pieces to fill the GPU, and
+             the last block combines them. For many rows a block per 64. Both use tensor cores (cuda/attention_*.py)
 
-Keys are stored sixteen positions together, so that scores need no sum across a register. Values are stored as they
-come, and on a GPU keys, too.
+Keys of sixteen positions are stored together, so that scores need no sum across a register. Values are stored
+position by position. On a GPU keys are, too.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from cbtop.compute.kernels.kv_caches import POSITIONS, empty_caches, keys_of, pa
 def reference(
     q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, window: int, cap: float, out: Any, scratch: Any
 ) -> None:
-    """out[t, h] = sum over p <= start + t of softmax(scale * q[t, h] . k[h // group, p]) * v[h // group, p].
+    """Set out[t, h] = sum over p <= start + t of softmax(scale * q[t, h] . k[h // group, p]) * v[h // group, p].
 
-    A token sees only the last `window` positions, its own included; 0: all. Scores s become cap * tanh(s / cap); 0:
-    they are not capped. q, out: float32 (tokens, heads * head_dim); k_cache, v_cache: from `empty_caches` or
-    `plain_caches`; `scratch` is not used. A group of heads shares a key head (Ainslie et al. 2023).
+    A token sees only the last `window` positions, including its own (0: all positions). A score s becomes cap *
+    tanh(s / cap), unless `cap` is 0. A group of heads shares a key head (Ainslie et al. 2023). q, out: float32
+    (tokens, heads * head_dim); k_cache, v_cache: from `empty_caches` or `plain_caches`. `scratch` is not used.
     """
     head_dim = k_cache.shape[2]
     for t in range(len(q)):
@@ -55,14 +55,17 @@ def first_seen(position: int, window: int) -> int:
 
 
 def positions_seen(start: int, tokens: int, window: int) -> int:
-    """Return the number of positions that `tokens` tokens see, the first of them at `start`, added up."""
-    growing = min(max(window - start, 0), tokens) if window else tokens  # each sees one more than the token before it
+    """Return the sum of the numbers of positions that `tokens` tokens see. The first token is at position `start`."""
+    # Number of tokens that see one position more than the token before them.
+    growing = min(max(window - start, 0), tokens) if window else tokens
     return growing * start + growing * (growing + 1) // 2 + (tokens - growing) * window
 
 
 def attention_weights(q: Any, k_cache: Any, position: int, scale: float, window: int, cap: float) -> Any:
-    """Return the softmax of one token's query, float32 (heads * head_dim,), as float64 (heads, position + 1); 0
-    outside its window."""
+    """Return the softmax of one token's query, which is 0 outside the token's window.
+
+    q is float32 (heads * head_dim,), and the result is float64 (heads, position + 1).
+    """
     kv_heads, _, head_dim = k_cache.shape[:3]
     first = first_seen(position, window)
     keys = keys_of(k_cache)[:, first : position + 1].astype(np.float64)
@@ -74,7 +77,8 @@ def attention_weights(q: Any, k_cache: Any, position: int, scale: float, window:
     return np.pad(powers / powers.sum(axis=1, keepdims=True), ((0, 0), (first, 0)))
 
 
-# Without a cap its check would cost 4 % if a call decided at run time (a query of 6 heads, 513 positions).
+# There are separate loops without a cap: testing for a cap in each call would cost 4 % (a query of 6 heads, 513
+# positions).
 _attend, _attend_parallel = compiled_loops("_attend")
 _attend_held, _attend_held_parallel = compiled_loops("_attend_held", _held=hold)
 
@@ -82,20 +86,21 @@ _attend_held, _attend_held_parallel = compiled_loops("_attend_held", _held=hold)
 def attention(
     q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, window: int, cap: float, out: Any, scratch: Any
 ) -> None:
-    """Like `reference`. `scratch` is from `scratch_for`, whose threads it uses."""
+    """Compute `reference` with Numba. `scratch` is from `scratch_for`; its size sets the number of threads."""
     loops = (_attend_held, _attend_held_parallel) if cap else (_attend, _attend_parallel)
     attend(loops, q, (k_cache, v_cache), start, (scale, window, cap), out, scratch)
 
 
-# Rises of scores from block to block: by less than the weights' limit, and by more, after blocks that still count.
+# The amounts that scores rise from block to block, below and above the limit of the weights. After such a rise, the
+# earlier blocks still count.
 RISES = np.array([0, 5, 10, 15], np.float32)
-LARGEST_HEAD = 256  # on a GPU
-LARGEST_OF_MANY = 128  # larger heads need too many registers for 16 rows a warp
-HELD = "_held"  # the end of the names of entries with a cap
+LARGEST_HEAD = 256  # largest head_dim on a GPU
+LARGEST_OF_MANY = 128  # largest head_dim for many rows; larger heads need too many registers for 16 rows per warp
+HELD = "_held"  # suffix of the names of entries with a cap
 
 
 def _entries(name: str, numbers: str, call: str, *, of_pieces: bool = True) -> str:
-    """Return the entries of a size of heads: without a cap, and with one."""
+    """Return the CUDA entries for one size of heads, without and with a cap."""
     more, given = ("float* scratch, float share, ", "scratch, share, ") if of_pieces else ("", "")
     return "".join(
         f"""
@@ -142,9 +147,10 @@ MANY_OF_HALVES = CudaModule(
 
 
 def scratch_shape(multiprocessors: int) -> tuple[int, int]:
-    """Return the shape of the CUDA version's scratch, float32, on a GPU with this number of multiprocessors:
-    counters, and the partial results of as many blocks, which the last one reads. It is zeros before the first call.
-    Calls may share it in turn.
+    """Return the shape of the float32 scratch of the CUDA version, for this number of multiprocessors.
+
+    It contains counters, and partial results of as many blocks for the last block to read. It must contain zeros
+    before the first call. Calls that do not overlap may share it.
     """
     return multiprocessors + 1, few.SLOT
 
@@ -152,8 +158,10 @@ def scratch_shape(multiprocessors: int) -> tuple[int, int]:
 def launches(
     q: Any, k_cache: Any, v_cache: Any, start: Any, scale: float, window: int, cap: float, out: Any, scratch: Any
 ) -> tuple[CudaLaunch, ...]:
-    """One launch, with caches from `plain_caches` and a scratch of `scratch_shape`. Raises ValueError for heads above
-    256."""
+    """Return one launch. The caches are from `plain_caches`, and `scratch` has the shape `scratch_shape`.
+
+    Raises ValueError for heads larger than 256.
+    """
     (tokens, columns), (kv_heads, context, head_dim) = q.shape, k_cache.shape
     if head_dim > LARGEST_HEAD:
         raise ValueError(f"heads are of {head_dim} numbers; on a GPU at most {LARGEST_HEAD} are wanted")
@@ -176,8 +184,10 @@ def launches(
 
 
 def work(head_dim: int, heads_per_key: int, cache_bytes: int, is_capped: bool = False) -> KernelWork:
-    """Elements are heads x positions, summed over the tokens. A key and its value, of `cache_bytes` a number, are
-    read once for the heads that share them."""
+    """Return the work of a call. Its elements are heads x positions, summed over the tokens.
+
+    A number in the cache takes `cache_bytes`. A key and its value are read once for all heads that share them.
+    """
     return KernelWork(
         flops_per_element=4.0 * head_dim + POWER_FLOPS + 3 + is_capped * (TANGENT_FLOPS + 2),
         bytes_per_element=2.0 * cache_bytes * head_dim / heads_per_key,
@@ -187,10 +197,10 @@ def work(head_dim: int, heads_per_key: int, cache_bytes: int, is_capped: bool = 
 def examples_of(
     tokens: int, threads: int, dtype: Any, slides: bool, cap: float, group: int = 3, rises: bool = False
 ) -> Any:
-    """Return examples with heads of `size`, or beyond 64 of a size that models have; `group` heads share keys and
-    values.
+    """Return a function that makes examples. Up to 64, its `size` is head_dim; beyond, head_dim is 256.
 
-    `rises`: scores rise from block to block, by more than the weights' limit, while earlier blocks still count.
+    `group` heads share keys and values. With `rises`, scores rise from block to block by more than the limit of the
+    weights, while earlier blocks still count.
     """
 
     def examples(rng: np.random.Generator, size: int) -> Arguments:
@@ -201,12 +211,12 @@ def examples_of(
         k_cache, v_cache = empty_caches(kv_heads, start + tokens + 1, head_dim, np.float32)
         k_cache[:], v_cache[:] = floats(rng, *k_cache.shape), floats(rng, *v_cache.shape)
         columns = kv_heads * group * head_dim
-        times = 1 if rises or tokens == 1 else 3  # of one token, every position counts
+        times = 1 if rises or tokens == 1 else 3  # with one token, every position must count
         q, out = times * floats(rng, tokens, columns), np.zeros((tokens, columns), np.float32)
         if rises:
             q[:, ::head_dim] = 1
             rise = np.take(RISES, np.arange(k_cache.shape[1]) * LANES // POSITIONS, mode="clip")
-            rise[start // LANES :] += RISES[1]  # a token's own position counts, among thousands
+            rise[start // LANES :] += RISES[1]  # among thousands of positions, the token's own must count
             k_cache[:, :, 0] += (head_dim**0.5 * LN_2 * rise)[:, None]
         if dtype == np.uint16:
             k_cache, v_cache = (cache.astype(np.float16).view(np.uint16) for cache in (k_cache, v_cache))
@@ -225,8 +235,11 @@ def kernel_for(
     group: int = 3,
     rises: bool = False,
 ) -> Kernel:
-    """Return the kernel. Its examples have `tokens`, `threads` and a cache of `dtype`, with scores limited by `cap`.
-    `slides`: with a window; the others: see `examples_of`."""
+    """Return the kernel.
+
+    Its examples have `tokens`, `threads` and a cache of `dtype`, and their scores are limited by `cap`. If `slides`,
+    they have a window. See `examples_of` for the other arguments.
+    """
     return Kernel(
         name="attention",
         reference=reference,

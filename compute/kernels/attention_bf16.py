@@ -1,12 +1,12 @@
-"""Attention, bf16: queries, keys, values and weights are multiplied as bfloat16, two at a time.
+"""Attention in bfloat16: queries, keys, values and weights are multiplied as bfloat16, two at a time.
 
 reference    NumPy: the same numbers, multiplied in float64
-numba        the loops of `attention` with other products: an instruction of AVX512-BF16 multiplies and adds twice as
-             many numbers as one of float32. Keys and values in the cache are float16; their last three bits, which
+numba        the loops of `attention` with different products: an instruction of AVX512-BF16 multiplies and adds twice
+             as many numbers as one of float32. Keys and values in the cache are float16. Their last three bits, which
              bfloat16 lacks, are cut off, because rounding takes twice as long. The average loss is added back once
-             for all of them. Queries and weights are rounded.
+             for all numbers together. Queries and weights are rounded.
 
-For models whose products take int8, on processors where it is faster (`cpu.BF16_PAYS`).
+It is used for models with int8 products, on processors that run it faster (`cpu.BF16_PAYS`).
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from cbtop.compute.kernels.kv_caches import POSITIONS, keys_of
 from cbtop.compute.quantization.floats import BF16
 
 U = np.uint64
-# A number m * 2^e with m in [1, 2) loses the last three of ten bits, 3.5 * 2^-10 * 2^e on average. Over all numbers
-# the average of 1 / m is 1 / (2 ln 2), because m is as often below sqrt(2) as above (Benford).
+# Cutting off the last three of ten bits of m * 2^e, with m in [1, 2), loses 3.5 * 2^-10 * 2^e on average. The average
+# of 1 / m over all numbers is 1 / (2 ln 2), because m is as often below sqrt(2) as above it (Benford).
 CUT = 1 / (1 - 3.5 * 2**-10 / (2 * np.log(2)))
 
-_ROWS, _VECTORS = 2, 2  # as in `attention_loops`
+_ROWS, _VECTORS = 2, 2  # replaced in copies of the functions, see `attention_loops`
 
 
 def _scores(
     keys: Any, first: Any, head_dim: Any, ahead: Any, scratch: Any, row: Any, query: Any, column: Any
 ) -> None:
-    """Like `attention_loops._scores`."""
+    """Do the same as `attention_loops._scores`, with numbers in pairs."""
     # compiled
     sums = zero_sums(_ROWS, _VECTORS)
     none = U(0)
@@ -69,14 +69,15 @@ def _scores(
 def _add_values(
     values: Any, first: Any, skipped: Any, count: Any, ahead: Any, scratch: Any, row: Any, output: Any, column: Any
 ) -> None:
-    """Like `attention_loops._add_values`."""
+    """Do the same as `attention_loops._add_values`, with numbers in pairs."""
     # compiled
     sums = load_sums(scratch, row, output + column, _ROWS, _VECTORS)
     none, lanes = U(0), U(LANES)
     for p in range(skipped // U(2) * U(2), count, U(2)):
         for vector in range(U(_VECTORS)):
             prefetch_to_l2(values, first + ahead, column * U(POSITIONS) + (p * U(_VECTORS) + vector * U(2)) * lanes)
-        # Unseen values are not read: the first or the last one is paired with itself, with a weight of 0.
+        # Positions outside the visible range are not read. The first or last position may have no partner. Then it is
+        # paired with itself, with a weight of 0.
         low, high = max(p, skipped), min(p + U(1), count - U(1))
         sums = add_products_of_pairs(
             sums,
@@ -95,17 +96,17 @@ def _add_values(
 def _take_query(
     q: Any, token: Any, first: Any, head_dim: Any, scale: Any, scratch: Any, row: Any, query: Any
 ) -> None:
-    """Like `attention_loops.take_query`, but packs two numbers into a word."""
+    """Do the same as `attention_loops.take_query`, but pack two numbers into each word."""
     take_query(q, token, first, head_dim, scale, scratch, row, query)
     lanes = U(LANES)
-    for i in range(U(0), head_dim, lanes + lanes):  # numbers beyond the last go into unused words
+    for i in range(U(0), head_dim, lanes + lanes):  # numbers beyond the end are written to unused words
         low, high = load_floats(scratch, row, query + i), load_floats(scratch, row, query + i + lanes)
         store_ints(scratch, row, query + i // U(2), bfloats(low, high))
 
 
 @jit_inlined
 def _weigh(scratch: Any, row: Any, state: Any) -> None:
-    """Like `attention_loops._weigh`, but packs two powers into a word."""
+    """Do the same as `attention_loops._weigh`, but pack two powers into each word."""
     lanes = U(LANES)
     less, sums = splat(np.float32(-scratch[row, state])), load_floats(scratch, row, state + lanes)
     for p in range(U(0), U(POSITIONS), lanes + lanes):
@@ -137,23 +138,28 @@ _attend_held, _attend_held_parallel = compiled_loops("_attend_bf16_held", **_OWN
 def attention_bf16(
     q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, window: int, cap: float, out: Any, scratch: Any
 ) -> None:
-    """Like `reference`. `scratch` is from `attention_loops.scratch_for`, whose threads it uses."""
+    """Compute `reference` with Numba.
+
+    `scratch` is from `attention_loops.scratch_for`; its size sets the number of threads.
+    """
     loops = (_attend_held, _attend_held_parallel) if cap else (_attend, _attend_parallel)
     attend(loops, q, (k_cache, v_cache), start, (scale * CUT, window, cap), out, scratch)
 
 
 def can_take(head_dim: int, cache_bytes: int) -> bool:
-    """Return whether it can take heads of `head_dim` dimensions, from a cache with `cache_bytes` a number."""
+    """Return whether this kernel supports heads of `head_dim` dimensions and a cache with `cache_bytes` per
+    number.
+    """
     return head_dim % 2 == 0 and cache_bytes == 2
 
 
 def reference(
     q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, window: int, cap: float, out: Any, scratch: Any
 ) -> None:
-    """Like `attention.reference`, with q * scale and weights rounded to bfloat16, and with keys and values cut to it,
-    times `CUT`. Weights are rounded as powers of two, reduced only by whole powers.
+    """Compute `attention.reference` with numbers in bfloat16. q * scale and weights are rounded to bfloat16.
 
-    k_cache, v_cache: float16 as uint16; head_dim is even.
+    Keys and values are cut to bfloat16, and multiplied by `CUT`. Weights are rounded as powers of two, reduced only
+    by whole powers. k_cache, v_cache: float16 as uint16; head_dim is even.
     """
     (kv_heads, _, head_dim, _), end = k_cache.shape, start + len(q)
     queries = _rounded(q * np.float32(scale * CUT * LOG2_E)).reshape(len(q), kv_heads, -1, head_dim)
@@ -169,19 +175,19 @@ def reference(
 
 
 def _rounded(values: Any) -> Any:
-    """Return the nearest numbers of bfloat16, as float64."""
+    """Return the nearest bfloat16 numbers, as float64."""
     flat = np.ascontiguousarray(values, np.float32).reshape(1, -1)
     return BF16.dequantize(BF16.quantize(flat)).reshape(values.shape).astype(np.float64)
 
 
 def _cut(values: Any) -> Any:
-    """Return the next numbers of bfloat16 towards zero, as float64."""
+    """Return the next bfloat16 numbers towards zero, as float64."""
     words = np.ascontiguousarray(values, np.float32).view(np.uint32)
     return (words & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
 
 
 def work(head_dim: int, heads_per_key: int, is_capped: bool = False) -> KernelWork:
-    """Like `attention.work`, for caches of float16."""
+    """Return the same as `attention.work` for caches of float16."""
     return replace(plain.work(head_dim, heads_per_key, 2, is_capped), dtype="bfloat16")
 
 
@@ -200,7 +206,7 @@ def _examples(
 def kernel_for(
     tokens: int = 1, threads: int = 1, slides: bool = False, cap: float = 0.0, group: int = 3, rises: bool = False
 ) -> Kernel:
-    """Return the kernel. It uses the examples of `attention.kernel_for`, with caches of float16."""
+    """Return the kernel. Its examples are those of `attention.kernel_for`, with caches of float16."""
     return Kernel(
         name="attention_bf16",
         reference=reference,

@@ -1,7 +1,7 @@
-"""The loops of attention, for one thread and for several, that its variants share.
+"""The loops of attention, for one thread and for several. The variants of attention share them.
 
-64 positions at a time with a running maximum and sum. Rows of the scratch, each a token's head, share every read of
-keys and values: six, and the remainder in fours or twos.
+The loops process 64 positions at a time with a running maximum and sum. Each row of the scratch belongs to one head
+of one token. Six rows share every read of keys and values, and the remaining rows share in fours or twos.
 """
 
 from __future__ import annotations
@@ -32,37 +32,44 @@ from cbtop.compute.kernels.kv_caches import POSITIONS, padded
 from cbtop.compute.memory import line_aligned_zeros
 from cbtop.compute.settings import crossovers
 
-# Rows that share a read. A processor begins two multiply-adds a cycle, and each takes four cycles. So eight registers
-# of sums just keep it busy, and more leave some slack. In pairs of rows each has two vectors. With AVX-512, whose
-# vectors are one register, each row of larger groups has two, too, except on a Zen 4: it begins one multiply-add a
-# cycle, and takes 1.16 times as long with them.
+# Numbers of rows that share a read. A processor begins two multiply-adds per cycle, and each takes four cycles. So
+# eight registers of sums just keep it busy, and more leave some slack. In pairs of rows, each row has two vectors.
+# With AVX-512, a vector is one register, and each row of a larger group also has two vectors. The exception is Zen 4:
+# it begins one multiply-add per cycle, and takes 1.16 times as long with two.
 MANY, SOME, PAIR = 6, 4, 2
 WIDE = HAS_VNNI and CPU_NAME != "znver4"
-MAX_ROWS = 64  # in one piece of work
-LOG2_E, LN_2 = math.log2(math.e), np.float32(math.log(2))  # scores are scaled for powers of two
-# LOWEST is below any score. UNSEEN, the score of an unseen position, is lower still, so that its weight is 0 even if
-# no position has been seen. An infinity would be undefined under fastmath.
+MAX_ROWS = 64  # rows in one piece of work
+# Scores are multiplied by log2(e), so that weights are powers of two.
+LOG2_E, LN_2 = math.log2(math.e), np.float32(math.log(2))
+# LOWEST is below every score. UNSEEN, the score of a position that is not visible, is even lower, so its weight is 0
+# even if no position has been visible yet. Infinity would be undefined under fastmath.
 LOWEST, UNSEEN = np.float32(-1e30), np.float32(-2e30)
-# A score may exceed the reference of the weights by this much before a higher reference replaces it. Finding the
-# largest of every block takes 4 % of all time. No weight is above 2^8, so sums of weights are far from infinite.
+# A row's reference score is subtracted from its scores. A score may exceed it by this much before a higher reference
+# replaces it, because finding the largest score of every block takes 4 % of the time. No weight is above 2^8, so sums
+# of weights stay far from infinity.
 ABOVE = np.float32(8)
-NOTHING_LEFT = np.float32(126)  # a rise by this much reduces everything before to nothing
-TIMES = 1  # values were divided by this, so sums are multiplied by it
+NOTHING_LEFT = np.float32(126)  # if scores rise by this much, everything before becomes 0
+TIMES = 1  # factor for the sums; values were divided by it
 
 
 def scratch_for(threads: int, head_dim: int) -> Any:
-    """Return float32 (threads * 64, columns): for each row its weights, its output, its query, the reference of its
-    weights, and their sums."""
+    """Return a scratch, float32 (threads * 64, columns).
+
+    Each row contains its weights, its output, its query, the reference of its weights, and the sums of its weights.
+    """
     return line_aligned_zeros((threads * MAX_ROWS, POSITIONS + 2 * padded(head_dim) + 2 * LANES), np.float32)
 
 
-_ROWS, _VECTORS = 2, 2  # sums that stay in registers; each copy of the functions below has its own numbers
+# Rows and vectors of sums that stay in registers; each copy of the functions below has its own numbers.
+_ROWS, _VECTORS = 2, 2
 
 
 def _scores(
     keys: Any, first: Any, head_dim: Any, ahead: Any, scratch: Any, row: Any, query: Any, column: Any
 ) -> None:
-    """scratch[row : row + _ROWS, column : + 16 * _VECTORS] = the queries of these rows times as many keys."""
+    """Set scratch[row : row + _ROWS, column : + 16 * _VECTORS] to the products of these rows' queries and the
+    keys.
+    """
     # compiled
     sums = zero_sums(_ROWS, _VECTORS)
     none = np.uint64(0)
@@ -78,8 +85,10 @@ def _scores(
 def _add_values(
     values: Any, first: Any, skipped: Any, count: Any, ahead: Any, scratch: Any, row: Any, output: Any, column: Any
 ) -> None:
-    """scratch[row : row + _ROWS, output + column : + 16 * _VECTORS] += the weights of these rows times `count`
-    values, except the skipped ones."""
+    """Add products to scratch[row : row + _ROWS, output + column : + 16 * _VECTORS].
+
+    They are the weights of these rows times the values of positions `skipped` to before `count`.
+    """
     # compiled
     sums = load_sums(scratch, row, output + column, _ROWS, _VECTORS)
     none, lanes = np.uint64(0), np.uint64(LANES)
@@ -91,7 +100,7 @@ def _add_values(
 
 @cache
 def of_rows(function: Any, rows: int, vectors: int) -> Any:
-    """Return `function`, compiled for this number of rows and of vectors of sums at once."""
+    """Return `function`, compiled for `rows` rows and `vectors` vectors of sums at a time."""
     own = {"_ROWS": rows, "_VECTORS": vectors}
     return jit_inlined(copy_of(function, f"{function.__name__}_of_{rows}_by_{vectors}", **own))
 
@@ -99,7 +108,8 @@ def of_rows(function: Any, rows: int, vectors: int) -> Any:
 _scores_of_six, _scores_of_four = (of_rows(_scores, rows, 2 if WIDE else 1) for rows in (MANY, SOME))
 _add_values_of_six, _add_values_of_four = (of_rows(_add_values, rows, 2 if WIDE else 1) for rows in (MANY, SOME))
 _scores_of_pair, _add_values_of_pair = of_rows(_scores, PAIR, 2), of_rows(_add_values, PAIR, 2)
-# The remainder of a head's values if it is an odd number of vectors. With one vector at once nothing remains.
+# These functions process the last vector of a head with an odd number of vectors. They are not needed for one vector
+# at a time.
 _add_last_of_six, _add_last_of_four, _add_last_of_pair = (
     of_rows(_add_values, rows, 1) for rows in (MANY, SOME, PAIR)
 )
@@ -114,12 +124,12 @@ def _first_seen(position: Any, window: Any) -> Any:
 
 @jit_inlined
 def _leave(scratch: Any, row: Any, hidden: Any, visible: Any, cap: Any) -> None:
-    """Leave scores as they are."""
+    """Do not change the scores. This function replaces `hold` in variants without a cap."""
 
 
 @jit_inlined
 def hold(scratch: Any, row: Any, hidden: Any, visible: Any, cap: Any) -> None:
-    """Limit scores of visible positions after the hidden ones to between -cap and cap."""
+    """Limit the scores from position `hidden` to before `visible` to between -cap and cap."""
     largest, inverse = np.float32(cap), np.float32(1 / cap)
     for p in range(hidden, visible):
         scratch[row, p] = largest * tangent(np.float32(scratch[row, p] * inverse))
@@ -127,8 +137,11 @@ def hold(scratch: Any, row: Any, hidden: Any, visible: Any, cap: Any) -> None:
 
 @jit_inlined
 def _rise(scratch: Any, row: Any, hidden: Any, visible: Any, head_dim: Any, output: Any, state: Any) -> None:
-    """Set all scores to UNSEEN except at visible positions after the hidden ones. If one is far above the
-    reference of the weights, the largest becomes the reference, and the sums are rescaled."""
+    """Set the scores before position `hidden` and from `visible` on to UNSEEN.
+
+    If a score is far above the reference of the weights, the largest score becomes the reference, and the sums are
+    rescaled.
+    """
     positions, lanes = np.uint64(POSITIONS), np.uint64(LANES)
     for p in range(hidden):
         scratch[row, p] = np.float32(UNSEEN)
@@ -139,7 +152,8 @@ def _rise(scratch: Any, row: Any, hidden: Any, visible: Any, head_dim: Any, outp
     for p in range(np.uint64(0), positions, lanes):
         most = larger(load_floats(scratch, row, p), most)
     if any_above(most, np.float32(before + ABOVE)):
-        largest = np.floor(largest_of(most))  # an exact power of two, so that rounding is unchanged
+        # This is a whole number, so the factor is an exact power of two and rounding is unchanged.
+        largest = np.floor(largest_of(most))
         rise = np.float32(largest - before)
         factor = exponential(np.float32(-rise * LN_2)) if rise < NOTHING_LEFT else np.float32(0)
         scratch[row, state] = largest
@@ -151,14 +165,14 @@ def _rise(scratch: Any, row: Any, hidden: Any, visible: Any, head_dim: Any, outp
 
 @jit_inlined
 def take_query(q: Any, token: Any, first: Any, head_dim: Any, scale: Any, scratch: Any, row: Any, query: Any) -> None:
-    """scratch[row, query : query + head_dim] = a head's query times the scale."""
+    """Set scratch[row, query : query + head_dim] to a head's query times `scale`."""
     for i in range(head_dim):
         scratch[row, query + i] = q[token, first + i] * np.float32(scale)
 
 
 @jit_inlined
 def _weigh(scratch: Any, row: Any, state: Any) -> None:
-    """Turn scores into powers of two. UNSEEN becomes 0."""
+    """Turn a row's scores into powers of two, and add them to its sums. UNSEEN becomes 0."""
     positions, lanes = np.uint64(POSITIONS), np.uint64(LANES)
     less, sums = splat(np.float32(-scratch[row, state])), load_floats(scratch, row, state + lanes)
     for p in range(np.uint64(0), positions, lanes):
@@ -170,23 +184,24 @@ def _weigh(scratch: Any, row: Any, state: Any) -> None:
 
 @jit_inlined
 def _columns(head_dim: Any) -> Any:
-    """Return the padded size of a head, and the columns of the scratch where output, query and state begin."""
+    """Return the padded size of a head, and the scratch columns of output, query and state."""
     lanes = np.uint64(LANES)
     size = (head_dim + lanes - np.uint64(1)) // lanes * lanes
     output = np.uint64(POSITIONS)
     return size, output, output + size, output + size + size
 
 
-# A variant has a copy of the functions from here to `attend_any` with its own of these and of the products above.
-_held = _leave  # `hold` for scores with a cap
+# Each variant has its own copy of the functions from `_take_rows` to `attend_any`, with its own `_held` and its own
+# products.
+_held = _leave  # variants with a cap use `hold`
 
 
 def _take_rows(q: Any, scale: Any, piece: Any, head_dim: Any, scratch: Any, base: Any) -> None:  # compiled
-    """Take the queries of a piece's rows into the scratch, with sums of zero."""
+    """Store the queries of the rows of one piece of work in the scratch, and set the rows' sums to zero."""
     first_token, first_head, heads, rows = piece
     size, output, query, state = _columns(head_dim)
     lanes, pair = np.uint64(LANES), np.uint64(PAIR)
-    for one in range((rows + np.uint64(1)) // pair * pair):  # rows that share are an even number
+    for one in range((rows + np.uint64(1)) // pair * pair):  # rows that share reads are even in number
         for i in range(np.uint64(2) * size):
             scratch[base + one, output + i] = np.float32(0)
         scratch[base + one, state] = np.float32(LOWEST)
@@ -200,7 +215,7 @@ def _take_rows(q: Any, scale: Any, piece: Any, head_dim: Any, scratch: Any, base
 def _multiply_keys(
     together: Any, keys: Any, group: Any, head_dim: Any, ahead: Any, scratch: Any, at: Any, seen: Any
 ) -> None:  # compiled
-    """Set the scores of `together` rows for the seen ones of the positions with keys from `group` on."""
+    """Set the scores of `together` rows for the positions in `seen`. The keys begin at `group`."""
     skipped, count = seen
     lanes, query = np.uint64(LANES), _columns(head_dim)[2]
     at_once = lanes + lanes if together == np.uint64(PAIR) or WIDE else lanes
@@ -215,7 +230,7 @@ def _multiply_keys(
 
 
 def _weigh_rows(scratch: Any, base: Any, head_dim: Any, p: Any, rows: Any, heads: Any, scores: Any) -> None:
-    """Turn the scores of rows, padding rows included, into weights."""  # compiled
+    """Turn the scores of the rows into weights, including the padding rows."""  # compiled
     first, end, first_position, first_head = rows
     _, window, cap = scores
     size, output, _, state = _columns(head_dim)
@@ -228,7 +243,7 @@ def _weigh_rows(scratch: Any, base: Any, head_dim: Any, p: Any, rows: Any, heads
         _held(scratch, base + one, hidden, visible, cap)
         _rise(scratch, base + one, hidden, visible, size, output, state)
         of_token += np.uint64(1)
-        if of_token == heads:  # divisions, one for each row, took 5 % of all
+        if of_token == heads:  # dividing once for each row took 5 % of the time
             position, of_token = position + np.uint64(1), np.uint64(0)
     for one in range(first, end):
         _weigh(scratch, base + one, state)
@@ -237,7 +252,7 @@ def _weigh_rows(scratch: Any, base: Any, head_dim: Any, p: Any, rows: Any, heads
 def _multiply_values(
     together: Any, values: Any, first: Any, head_dim: Any, ahead: Any, scratch: Any, at: Any, seen: Any
 ) -> None:  # compiled
-    """Add the seen values from `first` on, times their weights, to the outputs of `together` rows."""
+    """Add the values of the positions in `seen`, times their weights, to the outputs of `together` rows."""
     skipped, count = seen
     size, output, _, _ = _columns(head_dim)
     lanes = np.uint64(LANES)
@@ -263,7 +278,10 @@ def _multiply_values(
 def _attend_positions(
     keys: Any, values: Any, place: Any, piece: Any, scores: Any, head_dim: Any, scratch: Any, base: Any
 ) -> None:  # compiled
-    """Add to a piece's rows what they see of the positions from `p` on that are processed together."""
+    """Process the block of positions that begins at `p`, for the rows of one piece of work.
+
+    Its visible positions are added to the outputs of the rows.
+    """
     kv_head, context, p, ahead = place
     first_token, _, heads, rows = piece
     start, window, _ = scores
@@ -288,7 +306,7 @@ def _attend_positions(
 
 
 def _write_rows(out: Any, piece: Any, head_dim: Any, scratch: Any, base: Any) -> None:  # compiled
-    """Write the outputs of a piece's rows, divided by the sums of their weights."""
+    """Write the outputs of the rows of one piece of work to `out`, divided by the sums of their weights."""
     first_token, first_head, heads, rows = piece
     _, output, _, state = _columns(head_dim)
     for one in range(rows):
@@ -303,8 +321,10 @@ def attend_any(  # compiled
     q: Any, keys: Any, values: Any, begin: Any, groups: Any, dimensions: Any, pieces: Any, scale: Any, width: Any,
     cap: Any, out: Any, scratch: Any, chunk: Any, chunks: Any,
 ) -> None:  # fmt: skip
-    """Do every `chunks`-th piece of work, from `chunk` on: the heads of one of the parts of a group, for some
-    tokens."""
+    """Do every `chunks`-th piece of work, beginning with number `chunk`.
+
+    A piece is, for some tokens, the heads of one part of a group.
+    """
     start, kv_heads, head_dim, parts = np.uint64(begin), np.uint64(groups), np.uint64(dimensions), np.uint64(pieces)
     context, group = np.uint64(values.shape[0]) // kv_heads, np.uint64(q.shape[1]) // head_dim // kv_heads
     tokens, positions, window = np.uint64(q.shape[0]), np.uint64(POSITIONS), np.uint64(width)
@@ -323,8 +343,8 @@ def attend_any(  # compiled
         end = start + first_token + (rows - np.uint64(1)) // heads + np.uint64(1)
         begin_of_all = _first_seen(start + first_token, window) // positions * positions
         for p in range(begin_of_all, end, positions):
-            # Prefetch the next part, of this head or the next one, line by line and only into L2: L1 is full of the
-            # present part.
+            # Prefetch the next block of positions, of this head or the next one, line by line. Prefetch only into L2,
+            # because L1 is full of the present block.
             ahead = positions if p + positions < end else context + begin_of_all - p
             place = kv_head, context, p, ahead
             _attend_positions(keys, values, place, piece, (start, window, cap), head_dim, scratch, base)
@@ -341,10 +361,12 @@ def attend_any_parallel(  # compiled
 
 
 def compiled_loops(name: str, **own: Any) -> tuple[Any, Any]:
-    """Return the loop of a variant for one thread, called `name`, and the one for several. `own` replaces functions
-    and numbers above."""
+    """Return two loops of a variant: one for a single thread, called `name`, and one for several threads.
+
+    `own` replaces functions and numbers above.
+    """
     parts = _take_rows, _multiply_keys, _weigh_rows, _multiply_values, _attend_positions, _write_rows
-    for part in parts:  # `_attend_positions` calls those before it
+    for part in parts:  # `_attend_positions` calls the functions before it in this tuple
         own[part.__name__] = jit_inlined(copy_of(part, f"{part.__name__}_of{name}", **own))
     alone = jit(copy_of(attend_any, name, **own))
     return alone, jit_parallel(copy_of(attend_any_parallel, f"{name}_parallel", attend_any=alone))
@@ -354,8 +376,10 @@ def attend(
     loops: tuple[Any, Any], q: Any, caches: tuple[Any, Any], start: int, scores: tuple[float, int, float], out: Any,
     scratch: Any,
 ) -> None:  # fmt: skip
-    """Run the loop for one thread, or the one for all threads of `scratch` if there is enough work. `scores`: their
-    scale, window and cap."""
+    """Run the loop for one thread, or with enough work the loop for all threads of `scratch`.
+
+    `scores` is a tuple of scale, window and cap.
+    """
     (k_cache, v_cache), (scale, window, cap) = caches, scores
     kv_heads, _, head_dim, _ = k_cache.shape
     tokens, columns = q.shape
@@ -363,7 +387,7 @@ def attend(
     seen = min(start + tokens, window) if window else start + tokens
     threads = scratch.shape[0] // MAX_ROWS
     chunks = threads if threads > 1 and columns * tokens * seen >= crossovers().attention_products else 1
-    # A group is divided if there are fewer groups than threads, or if its heads are more rows than fit.
+    # Divide groups if there are fewer groups than threads, or if the heads of a group have more rows than fit.
     parts = max(min(group, -(-chunks // kv_heads)), -(-group // MAX_ROWS))
     keys, values = k_cache.reshape(-1, LANES), v_cache.reshape(-1, v_cache.shape[2])
     own = start, kv_heads, head_dim, parts, scale * LOG2_E, window, cap * LOG2_E

@@ -1,4 +1,4 @@
-"""The form of a kernel: its reference, its fast version, its work, and example inputs."""
+"""The class of a kernel, which contains its reference, its fast version, its work and its example inputs."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ import numpy as np
 from cbtop.compute.contracts import Contract
 from cbtop.compute.cuda.launches import CudaKernel
 
-FLOAT_BYTES = 4  # all activations and norms are float32
+FLOAT_BYTES = 4  # bytes of a number; all activations and norms are float32
 
 Arguments = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class KernelWork:
-    """Operations and bytes of one call with n elements: per_call + n * per_element. `dtype`: the type that it
-    multiplies."""
+    """The operations and bytes of one call with n elements, each as per_call + n * per_element.
+
+    `dtype` is the type that the kernel multiplies.
+    """
 
     flops_per_call: float = 0.0
     flops_per_element: float = 0.0
@@ -29,7 +31,10 @@ class KernelWork:
 
 
 def everything(arguments: Arguments, turn: int) -> Arguments:
-    """The `narrow` of a kernel with a reference cheap enough to run on all of its input."""
+    """Return all arguments.
+
+    This is the `narrow` of kernels with a reference that is fast enough for all of their input.
+    """
     return arguments
 
 
@@ -37,15 +42,16 @@ def everything(arguments: Arguments, turn: int) -> Arguments:
 class Kernel:
     """One operation.
 
-    `reference` (NumPy, the definition) and `implementation` (Numba) take the same arguments and write into those at
-    the positions `outputs`; nothing is returned or allocated. `work` computes the KernelWork from shapes; its
-    parameters are the kernel's own. `contract` says what holds before and after a call, and how far the two may
-    differ, in float32. `examples` makes arguments of about `size` elements a dimension. `parallel` says whether it
-    may use all threads of the backend; other kernels run on one. `narrow` reduces arguments to what the reference can
-    do quickly: the same operation on fewer rows, different ones in each turn. `parts` gives the kernels that a fused
-    kernel consists of, in order, each with its arguments.
-    `cuda`: its version for a GPU, or None. `by_token` are the places of the arguments with a row for each token;
-    empty if a token cannot be a call of its own.
+    `reference` (in NumPy) defines the result, and `implementation` (in Numba) computes it. Both take the same
+    arguments and write to the arguments at the positions `outputs`. They return and allocate nothing. `work` computes
+    the KernelWork from shapes; its parameters depend on the kernel. `contract` states what must be true before and
+    after a call, and how far the two versions may differ, in float32. `examples` makes arguments with about `size`
+    elements per dimension. `parallel` is whether the kernel may use all threads of the backend; other kernels run on
+    one thread. `narrow` reduces arguments to the same operation on fewer rows, so that the reference is quick. Each
+    turn selects different rows. `parts` returns the kernels that a fused kernel consists of, in order, each with its
+    arguments.
+    `cuda` is the version for a GPU, or None. `by_token` contains the positions of the arguments that have a row for
+    each token. It is empty if a token cannot be computed alone.
     """
 
     name: str
@@ -62,7 +68,7 @@ class Kernel:
     cuda: CudaKernel | None = None
 
     def single_tokens(self, arguments: Arguments) -> Iterator[Arguments]:
-        """Yield the arguments of a call for each token, as views."""
+        """Yield, for each token, the arguments of a call for that token alone, as views."""
         names = self.contract.arguments
         start = names.index("start") if "start" in names else None
         for token in range(len(arguments[self.by_token[0]])):
@@ -78,7 +84,7 @@ Part = tuple[Kernel, Arguments]
 
 
 def with_copies(arguments: Arguments, places: Collection[int]) -> Arguments:
-    """Return the arguments, with copies of those at `places`."""
+    """Return the arguments, with those at `places` replaced by copies."""
     copied = list(arguments)
     for place in places:
         copied[place] = copied[place].copy()
@@ -86,11 +92,11 @@ def with_copies(arguments: Arguments, places: Collection[int]) -> Arguments:
 
 
 def check_floats(x: Any) -> None:
-    """Raise ValueError if `x` is not float32, because vector code would misread other numbers."""
+    """Raise ValueError if `x` is not float32, because vectorised code would misread its numbers."""
     if x.dtype != np.float32:
         raise ValueError(f"activations are {x.dtype}; float32 are wanted: give x.astype(np.float32)")
 
 
 def floats(rng: np.random.Generator, *shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return normal random float32 of `shape`, for examples."""
+    """Return random float32 numbers of a normal distribution, for examples."""
     return rng.standard_normal(shape, dtype=np.float32)

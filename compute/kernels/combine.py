@@ -1,7 +1,7 @@
 """Combine: the weighted sum of the outputs of each token's experts.
 
 reference    NumPy, float64
-numba        one expert after another in the order of their weights, largest first
+numba        adds one expert after another, the largest weight first
 cuda         a thread per number
 """
 
@@ -18,14 +18,17 @@ from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWor
 
 
 def reference(outputs: Any, places: Any, weights: Any, out: Any) -> None:
-    """out[t] = sum over j of weights[t, j] * outputs[places[t, j]]; outputs float32 (tokens * used, hidden), places
-    int64 and weights float32 (tokens, used), out float32 (tokens, hidden)."""
+    """Set out[t] = sum over j of weights[t, j] * outputs[places[t, j]].
+
+    outputs: float32 (tokens * used, hidden); places: int64 and weights: float32 (tokens, used); out: float32 (tokens,
+    hidden).
+    """
     out[:] = (outputs[places].astype(np.float64) * weights[..., None]).sum(axis=1)
 
 
 @jit
 def combine(outputs: Any, places: Any, weights: Any, out: Any) -> None:
-    """Like `reference`."""
+    """Compute `reference` with Numba."""
     columns = np.uint64(out.shape[1])
     for t in range(np.uint64(out.shape[0])):
         for j in range(np.uint64(places.shape[1])):
@@ -59,13 +62,13 @@ KERNEL combine(const float* outputs, const int64_t* places, const float* weights
 
 
 def launches(outputs: Any, places: Any, weights: Any, out: Any) -> tuple[CudaLaunch, ...]:
-    """A thread for each output."""
+    """Return one launch with a thread for each output."""
     sizes = np.int32(out.shape[1]), np.int32(places.shape[1]), np.int64(out.size)
     return (CudaLaunch(CUDA, "combine", *of_each(out.size), (outputs, places, weights, out, *sizes)),)
 
 
 def work(used: int) -> KernelWork:
-    """Elements are outputs: for each expert a value is read, multiplied and added."""
+    """Return the work of a call. Its elements are outputs. For each expert a value is read, multiplied and added."""
     return KernelWork(flops_per_element=2.0 * used - 1.0, bytes_per_element=FLOAT_BYTES * (used + 1.0))
 
 

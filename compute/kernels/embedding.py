@@ -1,8 +1,8 @@
-"""Embedding: one row of the embedding matrix a token, dequantised, and scaled if the model scales embeddings.
+"""Embedding: for each token, one row of the embedding matrix, dequantised, and scaled if the model scales embeddings.
 
 reference    dequantises the rows with NumPy
-numba        the row dequantiser of the weight's format, straight into the output
-cuda         from planes, eight weights a thread
+numba        the row dequantiser of the weight's format writes directly to the output
+cuda         reads planes, eight weights per thread
 """
 
 from __future__ import annotations
@@ -26,11 +26,15 @@ from cbtop.compute.quantization.q6_k import Q6_K
 
 
 def reference(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> None:
-    """out[t] = scale * W[tokens[t]]; W uint8 (vocabulary, row_bytes), tokens int64, out float32 (tokens, hidden)."""
+    """Set out[t] = scale * W[tokens[t]].
+
+    weights (W): uint8 (vocabulary, row_bytes); tokens: int64; out: float32 (tokens, hidden).
+    """
     out[:] = scale * FORMATS[code].dequantize(weights[tokens]).astype(np.float64)
 
 
-_dequantize_row = F32.dequantize_row  # each format has a copy of the code below with its own function
+# Each format has a copy of the code below, with its own function in place of this one.
+_dequantize_row = F32.dequantize_row
 
 
 def _embedding(weights: Any, tokens: Any, out: Any) -> None:
@@ -53,7 +57,7 @@ def _scale(out: Any, scale: Any) -> None:
 
 
 def embedding(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> None:
-    """Like `reference`. Raises ValueError for an unknown format code."""
+    """Compute `reference` with Numba. Raises ValueError for an unknown format code."""
     _COMPILED[known(code)](weights, tokens, out)
     if scale != 1:
         _scale(out, np.float32(scale))
@@ -84,7 +88,7 @@ CUDA_THREADS = 128
 
 
 def _together(block_format: BlockFormat) -> int:
-    """Return the number of weights of a thread."""
+    """Return the number of weights that each thread dequantises."""
     return 8 if block_format.block_elements > 1 else 1
 
 
@@ -109,7 +113,7 @@ def _weights_in(code: int, size_bytes: int) -> int:
 
 
 def launches(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> Sequence[CudaLaunch]:
-    """A row of blocks for each token. Tokens are int32 or int64."""
+    """Return one launch with a row of blocks for each token. Tokens are int32 or int64."""
     count, columns = out.shape
     blocks = -(-columns // (CUDA_THREADS * _together(FORMATS[code])))
     entry = f"embedding_{8 * tokens.dtype.itemsize}"
@@ -119,7 +123,10 @@ def launches(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> Se
 
 
 def work(matrix: QuantizedMatrix | InterleavedMatrix, is_scaled: bool) -> KernelWork:
-    """Elements are outputs, tokens x hidden; one multiplication by a block's scale, one by the embedding scale."""
+    """Return the work of a call. Its elements are outputs, tokens x hidden.
+
+    Each takes one multiplication by a block's scale, and one by the embedding scale.
+    """
     return KernelWork(
         flops_per_element=float(matrix.format.block_elements > 1) + is_scaled,
         bytes_per_element=FLOAT_BYTES + matrix.format.block_bytes / matrix.format.block_elements,
@@ -133,16 +140,16 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
 
 
 def _scale_of(size: int) -> float:
-    return 1.0 + size % 2  # some examples have none
+    return 1.0 + size % 2  # 1, for no scaling, in some examples
 
 
 def interleaved_reference(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> None:
-    """Like `reference`; `weights` are interleaved."""
+    """Compute `reference` for interleaved weights."""
     reference(code, rows_of(FORMATS[code], weights, tokens), np.arange(len(tokens)), scale, out)
 
 
 def interleaved_embedding(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> None:
-    """Like `interleaved_reference`."""
+    """Compute `interleaved_reference` with Numba."""
     embedding(code, rows_of(FORMATS[code], weights, tokens), np.arange(len(tokens)), scale, out)
 
 

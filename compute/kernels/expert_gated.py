@@ -1,8 +1,8 @@
-"""Expert gated: gate and up of each of a token's experts, and SwiGLU of both, in one call.
+"""Expert gated: for each of a token's experts, the products gate and up, and SwiGLU of both, in one call.
 
-reference    gated, expert by expert
-numba        the same
-cuda         one launch of all, as expert_linear
+reference    calls `gated` for one expert after another
+numba        calls `gated` for one expert after another
+cuda         one launch for all experts, as in expert_linear
 """
 
 from __future__ import annotations
@@ -57,13 +57,14 @@ def reference(
 ) -> None:  # fmt: skip
     """Compute `gated` for each pair p, with x[p] and the weights of experts[p].
 
-    gate, up and out are float32 (pairs, rows). weights, experts and x are the same as in `expert_linear`."""
+    gate, up and out are float32 (pairs, rows). weights, experts and x are the same as in `expert_linear`.
+    """
     for kernel, call in parts((gate_code, gate_weights, up_code, up_weights, experts, x, gate, up, out, scratch)):
         kernel.reference(*call)
 
 
 def expert_gated(*arguments: Any) -> None:
-    """Like `reference`. The formats of float products must prepare x in the same way (`can_share`)."""
+    """Compute `reference` with Numba. Formats of float products must prepare x in the same way (`can_share`)."""
     for call in _calls(arguments):
         gated.gated(*call)
 
@@ -81,7 +82,7 @@ def _calls(arguments: Arguments) -> list[Arguments]:
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
-    """Return the products of a call, each pair's followed by its SwiGLU."""
+    """Return the products of a call. The products of each pair are followed by its SwiGLU."""
     return tuple(part for call in _calls(arguments) for part in gated.parts(call))
 
 
@@ -105,7 +106,7 @@ KERNEL expert_gated({expert_parameters("gate")},
 
 @cache
 def module_of(code: int) -> CudaModule:
-    """Return the CUDA C++ of gate and up of a format, with unrounded activations."""
+    """Return the CUDA C++ of gate and up for weights of a format and activations that are not rounded."""
     block_format = FORMATS[code]
     name = f"expert_gated_{block_format.name.lower()}"
     return CudaModule(name, source_of([block_format], [_entry(block_format)]))
@@ -113,14 +114,16 @@ def module_of(code: int) -> CudaModule:
 
 @cache
 def module_in_turn(codes: tuple[int, int], shape: turns.ThreadShape) -> CudaModule:
-    """Return the CUDA C++ for activations in int8, with a row's threads in that shape."""
+    """Return the CUDA C++ for activations in int8. `shape` describes the threads of a row."""
     formats = [FORMATS[code] for code in codes]
     return turns.module("gated_in_turn", formats, shape, ["gate", "up"], "out", of_experts=True)
 
 
 def launches(*arguments: Any) -> Sequence[Launch]:
-    """One launch for all pairs, after the activations' codes if these are int8. With unrounded activations and
-    weights of two formats, two products and SwiGLU."""
+    """Return one launch for all pairs. For int8 the launch that quantizes the activations precedes it.
+
+    If activations are not rounded and the weights have two formats, return two products and SwiGLU.
+    """
     gate_code, gate_weights, up_code, up_weights, experts, x, gate, up, out, scratch = arguments
     (pairs, rows), columns = out.shape, x.shape[1]
     both = *expert_arguments(gate_weights, gate), *expert_arguments(up_weights, up)
@@ -146,7 +149,7 @@ def launches(*arguments: Any) -> Sequence[Launch]:
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """Return the same call for some rows, which are the same in all matrices."""
+    """Return the same call for some rows. The rows are the same in all matrices."""
     gate_code, gate_weights, up_code, up_weights, experts, x, *outs, scratch = arguments
     rows = rows_of((gate_code, gate_weights, experts, x, outs[0], scratch), turn)
     gate_weights, up_weights = (np.ascontiguousarray(one[:, rows]) for one in (gate_weights, up_weights))
@@ -154,8 +157,11 @@ def narrow(arguments: Arguments, turn: int) -> Arguments:
 
 
 def work(gate: Matrix, up: Matrix, pairs: int) -> KernelWork:
-    """Elements are outputs, pairs x rows; the matrices are one expert's. Each pair's are read once a call, like the
-    one row of activations."""
+    """Return the work of a call. Its elements are outputs, pairs x rows.
+
+    `gate` and `up` are the matrices of one expert. The matrices of each pair are read once per call, as is the one
+    row of activations.
+    """
     after = activation.work()
     return KernelWork(
         flops_per_element=4.0 * gate.columns + after.flops_per_element,
@@ -172,7 +178,7 @@ def _examples(codes: Sequence[int], threads: int, is_int8: bool) -> Callable[...
         for code in codes:
             matrices += [code, example_matrices(FORMATS[code], rng, (rows, columns), is_int8)]
         experts = np.sort(rng.permutation(expert_linear.COUNT)[:PAIRS])
-        x = floats(rng, PAIRS, columns) * np.float32(columns**-0.5)  # products near 1
+        x = floats(rng, PAIRS, columns) * np.float32(columns**-0.5)  # so that products are near 1
         outs = [np.zeros((PAIRS, rows), np.float32) for _ in range(3)]
         return (*matrices, experts, x, *outs, example_scratch(columns, threads, is_int8))
 
@@ -180,7 +186,7 @@ def _examples(codes: Sequence[int], threads: int, is_int8: bool) -> Callable[...
 
 
 def kernel_for(codes: tuple[int, int], threads: int = 1, is_int8: bool = False) -> Kernel:
-    """Return the kernel for weights of two formats; its examples use `threads`."""
+    """Return the kernel for weights of two formats. Its examples use `threads` threads."""
     formats = dict.fromkeys(FORMATS[code].name.lower() for code in codes)
     return Kernel(
         name=f"{'_'.join(formats)}_expert_gated{'_int8' * is_int8}",

@@ -1,10 +1,10 @@
 """Expert linear: y = W x for each of a token's experts, with the weights of the experts that a router has chosen.
 
-reference    linear, expert by expert
-numba        the same
-cuda         one launch of all; each block reads the number of its expert, so that a graph can run again with others
+reference    calls `linear` for one expert after another
+numba        calls `linear` for one expert after another
+cuda         one launch for all; each block reads the number of its expert, so a graph can run with different experts
 
-A pair is the token and one of its experts.
+A pair is a token and one of its experts.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.interleaved import ROWS, InterleavedMatrix, Matrix
 
 NO_BIAS = np.zeros(0, np.float32)
-COUNT, PAIRS = 5, 3  # experts of examples, and how many of them are chosen
+COUNT, PAIRS = 5, 3  # number of experts in examples, and number of pairs
 
 
 def reference(code: int, weights: Any, experts: Any, x: Any, out: Any, scratch: Any) -> None:
-    """out[p] is the result of `linear` or, with an Int8Scratch, `linear_int8` for x[p] and weights[experts[p]].
+    """Set out[p] to the result of `linear` or, with an Int8Scratch, `linear_int8` for x[p] and weights[experts[p]].
 
     weights: uint8 (all experts, rows, row_bytes); experts: int64 (pairs,); x: float32 (pairs, columns), or one row
-    for all; out: float32 (pairs, rows).
+    for all pairs; out: float32 (pairs, rows).
     """
     for kernel, call in parts((code, weights, experts, x, out, scratch)):
         kernel.reference(*call)
 
 
 def expert_linear(code: int, weights: Any, experts: Any, x: Any, out: Any, scratch: Any) -> None:
-    """Like `reference`."""
+    """Compute `reference` with Numba."""
     for kernel, call in parts((code, weights, experts, x, out, scratch)):
         kernel.implementation(*call)
 
@@ -71,7 +71,7 @@ def parts(arguments: Arguments) -> tuple[Part, ...]:
 
 
 def row_of(x: Any, pair: int) -> Any:
-    """Return the activations of a pair, (1, columns)."""
+    """Return the activations of a pair, an array (1, columns)."""
     return x[pair : pair + 1] if len(x) > 1 else x
 
 
@@ -98,17 +98,17 @@ MODULES = {code: _module(one) for code, one in FORMATS.items()}
 
 @cache
 def module_in_turn(code: int, shape: turns.ThreadShape) -> CudaModule:
-    """Return the CUDA C++ for activations in int8, with a row's threads in that shape."""
+    """Return the CUDA C++ for activations in int8. `shape` describes the threads of a row."""
     return turns.module("linear_in_turn", [FORMATS[code]], shape, ["out"], of_experts=True)
 
 
 def step_of(x: Any) -> Any:
-    """Return the distance between the activations of two pairs."""
+    """Return the distance between the activations of two pairs, in numbers."""
     return np.int32(x.shape[1] if len(x) > 1 else 0)
 
 
 def launches(code: int, weights: Any, experts: Any, x: Any, out: Any, scratch: Any) -> Sequence[CudaLaunch]:
-    """One launch for all pairs, after the activations' codes if these are int8."""
+    """Return one launch for all pairs. For int8 the launch that quantizes the activations precedes it."""
     (pairs, rows), columns = out.shape, x.shape[1]
     own = *expert_arguments(weights, out), experts, step_of(x)
     if not isinstance(scratch, Int8Scratch):
@@ -124,8 +124,10 @@ def launches(code: int, weights: Any, experts: Any, x: Any, out: Any, scratch: A
 
 
 def work(weight: Matrix, pairs: int, rows_of_x: int) -> KernelWork:
-    """Elements are outputs, pairs x rows; `weight` is one expert's. Each pair's weights and x are read once a
-    call."""
+    """Return the work of a call. Its elements are outputs, pairs x rows. `weight` is the matrix of one expert.
+
+    The weights and the activations of each pair are read once per call.
+    """
     return KernelWork(
         flops_per_element=2.0 * weight.columns,
         bytes_per_call=float(pairs * weight.size_bytes),
@@ -135,14 +137,14 @@ def work(weight: Matrix, pairs: int, rows_of_x: int) -> KernelWork:
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """Return the same call for some rows, which are the same for all experts."""
+    """Return the same call for some rows. The rows are the same for all experts."""
     code, weights, experts, x, out, scratch = arguments
     rows = rows_of(arguments, turn)
     return code, np.ascontiguousarray(weights[:, rows]), experts, x, out[:, rows], scratch
 
 
 def rows_of(arguments: Arguments, turn: int) -> Any:
-    """Return the rows that `narrow` keeps of a linear kernel's weights."""
+    """Return the numbers of the rows that `narrow` keeps."""
     code, weights, _, x, out, scratch = arguments
     kernel = (linear_int8.LINEAR_INT8 if isinstance(scratch, Int8Scratch) else linear.LINEAR)[code]
     return kernel.narrow((code, np.arange(weights.shape[1]), NO_BIAS, x, out, scratch), turn)[1]
@@ -151,18 +153,21 @@ def rows_of(arguments: Arguments, turn: int) -> Any:
 def example_matrices(
     block_format: BlockFormat, rng: np.random.Generator, shape: tuple[int, int], is_int8: bool
 ) -> Any:
-    """Return weights of COUNT experts of that shape, uint8 (experts, rows, row_bytes); interleaved for int8."""
+    """Return weights of COUNT experts, uint8 (experts, rows, row_bytes), interleaved for int8.
+
+    `shape` is rows, columns.
+    """
     rows, columns = shape
     matrix = QuantizedMatrix.of(block_format, floats(rng, COUNT * rows, columns))
     return (InterleavedMatrix.of(matrix) if is_int8 else matrix).data.reshape(COUNT, rows, -1)
 
 
 def example_sizes(codes: Sequence[int], size: int, is_int8: bool) -> tuple[int, int]:
-    """Return rows and columns that matrices of these formats can have."""
+    """Return numbers of rows and columns that are valid for matrices of all these formats."""
     rows = ROWS * (1 + size // 16) if is_int8 else size + 3
     columns = 256 * (1 + size // 128)
     if all(FORMATS[code].block_elements < 256 for code in codes):
-        columns += 160  # a number that no power of two divides
+        columns += 160  # makes the number of columns not divisible by large powers of two
     return rows, columns
 
 
@@ -178,12 +183,12 @@ def _examples(block_format: BlockFormat, threads: int, is_int8: bool) -> Callabl
 
 
 def example_scratch(columns: int, threads: int, is_int8: bool) -> Any:
-    """Return the scratch for the activations of examples."""
+    """Return a scratch for the activations of examples."""
     return Int8Scratch.of(PAIRS, columns, threads) if is_int8 else np.zeros((threads, columns), np.float32)
 
 
 def kernel_for(block_format: BlockFormat, threads: int = 1, is_int8: bool = False) -> Kernel:
-    """Return the kernel for weights of one format; its examples use `threads`."""
+    """Return the kernel for weights of one format. Its examples use `threads` threads."""
     code = block_format.code
     modules = (QUANTIZE, module_in_turn(code, turns.ThreadShape(4, 1))) if is_int8 else (MODULES[code],)
     return Kernel(

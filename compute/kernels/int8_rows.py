@@ -1,7 +1,8 @@
 """The compiled rows of products in int8, for each format: sixteen rows at a time, from interleaved weights.
 
-A format is unpacked 32 columns at a time, block by block, or with factors for each 16 columns. One token reads
-weights as they are. Four tokens share weights that are spread to bytes once.
+A format is unpacked block by block, or 32 columns at a time; some formats have factors for each 16 columns. For one
+token the weights are unpacked as they are read. For four tokens they are unpacked to bytes once, and the tokens share
+them.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from cbtop.compute.quantization.unpacking import ask_ahead, ask_out_of_order
 
 U = np.uint64
 LINE = 64  # bytes
-SCALES = 8 * LINE  # the offset of the factors, after the weights of 32 columns of sixteen rows, a byte each
+SCALES = 8 * LINE  # offset of the factors, which follow the weights: 32 columns of sixteen rows, one byte per weight
 SPREAD = SCALES + 2 * LINE
-STRETCH = 32  # times 32 columns that are spread at once: 20 KiB, which stay in L1
+STRETCH = 32  # number of blocks of 32 columns that are unpacked at once: they take 20 KiB and stay in L1
 
 
 @jit_inlined
@@ -50,7 +51,7 @@ def _with_minimum(products: Any, factors: Any, token: Any, block: Any, scale: An
 def _without_minimum(
     products: Any, factors: Any, token: Any, block: Any, scale: Any, minimum: Any, total: Any
 ) -> Any:
-    """Like `_with_minimum`, but for LESS_128, whose products already include the minimum."""
+    """Do the same as `_with_minimum` if LESS_128 is set, because the products then include the minimum."""
     return multiply_add(multiply(to_floats(products), splat(factors[token, block * U(FACTORS)])), scale, total)
 
 
@@ -83,18 +84,18 @@ def _less_32(low: Any, high: Any, factors: Any, token: Any, block: Any, first: A
     return _half_less_32(high, factors, token, block, U(1), last, total)
 
 
-_LARGEST = 15  # the largest weight from `_unpack`; each format has its own
+_LARGEST = 15  # the largest weight that `_unpack` returns; each format has its own
 
 
 def _add_with_minimum(found: Any, codes: Any, factors: Any, t: Any, block: Any, total: Any) -> Any:  # compiled
-    """total + scale * (weights . x) - minimum * (sum of x): one scale and one minimum for 32 columns."""
+    """Return total + scale * (weights . x) - minimum * (sum of x). Each 32 columns have one scale and one minimum."""
     q, r, s, u, a, b, c, d, scale, minimum = found
     (sums,) = sums_of_products((q, r, s, u, a, b, c, d), codes, t, block * U(BLOCK), 1, _LARGEST)
     return _with_minimum(sums, factors, t, block, scale, minimum, total)
 
 
 def _add_four_with_minimum(panel: Any, at: Any, codes: Any, factors: Any, t: Any, block: Any, totals: Any) -> Any:
-    """Like `_add_with_minimum`, for four tokens. `_spread` has stored the weights in `panel`."""  # compiled
+    """Do `_add_with_minimum` for four tokens, with weights that `_spread` stored in `panel`."""  # compiled
     scale = load_floats(panel, U(0), at + U(SCALES))
     minimum = load_floats(panel, U(0), at + U(SCALES + LINE))
     sums = sums_of_loaded(8, panel, at, codes, t, block * U(BLOCK), 4, _LARGEST)
@@ -107,7 +108,7 @@ def _add_four_with_minimum(panel: Any, at: Any, codes: Any, factors: Any, t: Any
 
 
 def _add_four_less_32(panel: Any, at: Any, codes: Any, factors: Any, t: Any, block: Any, totals: Any) -> Any:
-    """Like `_add_four_with_minimum`, for (weights - 32) . x. Each 16 columns have a scale, no minimum."""  # compiled
+    """Add the products of four tokens with weights - 32. Each 16 columns have one scale."""  # compiled
     column = block * U(BLOCK)
     first, last = load_floats(panel, U(0), at + U(SCALES)), load_floats(panel, U(0), at + U(SCALES + LINE))
     low = sums_of_loaded(4, panel, at, codes, t, column, 4, _LARGEST)
@@ -121,7 +122,7 @@ def _add_four_less_32(panel: Any, at: Any, codes: Any, factors: Any, t: Any, blo
 
 
 def _add_four_with_minima(panel: Any, at: Any, codes: Any, factors: Any, t: Any, block: Any, totals: Any) -> Any:
-    """Like `_add_four_with_minimum`, but each 16 columns have a scale and a minimum."""  # compiled
+    """Do the same as `_add_four_with_minimum`, but with a scale and a minimum for each 16 columns."""  # compiled
     column = block * U(BLOCK)
     first, last = load_floats(panel, U(0), at + U(SCALES)), load_floats(panel, U(0), at + U(SCALES + LINE))
     minimum = load_floats(panel, U(0), at + U(SCALES + 2 * LINE))
@@ -150,7 +151,9 @@ def _store_four_factors(panel: Any, at: Any, first: Any, last: Any, minimum: Any
 
 @jit_inlined
 def _spread(found: Any, panel: Any, at: Any) -> None:
-    """panel[0, at:] = the weights of 32 columns of sixteen rows, a byte each, and two factors of each row."""
+    """Store the weights of 32 columns of sixteen rows in panel[0, at:], one byte each, and then two factors of
+    each row.
+    """
     q, r, s, u, a, b, c, d, first, second = found
     store_64(panel, U(0), at, q)
     store_64(panel, U(0), at + U(LINE), r)
@@ -163,7 +166,7 @@ def _spread(found: Any, panel: Any, at: Any) -> None:
     _store_factors(panel, at, first, second)
 
 
-# A format's functions: each format has a copy of the code below with its own.
+# Names that each format replaces by its own functions, in its copy of the code below.
 _unpack: Any = None
 _add, _add_four = _add_with_minimum, _add_four_with_minimum
 
@@ -173,7 +176,7 @@ def _spread_32(w: Any, row: Any, step: Any, panel: Any, at: Any) -> None:  # com
 
 
 def _spread_128(w: Any, row: Any, step: Any, panel: Any, at: Any) -> None:  # compiled
-    # Written out, because every part has its own shifts and places, which are constants here.
+    # This is not a loop, because the shifts and places of each part must be constants.
     _spread(_unpack(w, row, step, U(0)), panel, at)
     _spread(_unpack(w, row, step, U(1)), panel, at + U(SPREAD))
     _spread(_unpack(w, row, step, U(2)), panel, at + U(2 * SPREAD))
@@ -192,9 +195,9 @@ def _one_token_128(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any
     return _add(_unpack(w, row, step, U(3)), codes, factors, t, block + U(3), total)
 
 
-# Below a step is a block, which is read once, in its order in memory, and in a loop. A Zen 4 reads memory at 30 GB/s
-# with two to five loads in a loop, and at 15 to 22 with sixteen to 48, because it treats the reads of each load as a
-# separate stream with lines that are a turn of the loop apart.
+# Below, a step is a block. It is read once, in memory order, and in a loop. A Zen 4 reads memory at 30 GB/s with two to
+# five loads in a loop, but at 15 to 22 GB/s with sixteen to 48 loads. It treats the reads of each load as a separate
+# stream, and the lines of such a stream are one turn of the loop apart.
 _four_columns: Any = None
 _factors: Any = None
 _factors_of_16: Any = None
@@ -261,7 +264,7 @@ def _add_half_less_32(
 
 def _one_token_less_32(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any, total: Any) -> Any:  # compiled
     base, block, zero = step * U(_BLOCK_BYTES * ROWS), step * U(8), no_ints()
-    for half in range(U(2)):  # of 32 columns
+    for half in range(U(2)):  # half of each 32 columns
         sums = zero, zero, zero, zero, zero, zero, zero, zero
         for i in range(half * U(4), half * U(4) + U(4)):
             ask_ahead(w, row, base + i * U(_TURN_BYTES), _TURN_BYTES // LINE)
@@ -282,8 +285,10 @@ def _one_token_less_32(w: Any, row: Any, step: Any, codes: Any, factors: Any, t:
 def _add_sixteen(
     w: Any, row: Any, base: Any, at: Any, columns: Any, codes: Any, factors: Any, place: Any, total: Any
 ) -> Any:  # compiled
-    """Like `_add_with_minimum`, for 16 columns. They begin 128 * half + 32 * part columns after `at`, and are the
-    first 16 of 32 or, with `second`, the last."""
+    """Do the same as `_add_with_minimum` for 16 of 32 columns: the first 16, or the last 16 if `second`.
+
+    The 32 columns begin 128 * half + 32 * part columns after `at`.
+    """
     (half, part, second), (t, first) = columns, place
     found = (
         _four(w, row, at, half, part),
@@ -312,17 +317,18 @@ def _one_token_by_16(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: A
 
 
 _spread_step, _one_token = _spread_128, _one_token_128
-_STEP_BYTES, _PARTS = 72, 4  # bytes of a row in a step, and the parts of 32 columns in them
+# Bytes of a row in a step, and number of parts of 32 columns in a step.
+_STEP_BYTES, _PARTS = 72, 4
 
 
 @jit_inlined
 def _store(out: Any, token: Any, row: Any, total: Any, is_first: Any) -> None:
-    """Store `total` if these are the first columns of a row, otherwise add it to `out`."""
+    """Store `total` if it is for the first columns of a row. Otherwise add it to `out`."""
     store_floats(out, token, row, total if is_first else add(total, load_floats(out, token, row)))
 
 
 def _four_by_four(w: Any, row: Any, codes: Any, factors: Any, out: Any, panel: Any, begin: Any) -> Any:  # compiled
-    """Multiply the first tokens, in fours, by a group of rows. Returns the number of these tokens."""
+    """Multiply tokens, four at a time, by a group of rows. Returns the number of tokens done."""
     tokens, steps, most = U(out.shape[0]) // U(4) * U(4), U(w.shape[1] // _STEP_BYTES), U(STRETCH // _PARTS)
     for first in range(U(0), steps, most):
         count = min(steps - first, most)
@@ -344,7 +350,9 @@ def _four_by_four(w: Any, row: Any, codes: Any, factors: Any, out: Any, panel: A
 
 
 def _groups(w: Any, bias: Any, codes: Any, factors: Any, out: Any, chunk: Any, chunks: Any) -> None:  # compiled
-    """Do the whole groups of rows of one chunk of `chunks`, for all tokens: four at a time, then one by one."""
+    """Compute the groups of rows in chunk number `chunk` of `chunks`, for all tokens: four at a time, then one by
+    one.
+    """
     tokens, groups, steps = U(out.shape[0]), w.shape[0] // ROWS, w.shape[1] // _STEP_BYTES
     panel = np.empty((1, LINE + STRETCH * SPREAD if tokens > U(3) else 0), np.uint8)
     begin = U(-panel.ctypes.data % LINE)
@@ -368,8 +376,10 @@ def _groups(w: Any, bias: Any, codes: Any, factors: Any, out: Any, chunk: Any, c
 def _compiled(
     block_format: BlockFormat, parts: int, spread: Any, one_token: Any, add_four: Any, largest: int, **more: Any
 ) -> CompiledRows:
-    """Return `_groups` of one format, with `parts` times 32 columns in a step. It compiles when it is first
-    called."""
+    """Return `_groups` for one format, with `parts` times 32 columns per step.
+
+    It is compiled when it is first called.
+    """
     name = block_format.name
     own: dict[str, Any] = {
         **more,
@@ -387,12 +397,12 @@ def _compiled(
 
 
 def _sums_of(largest: int) -> dict[str, Any]:
-    """Return the functions for sums of weights up to `largest`."""
+    """Return replacements of names above for sums of weights up to `largest`."""
     return {"_LARGEST": largest, "_with_minimum": _without_minimum if largest > 127 and LESS_128 else _with_minimum}
 
 
 def _of_32_columns(block_format: BlockFormat, layout: InterleavedLayout) -> CompiledRows:
-    """Return the rows of a format that is unpacked 32 columns at a time."""
+    """Return the compiled rows of a format that is unpacked 32 columns at a time."""
     name, is_small = block_format.name, block_format.block_elements == BLOCK
     spread, one = (_spread_32, _one_token_32) if is_small else (_spread_128, _one_token_128)
     add = jit_inlined(copy_of(_add_with_minimum, f"_add_with_minimum_{name}", **_sums_of(layout.largest)))

@@ -1,8 +1,8 @@
 """LayerNorm: (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias.
 
 reference    float64 in NumPy, seven temporaries
-numba        three passes over a row that is in L1, all vectorised (5-30x of NumPy, 1.8-7.9x of torch)
-cuda         a block a row, which stays in the registers of its threads
+numba        three vectorised passes over a row in L1 (5-30x the speed of NumPy, 1.8-7.9x of torch)
+cuda         one block per row; the row stays in the registers of the threads
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ from cbtop.compute.kernels.rms_norm import CUDA_SCALE, LARGEST_SUM
 
 
 def reference(x: Any, weight: Any, bias: Any, epsilon: float, out: Any) -> None:
-    """x, out: float32 (tokens, hidden); weight, bias: float32 (hidden,); `bias` may be empty. (Ba, Kiros & Hinton
-    2016, "Layer Normalization", equations 3 and 4; epsilon as in all implementations)"""
+    """Set out to the LayerNorm of x, both float32 (tokens, hidden). weight, bias: float32 (hidden,).
+
+    `bias` may be empty. (Ba, Kiros & Hinton 2016, "Layer Normalization", equations 3 and 4; epsilon as in all
+    implementations)
+    """
     wide = x.astype(np.float64)
     apart = wide - wide.mean(axis=1, keepdims=True)
     variance = (apart * apart).mean(axis=1, keepdims=True)
@@ -39,7 +42,7 @@ def reference(x: Any, weight: Any, bias: Any, epsilon: float, out: Any) -> None:
 
 @jit
 def layer_norm(x: Any, weight: Any, bias: Any, epsilon: float, out: Any) -> None:
-    """Like `reference`; a row whose squares sum up to more than LARGEST_SUM becomes NaN."""
+    """Compute `reference` with Numba. A row with a sum of squares above LARGEST_SUM becomes NaN."""
     hidden = np.uint64(x.shape[1])
     for t in range(np.uint64(x.shape[0])):
         total = np.float32(0)
@@ -184,27 +187,29 @@ KERNEL layer_norm_int8(const float* x, const float* weight, const float* bias, i
 
 
 def _by_row(entry: str, x: Any, weight: Any, bias: Any, epsilon: float, out: Any, *more: Any) -> CudaLaunch:
-    """A block for each row."""
+    """Return a launch of `entry` with a block for each row. `more` contains further arguments."""
     rows, hidden = x.shape
     arguments = x, weight, bias, np.int32(bias.size > 0), np.float32(epsilon), out, np.int32(hidden), *more
     return CudaLaunch(CUDA, entry, *of_rows(rows, hidden), arguments)
 
 
 def launches(x: Any, weight: Any, bias: Any, epsilon: float, out: Any) -> tuple[CudaLaunch, ...]:
-    """A block for each row."""
+    """Return one launch with a block for each row."""
     return (_by_row("layer_norm", x, weight, bias, epsilon, out),)
 
 
 def with_bf16(x: Any, weight: Any, bias: Any, epsilon: float, out: Any, rounded: Any) -> tuple[CudaLaunch, ...]:
-    """Like `launches`, but also writes `out` as bfloat16 to the beginning of `rounded`, uint16."""
+    """Return the launch that also writes `out` as bfloat16, to the beginning of `rounded` (uint16)."""
     return (_by_row("layer_norm_bf16", x, weight, bias, epsilon, out, rounded),)
 
 
 def with_codes(
     x: Any, weight: Any, bias: Any, epsilon: float, out: Any, codes: Any, factors: Any
 ) -> tuple[CudaLaunch, ...]:
-    """Like `launches`, but also quantizes `out` to the beginning of `codes` and `factors`. This is one launch if rows
-    are whole blocks of 32 that fit into registers."""
+    """Return the launches that also quantize `out`, to the beginning of `codes` and `factors`.
+
+    There is one launch if rows consist of whole blocks of 32 and fit into registers.
+    """
     hidden = x.shape[1]
     if hidden % BLOCK or not stays_in_registers(hidden):
         return *launches(x, weight, bias, epsilon, out), *quantize_launches(out, codes, factors)
@@ -212,8 +217,11 @@ def with_codes(
 
 
 def work(hidden: int, *, has_bias: bool, is_on_gpu: bool = False) -> KernelWork:
-    """Elements are outputs. Mean: an addition; variance: a subtraction, a square and an addition; then a subtraction,
-    two multiplications, the bias. x is read three times; on a GPU once, if its registers hold the row."""
+    """Return the work of a call. Its elements are outputs.
+
+    Each takes an addition for the mean; a subtraction, a square and an addition for the variance; then a subtraction,
+    two multiplications and the bias. x is read three times, or once on a GPU if its registers can hold the row.
+    """
     readings = 1.0 if is_on_gpu and stays_in_registers(hidden) else 3.0
     return KernelWork(
         flops_per_element=7.0 + has_bias,
@@ -224,8 +232,8 @@ def work(hidden: int, *, has_bias: bool, is_on_gpu: bool = False) -> KernelWork:
 
 def _examples(rng: np.random.Generator, size: int) -> Arguments:
     x = floats(rng, 3, size)
-    x[0] *= np.float32(1e-3)  # makes epsilon count
-    x[1] += np.float32(10)  # makes the mean count
+    x[0] *= np.float32(1e-3)  # small values, so that epsilon matters
+    x[1] += np.float32(10)  # an offset, so that the mean matters
     return x, floats(rng, size), floats(rng, size), 1e-5, np.zeros((3, size), np.float32)
 
 

@@ -1,10 +1,10 @@
-"""Linear: y = x @ W.T + bias with W quantised; the bulk of a decoder's time.
+"""Linear: y = x @ W.T + bias with quantised W. Most of a decoder's time is spent here.
 
 reference    dequantises all of W: the definition, 10-100x slower
 numba        one token: weights are dequantised inside the dot product, so only quantised bytes are read.
-             More tokens: one row at a time is dequantised into a scratch row that stays in L1 and is multiplied
-             by all tokens, four at a time. One thread or a chunk of rows for each.
-cuda         some rows a block, from planes (quantization/planes.py); eight tokens share a read of weights
+             Several tokens: one row at a time is dequantised into a scratch row, which stays in L1, and is multiplied
+             by all tokens, four at a time. One thread, or a chunk of rows per thread.
+cuda         a block does some rows, from planes (quantization/planes.py); eight tokens share a read of weights
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.floats import F32
 from cbtop.compute.quantization.interleaved import ROWS, Matrix
 
-CHECKED_ROWS = 64  # checked rows of a live matrix; dequantising a whole output matrix would take seconds
+CHECKED_ROWS = 64  # rows of a real matrix that are checked; dequantising a whole output matrix would take seconds
 
 
 def reference(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
-    """out[tokens, rows] = x[tokens, columns] @ W.T + bias; `bias` may be empty."""
-    matrix = FORMATS[code].dequantize(weights).astype(np.float64)  # (rows, columns)
+    """Set out[tokens, rows] = x[tokens, columns] @ W.T + bias. `bias` may be empty."""
+    matrix = FORMATS[code].dequantize(weights).astype(np.float64)  # shape (rows, columns)
     out[:] = x.astype(np.float64) @ matrix.T + (bias if bias.size else 0.0)
 
 
-# The row functions that the code below calls. Each format has a copy of the code with its own functions, so that only
-# the formats of a model are compiled.
+# The row functions that the code below calls. Each format has a copy of the code with its own row functions, so that
+# only the formats of a model are compiled.
 _dequantize_row, _dot_row = F32.dequantize_row, F32.dot_row
 
 
 @jit
 def _dot_tokens(scratch: Any, chunk: Any, x: Any, out: Any, row: Any, bias: Any) -> None:
-    """out[:, row] = x @ scratch[chunk] + bias, four tokens for each read of the scratch row."""
+    """Set out[:, row] = x @ scratch[chunk] + bias. Each read of the scratch row serves four tokens."""
     tokens = np.uint64(x.shape[0])
     columns = np.uint64(x.shape[1])
     whole = tokens - tokens % np.uint64(4)
@@ -81,7 +81,7 @@ def _dot_tokens(scratch: Any, chunk: Any, x: Any, out: Any, row: Any, bias: Any)
 
 
 def _rows(weights: Any, bias: Any, x: Any, scratch: Any, out: Any, chunk: Any, chunks: Any) -> None:
-    """Do the rows of one chunk of `chunks`."""
+    """Compute the rows of chunk number `chunk` of `chunks`."""
     rows = weights.shape[0]
     for row in range(np.uint64(chunk * rows // chunks), np.uint64((chunk + 1) * rows // chunks)):
         offset = bias[row] if bias.shape[0] else np.float32(0)
@@ -93,7 +93,7 @@ def _rows(weights: Any, bias: Any, x: Any, scratch: Any, out: Any, chunk: Any, c
 
 
 def _compiled(block_format: BlockFormat) -> CompiledRows:
-    """Return `_rows` for weights of one format, which compiles when it is first called."""
+    """Return `_rows` for weights of one format. It is compiled when it is first called."""
     name, dequantize_row, dot_row = block_format.name, block_format.dequantize_row, block_format.dot_row
     return CompiledRows(jit(copy_of(_rows, f"_rows_{name}", _dequantize_row=dequantize_row, _dot_row=dot_row)))
 
@@ -102,8 +102,10 @@ ROWS_OF: dict[int, CompiledRows] = {code: _compiled(block_format) for code, bloc
 
 
 def prepare(code: int, x: Any, scratch: Any) -> None:
-    """Prepare what rows of a format need of x besides x itself. Raises ValueError for an unknown code, and for one
-    token that is not float32."""
+    """Prepare the values derived from x that rows of a format need.
+
+    Raises ValueError for an unknown code, or if x is one token and not float32.
+    """
     prepare_format = FORMATS[known(code)].prepare
     if x.shape[0] == 1:
         check_floats(x)
@@ -112,9 +114,10 @@ def prepare(code: int, x: Any, scratch: Any) -> None:
 
 
 def linear(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
-    """Like `reference`. `scratch` is float32 (threads, columns or more): it has a row for each thread to use.
+    """Compute `reference` with Numba.
 
-    Raises ValueError for an unknown format code, and for one token that is not float32.
+    `scratch` is float32 (threads, columns or more), one row for each thread to use. Raises ValueError for an unknown
+    format code, or if x is one token and not float32.
     """
     prepare(code, x, scratch)
     multiply_one(ROWS_OF[code], weights, bias, x, scratch, out, scratch.shape[0])
@@ -143,7 +146,7 @@ MODULES = {code: _module(one) for code, one in FORMATS.items()}
 
 
 def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> Sequence[CudaLaunch]:
-    """One launch, for up to eight tokens at a time; `scratch` is not needed."""
+    """Return one launch. It processes up to eight tokens at a time, and does not need `scratch`."""
     tokens, columns = x.shape
     arguments = *matrix_arguments(weights, bias, out), x, np.int32(columns), np.int32(tokens)
     block, several = block_of(FORMATS[code], columns, is_int8=False), together(tokens)
@@ -152,12 +155,15 @@ def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any)
 
 
 def dtype_of(weights: Matrix) -> str:
-    """Return the type that products by these weights multiply."""
+    """Return the type of the numbers that a product with these weights multiplies."""
     return "int8" if weights.takes_int8 else "float32"
 
 
 def work(weights: Matrix, has_bias: bool) -> KernelWork:
-    """Elements are outputs, tokens x rows. Weights are read once a call, x once a token."""
+    """Return the work of a call. Its elements are outputs, tokens x rows.
+
+    Weights are read once per call, and x once per token.
+    """
     return KernelWork(
         flops_per_element=2.0 * weights.columns + has_bias,
         bytes_per_call=weights.size_bytes + has_bias * weights.rows * FLOAT_BYTES,
@@ -167,7 +173,10 @@ def work(weights: Matrix, has_bias: bool) -> KernelWork:
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """Return the same product for CHECKED_ROWS rows, spread over the matrix; each turn takes the next ones."""
+    """Return the same product for CHECKED_ROWS rows that are spread over the matrix.
+
+    Each turn takes the next rows.
+    """
     code, weights, bias, x, out, scratch = arguments
     rows = spread(weights.shape[0], CHECKED_ROWS, turn)
     return code, weights[rows], bias[rows] if bias.size else bias, x, out[:, rows], scratch
@@ -183,15 +192,20 @@ def narrow_interleaved(arguments: Arguments, turn: int) -> Arguments:
 
 
 def spread(number: int, at_most: int, turn: int) -> Any:
-    """Return places below `number`, int64, as far apart as possible; in turn 0 with the first and the last."""
+    """Return indices below `number`, int64, as far apart as possible.
+
+    In turn 0 they include the first and the last.
+    """
     return np.unique((np.linspace(0, number - 1, at_most).astype(np.int64) + turn) % number)
 
 
 def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Any:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
-        rows, columns = 2 * size + 3, 256 * (1 + size // 64)  # the largest is work for two threads in every format
+        # The largest example is enough work for two threads in every format.
+        rows, columns = 2 * size + 3, 256 * (1 + size // 64)
         if block_format.block_elements < 256:
-            columns += 5 * block_format.block_elements  # a number that no power of two divides
+            # The number of columns should not be divisible by a large power of two.
+            columns += 5 * block_format.block_elements
         matrix = QuantizedMatrix.of(block_format, floats(rng, rows, columns))
         bias = floats(rng, rows if size % 2 or tokens == 1 else 0)
         x, out = floats(rng, tokens, columns), np.zeros((tokens, rows), np.float32)
@@ -201,7 +215,10 @@ def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Any:
 
 
 def kernel_for(block_format: BlockFormat, tokens: int = 1, threads: int = 1) -> Kernel:
-    """Return the linear kernel for weights of one format; its examples have `tokens` and `threads`."""
+    """Return the linear kernel for weights of one format.
+
+    Its examples have `tokens` tokens and use `threads` threads.
+    """
     return Kernel(
         name=f"{block_format.name.lower()}_linear",
         reference=reference,

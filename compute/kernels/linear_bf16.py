@@ -1,17 +1,17 @@
-"""Linear, bf16: y = x @ W.T + bias for many tokens, with interleaved W and x both rounded to bfloat16.
+"""Linear in bfloat16: y = x @ W.T + bias for many tokens. W is interleaved. W and x are rounded to bfloat16.
 
-reference    float64 product of the same rounded weights and activations
-numba        AMX: some columns of 32 rows are dequantised into tiles, which are multiplied by all tokens: one
-             instruction multiplies 16 tokens x 32 columns by 32 columns x 16 rows. Scales are in the weights, so sums
-             need none. One thread, or some groups of rows for each. 2.9x of linear_int8's speed with 32 tokens, 4.5x
-             with 64, 5.9x with 128 (Q4_K, 4096 x 4096, one thread of an Emerald Rapids Xeon)
-cuda         x is rounded, W dequantised into scratch, and cuBLAS multiplies the two
+reference    product in float64 of the same rounded weights and activations
+numba        AMX: some columns of 32 rows are dequantised into tiles, which are multiplied by all tokens. One
+             instruction multiplies 16 tokens x 32 columns by 32 columns x 16 rows. Weights include their scales, so
+             sums need none. One thread, or some groups of rows per thread. 2.9x the speed of linear_int8 with 32
+             tokens, 4.5x with 64, 5.9x with 128 (Q4_K, 4096 x 4096, one thread of an Emerald Rapids Xeon)
+cuda         x is rounded, W is dequantised into the scratch, and cuBLAS multiplies both
 
-Both are rounded to 8 bits of precision: 0.43-0.44 of the error of activations in int8 (normal random numbers). Tiles
-of int8 multiply twice as many numbers an instruction, but are not used: each block of columns has its own scales, so
-all sums of a tile must be scaled after every instruction. Together that takes 1.92 times as long as tiles of bfloat16
-for the same columns. Tiles are configured in each call: 86 ns, 0.001 of the smallest product
-(`python -m benchmarks tiles`; a Xeon with AMX, 2026-11-28).
+W and x are rounded to 8 bits of precision, with 0.43-0.44 of the error of activations in int8 (normal random
+numbers). Tiles of int8 multiply twice as many numbers per instruction, but are not used. Each block of columns has
+its own scales, so all sums of a tile would have to be scaled after every instruction. In total that takes 1.92 times
+as long as tiles of bfloat16 for the same columns. Each call configures the tiles, which takes 86 ns, 0.001 of the
+smallest product (`python -m benchmarks tiles`; a Xeon with AMX, 2026-11-28).
 """
 
 from __future__ import annotations
@@ -51,19 +51,21 @@ from cbtop.compute.quantization.interleaved_layout import Factors, InterleavedLa
 from cbtop.compute.settings import STATIC_CROSSOVERS
 
 U = np.uint64
-TOKENS = 16  # of a tile
+TOKENS = 16  # tokens of a tile
 STEP = 32  # columns of a tile
-WORDS = 256  # 32-bit ones, of a tile
-STRETCH = 1024  # columns that are dequantised at once: with the same columns of 128 tokens they stay in L2
+WORDS = 256  # 32-bit words of a tile
+STRETCH = 1024  # columns that are dequantised at once; together with the same columns of 128 tokens they stay in L2
 PANEL = STRETCH // STEP * WORDS  # words of the weights of sixteen rows
 
 
 @dataclass(frozen=True, slots=True)
 class TileScratch:
-    """The buffers that a product writes into. `tiles`: uint32 (tokens / 16, columns * 8), the activations, in blocks
-    of 16 tokens x 32 columns; `panels`: float32 (threads, words), each thread's weights of twice sixteen rows, and
-    four tiles of sums. Rows of tiles begin at cache lines: otherwise each is in two, and a product takes twice as
-    long."""
+    """The buffers that a product writes to.
+
+    `tiles`: uint32 (tokens / 16, columns * 8), the activations, in blocks of 16 tokens x 32 columns. `panels`:
+    float32 (threads, words), for each thread the weights of twice sixteen rows, and four tiles of sums. Rows of tiles
+    are aligned to cache lines. Otherwise each row would be in two lines, and a product would take twice as long.
+    """
 
     tiles: Any
     panels: Any
@@ -78,9 +80,12 @@ class TileScratch:
 
 @dataclass(frozen=True, slots=True)
 class CudaScratch:
-    """The buffers that a product on a GPU writes into, bfloat16 as uint16: `x` (tokens * columns or more,) and
-    `weights` (rows * columns or more,). One for all matrices of a decoder has room for the largest, and for matrices
-    that are multiplied together. The latter's `sums` are float32 (tokens * rows of all or more,)."""
+    """The buffers that a product on a GPU writes to, with bfloat16 as uint16.
+
+    `x`: (tokens * columns or more,). `weights`: (rows * columns or more,). `sums`: float32 (tokens * rows or more,),
+    for matrices that are multiplied together. A scratch for all matrices of a decoder has room for the largest, and
+    for all rows of matrices that are multiplied together.
+    """
 
     x: Any
     weights: Any
@@ -93,9 +98,9 @@ def _on_pages(dtype: Any, rows: int, columns: int) -> Any:
 
 
 def reference(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: TileScratch) -> None:
-    """out[tokens, rows] = bf16(x)[tokens, columns] @ bf16(W).T + bias; `bias` may be empty.
+    """Set out[tokens, rows] = bf16(x)[tokens, columns] @ bf16(W).T + bias.
 
-    `weights` are interleaved.
+    `weights` are interleaved; `bias` may be empty.
     """
     block_format = FORMATS[code]
     matrix = block_format.dequantize(rows_of(block_format, weights, np.arange(len(weights))))
@@ -108,7 +113,7 @@ def _rounded(values: Any) -> Any:
 
 @jit
 def _round_tokens(x: Any, tiles: Any) -> None:
-    """Write x into tiles, with zeros after the last token."""
+    """Write x to tiles, with zeros after the last token."""
     tokens, steps = U(x.shape[0]), U(x.shape[1] // STEP)
     for tile in range((tokens + U(TOKENS - 1)) // U(TOKENS)):
         first = tile * U(TOKENS)
@@ -124,7 +129,7 @@ def _round_tokens(x: Any, tiles: Any) -> None:
 
 @jit_inlined
 def _four_columns(q: Any, scales: Any, panels: Any, chunk: Any, at: Any) -> None:
-    """Write two rows of a tile: two columns of sixteen rows of weights each."""
+    """Write two rows of a tile. Each contains two columns of sixteen rows of weights."""
     scale, other_scale, offset, other_offset = scales
     low = multiply_add(column_pairs(q, 0, 0), scale, offset)
     high = multiply_add(column_pairs(q, 0, 1), other_scale, other_offset)
@@ -147,7 +152,7 @@ def _sixteen_columns(
 
 @jit_inlined
 def _write_with_minimum(found: Any, panels: Any, chunk: Any, at: Any) -> None:
-    """Write a tile of scale * weights - minimum: one scale and one minimum for 32 columns."""
+    """Write a tile of scale * weights - minimum. The 32 columns have one scale and one minimum."""
     q, r, s, t, a, b, c, d, scale, minimum = found
     offset = multiply(minimum, splat(np.float32(-1)))
     _sixteen_columns(q, r, s, t, scale, offset, panels, chunk, at)
@@ -156,7 +161,7 @@ def _write_with_minimum(found: Any, panels: Any, chunk: Any, at: Any) -> None:
 
 @jit_inlined
 def _write_less_32(found: Any, panels: Any, chunk: Any, at: Any) -> None:
-    """Write a tile of scale * (weights - 32): a scale for 16 columns each."""
+    """Write a tile of scale * (weights - 32). Each 16 columns have a scale."""
     q, r, s, t, a, b, c, d, first, last = found
     less = splat(np.float32(-32))
     _sixteen_columns(q, r, s, t, first, multiply(first, less), panels, chunk, at)
@@ -165,7 +170,7 @@ def _write_less_32(found: Any, panels: Any, chunk: Any, at: Any) -> None:
 
 @jit_inlined
 def _write_with_minima(found: Any, panels: Any, chunk: Any, at: Any) -> None:
-    """Like `_write_with_minimum`, but each 16 columns have a scale and a minimum."""
+    """Write a tile of scale * weights - minimum. Each 16 columns have a scale and a minimum."""
     q, r, s, t, a, b, c, d, first, last, minimum, other_minimum = found
     less = splat(np.float32(-1))
     _sixteen_columns(q, r, s, t, first, multiply(minimum, less), panels, chunk, at)
@@ -178,7 +183,7 @@ _write, _BLOCK_BYTES, _BLOCK_COLUMNS = _write_with_minimum, 144, 256
 
 
 def _dequantize_32(w: Any, row: Any, first: Any, count: Any, panels: Any, chunk: Any, at: Any) -> None:  # compiled
-    """Write `count` columns of sixteen rows, from `first` on, as tiles."""
+    """Write `count` columns of sixteen rows, from column `first` on, as tiles."""
     begin = first // U(STEP)
     for step in range(count // U(STEP)):
         _write(_unpack(w, row, begin + step, U(0)), panels, chunk, at + step * U(WORDS))
@@ -198,8 +203,10 @@ _dequantize = _dequantize_128
 
 
 def _two_tiles(tiles: Any, tile: Any, begin: Any, steps: Any, panels: Any, chunk: Any) -> None:  # compiled
-    """Multiply two tiles of tokens, from word `begin` on, by both panels. The sums are four tiles after the
-    panels."""
+    """Multiply two tiles of tokens, from word `begin` on, by both panels.
+
+    The sums are stored in four tiles after the panels.
+    """
     zero_tile(0)
     zero_tile(1)
     zero_tile(2)
@@ -221,7 +228,7 @@ def _two_tiles(tiles: Any, tile: Any, begin: Any, steps: Any, panels: Any, chunk
 
 
 def _one_tile(tiles: Any, tile: Any, begin: Any, steps: Any, panels: Any, chunk: Any) -> None:  # compiled
-    """Like `_two_tiles`, for one tile of tokens."""
+    """Do the same as `_two_tiles` for one tile of tokens."""
     zero_tile(0)
     zero_tile(1)
     for step in range(steps):
@@ -237,13 +244,13 @@ def _one_tile(tiles: Any, tile: Any, begin: Any, steps: Any, panels: Any, chunk:
 
 @jit
 def _number(word: Any, is_high: Any) -> Any:
-    """Return one of the two bfloat16 in 32 bits."""
+    """Return the high or the low bfloat16 of a 32-bit word, as float32."""
     bits = np.uint32(word & np.uint32(0xFFFF0000)) if is_high else np.uint32(word << np.uint32(16))
     return np.uint32(bits).view(np.float32)
 
 
 def _one_tile_plainly(tiles: Any, tile: Any, begin: Any, steps: Any, panels: Any, chunk: Any) -> None:  # compiled
-    """Like `_one_tile`, without tiles: for tests on processors that lack them."""
+    """Do the same as `_one_tile` without AMX, for tests on processors that do not have it."""
     for panel in range(U(2)):
         for token in range(U(TOKENS)):
             to = U(2 * PANEL) + panel * U(WORDS) + token * U(ROWS)
@@ -268,7 +275,10 @@ _two_tiles, _one_tile = jit_inlined(_two_tiles), jit_inlined(_one_tile if HAS_TI
 def _add_sums(
     panels: Any, chunk: Any, is_first: Any, out: Any, token: Any, count: Any, row: Any, groups: Any
 ) -> None:
-    """out = sums, plus out unless these are the first columns; for `count` tokens and `groups` groups of rows."""
+    """Store the sums of `count` tokens and `groups` groups of rows in `out`.
+
+    Add the previous values of `out`, except for the first columns.
+    """
     for i in range(count):
         at = U(2 * PANEL) + i // U(TOKENS) * U(2 * WORDS) + i % U(TOKENS) * U(ROWS)
         for group in range(groups):
@@ -296,7 +306,7 @@ def _multiply(tiles: Any, first: Any, count: Any, panels: Any, chunk: Any, out: 
 
 
 def _groups(w: Any, bias: Any, tiles: Any, panels: Any, out: Any, chunk: Any, chunks: Any) -> None:  # compiled
-    """Do the whole groups of rows of one chunk of `chunks`, two at a time, for all tokens."""
+    """Compute the groups of rows in chunk number `chunk` of `chunks`, two groups at a time, for all tokens."""
     groups, columns = w.shape[0] // ROWS, U(w.shape[1] // _BLOCK_BYTES * _BLOCK_COLUMNS)
     group: Any = U(chunk * groups // chunks)
     end, own = U((chunk + 1) * groups // chunks), U(chunk)
@@ -350,15 +360,14 @@ ROWS_OF: dict[int, CompiledRows] = {code: _compiled(FORMATS[code], layout) for c
 
 
 def prepared(x: Any, scratch: TileScratch) -> tuple[Any, Any]:
-    """Return what rows need of the activations: their tiles, and the other scratch. Raises ValueError if x is not
-    float32."""
+    """Return the prepared activations in tiles, and the panels. Raises ValueError if x is not float32."""
     check_floats(x)
     _round_tokens(x, scratch.tiles)
     return scratch.tiles, scratch.panels
 
 
 def linear_bf16(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: TileScratch) -> None:
-    """Like `reference`."""
+    """Compute `reference` with Numba."""
     tiles, panels = prepared(x, scratch)
     multiply_one(ROWS_OF[code], weights, bias, tiles, panels, out, len(panels))
 
@@ -425,7 +434,7 @@ KERNEL dequantize(const uint8_t* planes, uint16_t* out, int64_t weights STAMP)
     LEAVE
 }
 """
-CUDA_THREADS = 256  # of a block
+CUDA_THREADS = 256  # threads of a block
 
 
 def _module(block_format: BlockFormat) -> CudaModule:
@@ -442,7 +451,7 @@ def _launch(module: CudaModule, entry: str, threads: int, *arguments: Any) -> Cu
     return CudaLaunch(module, entry, *line(-(-threads // CUDA_THREADS), CUDA_THREADS), arguments)
 
 
-CudaMatrix = tuple[int, Any, Any, Any]  # format, planes, bias and out (tokens, rows)
+CudaMatrix = tuple[int, Any, Any, Any]  # format code, planes, bias and out (tokens, rows)
 
 
 def _in_bf16(x: Any, scratch: CudaScratch) -> CudaLaunch:
@@ -454,7 +463,10 @@ def _dequantized(code: int, weights: Any, to: Any, size: int) -> CudaLaunch:
 
 
 def launches_of_several(matrices: Iterable[CudaMatrix], x: Any, scratch: CudaScratch) -> Sequence[Launch]:
-    """Return the products of several matrices with the same activations, in turn, because they share the scratch."""
+    """Return the launches of the products of several matrices with the same activations.
+
+    The products run one after the other, because they share the scratch.
+    """
     columns = x.shape[1]
     found: list[Launch] = [_in_bf16(x, scratch)]
     for code, weights, bias, out in matrices:
@@ -467,10 +479,10 @@ def launches_of_several(matrices: Iterable[CudaMatrix], x: Any, scratch: CudaScr
 
 
 def launches_of_three(matrices: Sequence[CudaMatrix], x: Any, scratch: CudaScratch) -> Sequence[Launch]:
-    """Like `launches_of_several`, for three matrices in one product, whose sums are separated afterwards.
+    """Return the launches of one product of three matrices with the same activations.
 
-    A matrix of few rows leaves most of a GPU idle. On an H100 512 tokens of a 7B took 22.1 ms with it, and 22.6
-    without (one run each).
+    The sums are separated afterwards. A matrix of few rows leaves most of a GPU idle. On an H100, 512 tokens of a 7B
+    took 22.1 ms with one product, and 22.6 ms with three (one run each).
     """
     (tokens, columns), all_rows = x.shape, sum(out.shape[1] for *_, out in matrices)
     sums = scratch.sums[: tokens * all_rows].reshape(tokens, all_rows)
@@ -488,7 +500,7 @@ def launches_of_three(matrices: Sequence[CudaMatrix], x: Any, scratch: CudaScrat
 
 
 def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: CudaScratch) -> Sequence[Launch]:
-    """Round activations and weights to bfloat16, multiply them, and add the bias, if any."""
+    """Return launches that round activations and weights to bfloat16, multiply them, and add the bias, if any."""
     return launches_of_several([(code, weights, bias, out)], x, scratch)
 
 
@@ -499,9 +511,11 @@ def cuda_modules(code: int) -> tuple[CudaModule, ...]:
 
 def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Callable[..., Arguments]:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
-        rows, columns = ROWS * (1 + size // 8), 256 * (1 + size // 32)  # the largest has more columns than STRETCH
+        # The largest example has more columns than STRETCH.
+        rows, columns = ROWS * (1 + size // 8), 256 * (1 + size // 32)
         if block_format.block_elements < 256:
-            columns += 5 * block_format.block_elements  # a number that no power of two divides
+            # The number of columns should not be divisible by a large power of two.
+            columns += 5 * block_format.block_elements
         matrix = InterleavedMatrix.of(QuantizedMatrix.of(block_format, floats(rng, rows, columns)))
         bias = floats(rng, rows if size % 2 else 0)
         x, out = floats(rng, tokens, columns), np.zeros((tokens, rows), np.float32)
@@ -511,7 +525,10 @@ def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Callable[
 
 
 def kernel_for(block_format: BlockFormat, tokens: int = STATIC_CROSSOVERS.bf16_tokens, threads: int = 1) -> Kernel:
-    """Return the kernel for interleaved weights of one format; its examples have `tokens` and `threads`."""
+    """Return the kernel for interleaved weights of one format.
+
+    Its examples have `tokens` tokens and use `threads` threads.
+    """
     return Kernel(
         name=f"{block_format.name.lower()}_linear_bf16",
         reference=reference,

@@ -1,14 +1,14 @@
-"""Linear, int8: y = x @ W.T + bias with interleaved W, and x in int8 from quantize_rows.
+"""Linear in int8: y = x @ W.T + bias with interleaved W, and x in int8 from quantize_rows.
 
-reference    float64 product of the dequantised weights and the same int8 activations
-numba        sixteen rows at a time (int8_rows.py): one instruction multiplies and adds four weights of each and four
-             codes (AVX-512 VNNI; AVX2 takes four or five), exactly; then one scale a row. One token by AVX2 is in
-             one_token_avx2. From four tokens on, some columns of sixteen rows are spread to bytes once, and four
-             tokens share every read of them. One thread, or some groups of rows for each. With AMX linear_bf16 does
-             products of many tokens.
-cuda         a block per row, from planes (quantization/planes.py); dp4a
+reference    product in float64 of the dequantised weights and the same int8 activations
+numba        sixteen rows at a time (int8_rows.py). One instruction multiplies four weights of each row by four codes
+             and adds the products exactly (AVX-512 VNNI; AVX2 needs four or five). Then each row is scaled once. For
+             one token with AVX2, see one_token_avx2. From four tokens on, some columns of sixteen rows are unpacked
+             once, and four tokens share every read of them. One thread, or some groups of rows per thread. With
+             AMX linear_bf16 computes products of many tokens.
+cuda         a block per row, from planes (quantization/planes.py), with the instruction dp4a
 
-x is rounded, so y differs from the product of x itself by the rounding to int8.
+Because x is rounded to int8, y differs from the product with x itself.
 """
 
 from __future__ import annotations
@@ -56,9 +56,12 @@ from cbtop.compute.settings import crossovers
 
 @dataclass(frozen=True, slots=True)
 class Int8Scratch:
-    """The buffers for a product's activations: codes and factors of `quantize_rows`; its threads (on a GPU its
-    multiprocessors); and for products of many tokens a TileScratch if the processor has tiles, on a GPU a
-    CudaScratch, or None. `holds_codes`: the activations' codes are already there, from `rms_norm_int8`."""
+    """The buffers for a product's activations.
+
+    `codes` and `factors` are those of `quantize_rows`. `threads` is the number of threads, or of multiprocessors on a
+    GPU. `tiles` is for products of many tokens: a TileScratch if the processor has tiles, a CudaScratch on a GPU, or
+    None. `holds_codes` is whether `rms_norm_int8` has already written the activations' codes.
+    """
 
     codes: Any
     factors: Any
@@ -73,15 +76,15 @@ class Int8Scratch:
         return cls(*empty_codes(tokens, columns), threads, tiles)
 
     def first(self, tokens: int) -> Int8Scratch:
-        """Return the same for fewer tokens."""
+        """Return the scratch for the first `tokens` tokens."""
         return replace(self, codes=self.codes[:tokens], factors=self.factors[:tokens])
 
 
 def reference(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int8Scratch) -> None:
-    """out[tokens, rows] = x'[tokens, columns] @ W.T + bias, where x' is x as `quantize_rows` rounds it.
+    """Set out[tokens, rows] = x'[tokens, columns] @ W.T + bias, where x' is x as `quantize_rows` rounds it.
 
-    `weights` are interleaved; `bias` may be empty. If the scratch has tiles, `bf16_tokens` (Crossovers) or more
-    tokens are computed by `linear_bf16`.
+    `weights` are interleaved; `bias` may be empty. If the scratch has tiles, `linear_bf16` computes products of
+    `bf16_tokens` (Crossovers) or more tokens.
     """
     if scratch.tiles is not None and len(x) >= crossovers().bf16_tokens:
         linear_bf16.reference(code, weights, bias, x, out, scratch.tiles)
@@ -95,11 +98,12 @@ def reference(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int
 
 
 def prepared(code: int, x: Any, scratch: Any) -> tuple[Mapping[int, CompiledRows], Any, Any, int]:
-    """Prepare activations once for all rows that use them. An Int8Scratch selects int8 products; otherwise `scratch`
-    is a scratch of `linear`.
+    """Prepare activations once for all rows that use them.
 
-    Returns the functions of rows by format, their arguments x and `beside`, and the number of threads. Raises
-    ValueError if x is not float32. For `linear` with several tokens, x may have a different type."""
+    An Int8Scratch selects int8 products; otherwise `scratch` is a scratch of `linear`. Returns the functions of rows
+    by format, their arguments `x` and `beside`, and the number of threads. Raises ValueError if x is not float32. For
+    `linear` with several tokens, x may have a different type.
+    """
     if isinstance(scratch, Int8Scratch):
         check_floats(x)
         if scratch.tiles is not None and len(x) >= crossovers().bf16_tokens:
@@ -112,7 +116,7 @@ def prepared(code: int, x: Any, scratch: Any) -> tuple[Mapping[int, CompiledRows
 
 
 def can_share(matrices: Sequence[Matrix]) -> bool:
-    """Return whether products by all of these prepare activations the same way."""
+    """Return whether products with all these matrices prepare activations in the same way."""
     if all(matrix.takes_int8 for matrix in matrices):
         return True
     is_plain = not any(matrix.takes_int8 for matrix in matrices)
@@ -120,7 +124,7 @@ def can_share(matrices: Sequence[Matrix]) -> bool:
 
 
 def linear_int8(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int8Scratch) -> None:
-    """Like `reference`, compiled."""
+    """Compute `reference` with Numba."""
     rows, x, beside, threads = prepared(code, x, scratch)
     multiply_one(rows[code], weights, bias, x, beside, out, threads)
 
@@ -146,7 +150,7 @@ def _module(block_format: BlockFormat) -> CudaModule:
 
 @cache
 def module_in_turn(code: int, shape: turns.ThreadShape) -> CudaModule:
-    """Return the CUDA C++ for one token, with a row's threads in that shape."""
+    """Return the CUDA C++ for one token. `shape` describes the threads of a row."""
     return turns.module("linear_in_turn", [FORMATS[code]], shape, ["out"])
 
 
@@ -154,12 +158,15 @@ MODULES = {code: _module(one) for code, one in FORMATS.items() if one.block_elem
 
 
 def takes_tiles(x: Any, scratch: Any) -> bool:
-    """Return whether `linear_bf16` computes a product of these."""
+    """Return whether `linear_bf16` computes a product of `x` with this scratch."""
     return isinstance(scratch, Int8Scratch) and scratch.tiles is not None and len(x) >= crossovers().bf16_tokens
 
 
 def launches(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int8Scratch) -> Sequence[Launch]:
-    """Quantize the activations, then multiply up to eight tokens at a time. Uses `linear_bf16` for `takes_tiles`."""
+    """Return the launches that quantize the activations, then multiply up to eight tokens at a time.
+
+    If `takes_tiles`, return the launches of `linear_bf16`.
+    """
     tokens, columns = x.shape
     if takes_tiles(x, scratch):
         return linear_bf16.launches(code, weights, bias, x, out, scratch.tiles)
@@ -189,20 +196,25 @@ def cuda_for(code: int) -> CudaKernel:
 
 def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Any:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
-        rows, columns = ROWS * (1 + size // 8), 256 * (1 + size // 40)  # one stretch of columns, and two
+        # These sizes give one stretch of columns, and two.
+        rows, columns = ROWS * (1 + size // 8), 256 * (1 + size // 40)
         if block_format.block_elements < 256:
-            columns += 5 * block_format.block_elements  # a number that no power of two divides
+            # The number of columns should not be divisible by a large power of two.
+            columns += 5 * block_format.block_elements
         matrix = InterleavedMatrix.of(QuantizedMatrix.of(block_format, floats(rng, rows, columns)))
         bias = floats(rng, rows if size % 2 or tokens == 1 else 0)
         x, out = floats(rng, tokens, columns), np.zeros((tokens, rows), np.float32)
-        x[0, :BLOCK] = 0  # has no scale
+        x[0, :BLOCK] = 0  # a block of zeros has no scale
         return block_format.code, matrix.data, bias, x, out, Int8Scratch.of(tokens, columns, threads)
 
     return examples
 
 
 def kernel_for(block_format: BlockFormat, tokens: int = 1, threads: int = 1) -> Kernel:
-    """Return the kernel for interleaved weights of one format; its examples have `tokens` and `threads`."""
+    """Return the kernel for interleaved weights of one format.
+
+    Its examples have `tokens` tokens and use `threads` threads.
+    """
     return Kernel(
         name=f"{block_format.name.lower()}_linear_int8",
         reference=reference,

@@ -1,7 +1,7 @@
-"""The rows of one matrix, or of several with the same activations, on one thread or several.
+"""Multiply activations by the rows of one matrix, or of several, on one thread or several.
 
-Several matrices share one loop over threads, because waking threads costs as much as a small product. A thread's
-chunk holds the same share of every matrix.
+Several matrices share one loop over threads, because waking threads costs as much as a small product. The chunk of a
+thread contains the same share of every matrix.
 """
 
 from __future__ import annotations
@@ -19,16 +19,21 @@ from cbtop.compute.settings import crossovers
 
 @dataclass(slots=True)
 class CompiledRows:
-    """The compiled rows of one format: `function(weights, bias, x, beside, out, chunk, chunks)` writes the rows of
-    one chunk of `chunks`, `unit` rows at a time. `x` and `beside` are prepared activations: x and scratch rows for
-    each thread, or codes and factors."""
+    """The compiled rows of one format. `function(weights, bias, x, beside, out, chunk, chunks)` computes some rows.
+
+    These are the rows of chunk number `chunk` of `chunks`, `unit` rows at a time. `x` and `beside` are prepared
+    activations: either x and a scratch row for each thread, or codes and factors.
+    """
 
     function: Any
     unit: int = 1
     _addresses: dict[str, int] = field(default_factory=dict, init=False)
 
     def address(self, weights: Any, bias: Any, x: Any, beside: Any, out: Any) -> int:
-        """Return the address of the machine code for these argument types: other code would misread them."""
+        """Return the address of the machine code for these argument types.
+
+        Code for other types would misread them.
+        """
         kinds = weights.dtype.char + bias.dtype.char + x.dtype.char + beside.dtype.char + out.dtype.char
         address = self._addresses.get(kinds)
         if address is None:
@@ -36,7 +41,7 @@ class CompiledRows:
         return address
 
 
-# Parts as tuples would make each of its calls 0.3 us longer, 4 % of a small one.
+# The parts are not tuples, because that would make each call 0.3 us longer, 4 % of a small call.
 @jit_parallel
 def _three(
     first: Any, weights: Any, bias: Any, out: Any,
@@ -50,7 +55,8 @@ def _three(
         call_rows(third, third_weights, third_bias, x, beside, third_out, np.int64(chunk), chunks)
 
 
-# `first` and `second`: the address of the rows' code, weights, bias and output. As tuples they cost 0.1 us a call.
+# `first` and `second` contain the address of the rows' code, weights, bias and output. As tuples they cost 0.1 us per
+# call.
 @jit_parallel
 def _gated(first: Any, second: Any, x: Any, beside: Any, out: Any, unit: Any, chunks: Any) -> None:
     a, weights, bias, gate = first
@@ -59,13 +65,13 @@ def _gated(first: Any, second: Any, x: Any, beside: Any, out: Any, unit: Any, ch
     for chunk in prange(chunks):
         call_rows(a, weights, bias, x, beside, gate, np.int64(chunk), chunks)
         call_rows(b, up_weights, up_bias, x, beside, up, np.int64(chunk), chunks)
-        # The rows of this chunk, as `call_rows` counts them.
+        # The rows of this chunk, divided as in `call_rows`.
         begin, end = chunk * groups // chunks * unit, (chunk + 1) * groups // chunks * unit
         swiglu_columns(gate, up, out, np.uint64(begin), np.uint64(end))
 
 
 def multiply_one(rows: CompiledRows, weights: Any, bias: Any, x: Any, beside: Any, out: Any, threads: int) -> None:
-    """out = x @ weights.T + bias."""
+    """Set out = x @ weights.T + bias."""
     if threads == 1 or weights.size * out.shape[0] < crossovers().product_bytes:
         rows.function(weights, bias, x, beside, out, 0, 1)
     else:
@@ -73,11 +79,11 @@ def multiply_one(rows: CompiledRows, weights: Any, bias: Any, x: Any, beside: An
         on_threads(address, weights, bias, x, beside, out, threads)
 
 
-Part = tuple[CompiledRows, Any, Any, Any]  # with weights, bias and out
+Part = tuple[CompiledRows, Any, Any, Any]  # rows, weights, bias and out
 
 
 def multiply_three(q: Part, k: Part, v: Part, x: Any, beside: Any, threads: int) -> None:
-    """out = x @ weights.T + bias for each part."""
+    """Set out = x @ weights.T + bias for each part."""
     rows, a, a_bias, a_out = q
     b_rows, b, b_bias, b_out = k
     c_rows, c, c_bias, c_out = v
@@ -92,7 +98,7 @@ def multiply_three(q: Part, k: Part, v: Part, x: Any, beside: Any, threads: int)
 
 
 def multiply_gated(gate: Part, up: Part, x: Any, beside: Any, out: Any, threads: int) -> None:
-    """The product of each part, then out = silu(gate's) * up's."""
+    """Compute the product of each part, then out = silu(gate's product) * up's product."""
     rows, a, a_bias, a_out = gate
     b_rows, b, b_bias, b_out = up
     if threads == 1 or (a.size + b.size) * out.shape[0] < crossovers().product_bytes:

@@ -1,8 +1,8 @@
-"""Quantise rows: activations to int8 with a scale for every 32, which int8 products take.
+"""Quantise rows: activations to int8, with a scale for every 32. Products in int8 use them.
 
 reference    NumPy
-numba        two vectors of a block, one for each of its sums: the largest magnitude, then codes
-cuda         a warp per block, a thread per number
+numba        each block is two vectors, because it needs two sums; first the largest magnitude, then the codes
+cuda         one warp per block, one thread per number
 """
 
 from __future__ import annotations
@@ -19,15 +19,19 @@ from cbtop.compute.jit.vectors import largest_magnitude, load_floats, store_roun
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
 BLOCK = 32
-FACTORS = 4  # per block: its scale, then -scale * sum of: all its codes, the first 16, the last 16
+# Factors of a block: its scale, then -scale times the sum of all its codes, of the first 16, and of the last 16.
+FACTORS = 4
 LARGEST = np.float32(127)
-SMALLEST = np.float32(2.0**-126)  # smallest nonzero scale: a smaller one has an infinite inverse
+SMALLEST = np.float32(2.0**-126)  # the smallest scale except 0; a smaller scale would have an infinite inverse
 
 
 def reference(x: Any, codes: Any, factors: Any) -> None:
-    """x: float32 (tokens, columns), whole blocks of 32; codes: the bytes of int8 (tokens, columns); factors: float32
-    (tokens, columns / 8). x is about codes * scale, to half of 2^-126 at best. A block of zeros has the scale 0, one
-    with a NaN or an infinity NaN."""
+    """Write codes and factors so that x is about codes * scale. The error is at most half the scale.
+
+    x: float32 (tokens, columns), whole blocks of 32; codes: the bytes of int8 (tokens, columns); factors: float32
+    (tokens, columns / 8). A block of zeros has the scale 0; other scales are at least 2^-126. A block that contains
+    NaN or infinity has the scale NaN.
+    """
     tokens, columns = x.shape
     is_finite = np.isfinite(x.reshape(tokens, -1, BLOCK)).all(axis=2)
     blocks = np.where(is_finite[..., None], x.reshape(tokens, -1, BLOCK), np.float32(0))
@@ -45,8 +49,10 @@ def reference(x: Any, codes: Any, factors: Any) -> None:
 
 @jit_inlined_as_written
 def quantize_block(x: Any, t: Any, block: Any, codes: Any, factors: Any) -> None:
-    """Like `reference`, for one block of a row, and equal to the last bit: if a code were one off, the product that
-    uses it would be wrong."""
+    """Compute `reference` for one block of a row. The results are identical to the last bit.
+
+    If a code differed by one, the product that uses it would be wrong.
+    """
     half = np.uint64(BLOCK // 2)
     first, place = block * np.uint64(BLOCK), block * np.uint64(FACTORS)
     begin, end = load_floats(x, t, first), load_floats(x, t, first + half)
@@ -67,15 +73,15 @@ def quantize_block(x: Any, t: Any, block: Any, codes: Any, factors: Any) -> None
 
 @jit_as_written
 def quantize_rows(x: Any, codes: Any, factors: Any) -> None:
-    """Like `reference`."""
+    """Compute `reference` with Numba."""
     for t in range(np.uint64(x.shape[0])):
         for block in range(np.uint64(x.shape[1] // BLOCK)):
             quantize_block(x, t, block, codes, factors)
 
 
-# The scale of a block from the bits of its largest magnitude, and a function that writes codes and `factors` (as in
-# `reference`). For sources with four numbers of a row in each thread, eight threads to a block; whole warps must call
-# it.
+# CUDA C++ for other sources: the scale of a block, computed from the bits of its largest magnitude, and a function
+# that writes codes and `factors` (as in `reference`). Each thread must have four numbers of a row, eight threads a
+# block, and whole warps must call the function.
 SCALES = r"""
 struct Scale {
     bool is_finite;
@@ -145,23 +151,29 @@ KERNEL quantize_rows(const float* x, int8_t* codes, float* factors, int64_t bloc
 }
 """,
 )
-WARPS = 8  # of a block
+WARPS = 8  # warps of a block of threads
 
 
 def launches(x: Any, codes: Any, factors: Any) -> tuple[CudaLaunch, ...]:
-    """A warp for every 32 numbers. Codes and factors have as many columns as x, or may have one row."""
+    """Return one launch with a warp for every 32 numbers.
+
+    `codes` and `factors` have as many columns as x, or one row.
+    """
     blocks = x.size // BLOCK
     arguments = x, codes, factors, np.int64(blocks)
     return (CudaLaunch(CUDA, "quantize_rows", *line(-(-blocks // WARPS), WARPS * WARP), arguments),)
 
 
 def work() -> KernelWork:
-    """Elements are activations: each is read, compared for the largest, scaled, rounded and summed."""
+    """Return the work of a call. Its elements are activations.
+
+    Each is read, compared to find the largest, scaled, rounded and summed.
+    """
     return KernelWork(flops_per_element=4.0, bytes_per_element=FLOAT_BYTES + 1.0 + FACTORS * FLOAT_BYTES / BLOCK)
 
 
 def empty_codes(tokens: int, columns: int) -> tuple[Any, Any]:
-    """Return codes and factors for `tokens` tokens and `columns` columns, zeros."""
+    """Return codes and factors for `tokens` tokens and `columns` columns, filled with zeros."""
     return np.zeros((tokens, columns), np.uint8), np.zeros((tokens, columns // 8), np.float32)
 
 

@@ -1,8 +1,8 @@
 """Residual add: x += delta.
 
 reference    NumPy
-numba        the same speed, without NumPy's call overhead on a row of one token
-cuda         a thread per number
+numba        the same speed as NumPy, but without its call overhead for one token
+cuda         one thread per four numbers
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWor
 
 
 def reference(x: Any, delta: Any) -> None:
-    """Both float32 (tokens, hidden)."""
+    """Add `delta` to `x`. Both are float32 (tokens, hidden)."""
     x += delta
 
 
 @jit
 def residual_add(x: Any, delta: Any) -> None:
-    """Like `reference`."""
+    """Compute `reference` with Numba."""
     columns = np.uint64(x.shape[1])
     for t in range(np.uint64(x.shape[0])):
         for i in range(columns):
@@ -50,12 +50,12 @@ KERNEL residual_add(float* x, const float* delta, int64_t size STAMP)
 
 
 def launches(x: Any, delta: Any) -> tuple[CudaLaunch, ...]:
-    """A thread for every four numbers."""
+    """Return one launch with a thread for every four numbers."""
     return (CudaLaunch(CUDA, "residual_add", *of_fours(x.size), (x, delta, np.int64(x.size))),)
 
 
 def work() -> KernelWork:
-    """Elements are outputs; two reads, one write."""
+    """Return the work of a call. Its elements are outputs. Each takes two reads and one write."""
     return KernelWork(flops_per_element=1.0, bytes_per_element=3.0 * FLOAT_BYTES)
 
 

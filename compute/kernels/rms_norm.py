@@ -1,8 +1,8 @@
 """RMSNorm: x / sqrt(mean(x²) + epsilon) * weight.
 
 reference    float64 in NumPy, five temporaries
-numba        two passes over a row that is in L1, both vectorised (9-14x of NumPy)
-cuda         a block a row, which stays in the registers of its threads
+numba        two vectorised passes over a row in L1 (9-14x the speed of NumPy)
+cuda         one block per row; the row stays in the registers of the threads
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWor
 from cbtop.compute.kernels.quantize_rows import BLOCK, SCALES
 from cbtop.compute.kernels.quantize_rows import launches as quantize_launches
 
-# A third of float32's range, for the squares of a row. If their sum were infinite the norm would be zeros, which look
-# sound, and fastmath does not allow a check for infinity.
+# The largest allowed sum of the squares of a row: a third of float32's range. With an infinite sum the norm would be
+# zeros, which look valid, and fastmath does not allow a test for infinity.
 LARGEST_SUM = np.float32(1e38)
 
 
 def reference(x: Any, weight: Any, epsilon: float, out: Any) -> None:
-    """x, out: float32 (tokens, hidden); weight: float32 (hidden,). (Zhang & Sennrich 2019)"""
+    """Set out to the RMSNorm of x, both float32 (tokens, hidden). weight: float32 (hidden,). (Zhang & Sennrich
+    2019)
+    """
     wide = x.astype(np.float64)
     out[:] = wide / np.sqrt((wide * wide).mean(axis=1, keepdims=True) + epsilon) * weight
 
 
 @jit_inlined
 def scale_of(squares: Any, count: Any, epsilon: Any) -> Any:
-    """Return the factor of a row of `count` numbers, or NaN if their squares sum up to more than LARGEST_SUM."""
+    """Return the scale of a row of `count` numbers, or NaN if their sum of squares is above LARGEST_SUM."""
     if squares > LARGEST_SUM:
         return np.int32(NOT_A_NUMBER).view(np.float32)
     return np.float32(1.0 / np.sqrt(squares / count + epsilon))
@@ -47,7 +49,7 @@ def scale_of(squares: Any, count: Any, epsilon: Any) -> Any:
 
 @jit_inlined
 def scale_of_row(x: Any, t: Any, epsilon: Any) -> Any:
-    """Return `scale_of` x[t]."""
+    """Return `scale_of` for the row x[t]."""
     hidden = np.uint64(x.shape[1])
     squares = np.float32(0)
     for i in range(hidden):
@@ -57,14 +59,14 @@ def scale_of_row(x: Any, t: Any, epsilon: Any) -> Any:
 
 @jit_inlined_as_written
 def multiply_row(x: Any, t: Any, scale: Any, weight: Any, out: Any) -> None:
-    """out[t] = x[t] * scale * weight; NaN if the scale is, which fastmath would not guarantee."""
+    """Set out[t] = x[t] * scale * weight. If the scale is NaN, set it to NaN, which fastmath would not guarantee."""
     for i in range(np.uint64(x.shape[1])):
         out[t, i] = x[t, i] * scale * weight[i]
 
 
 @jit_as_written
 def rms_norm(x: Any, weight: Any, epsilon: float, out: Any) -> None:
-    """Like `reference`; a row whose squares sum up to more than LARGEST_SUM becomes NaN."""
+    """Compute `reference` with Numba. A row with a sum of squares above LARGEST_SUM becomes NaN."""
     for t in range(np.uint64(x.shape[0])):
         multiply_row(x, t, scale_of_row(x, t, epsilon), weight, out)
 
@@ -225,25 +227,27 @@ KERNEL add_rms_norm_int8(float* x, const float* weight, float epsilon, float* ou
 
 
 def by_row(entry: str, x: Any, weight: Any, epsilon: float, out: Any, *more: Any) -> CudaLaunch:
-    """Return a launch of an entry, with a block for each row; `more`: arguments after the sizes."""
+    """Return a launch of `entry` with a block for each row. `more` contains the arguments after the sizes."""
     rows, hidden = x.shape
     arguments = x, weight, np.float32(epsilon), out, np.int32(hidden), *more
     return CudaLaunch(CUDA, entry, *of_rows(rows, hidden), arguments)
 
 
 def launches(x: Any, weight: Any, epsilon: float, out: Any) -> tuple[CudaLaunch, ...]:
-    """A block for each row."""
+    """Return one launch with a block for each row."""
     return (by_row("rms_norm", x, weight, epsilon, out),)
 
 
 def with_bf16(x: Any, weight: Any, epsilon: float, out: Any, rounded: Any) -> tuple[CudaLaunch, ...]:
-    """Like `launches`, but also writes `out` as bfloat16 to the beginning of `rounded`, uint16."""
+    """Return the launch that also writes `out` as bfloat16, to the beginning of `rounded` (uint16)."""
     return (by_row("rms_norm_bf16", x, weight, epsilon, out, rounded),)
 
 
 def with_codes(x: Any, weight: Any, epsilon: float, out: Any, codes: Any, factors: Any) -> tuple[CudaLaunch, ...]:
-    """Like `launches`, but also quantizes `out` to the beginning of `codes` and `factors`. This is one launch if rows
-    are whole blocks of 32 that fit into registers."""
+    """Return the launches that also quantize `out`, to the beginning of `codes` and `factors`.
+
+    There is one launch if rows consist of whole blocks of 32 and fit into registers.
+    """
     hidden = x.shape[1]
     if hidden % BLOCK or not stays_in_registers(hidden):
         return *launches(x, weight, epsilon, out), *quantize_launches(out, codes, factors)
@@ -251,8 +255,10 @@ def with_codes(x: Any, weight: Any, epsilon: float, out: Any, codes: Any, factor
 
 
 def work(hidden: int, *, is_on_gpu: bool = False) -> KernelWork:
-    """Return the work per output: a square, an addition and two multiplications. x is read twice, or once on a GPU
-    whose registers hold the row."""
+    """Return the work of a call. Its elements are outputs. Each takes a square, an addition and two multiplications.
+
+    x is read twice, or once on a GPU if its registers can hold the row.
+    """
     readings = 1.0 if is_on_gpu and stays_in_registers(hidden) else 2.0
     moved = (readings + 1.0) * FLOAT_BYTES
     return KernelWork(flops_per_element=4.0, bytes_per_call=hidden * FLOAT_BYTES, bytes_per_element=moved)
@@ -260,7 +266,7 @@ def work(hidden: int, *, is_on_gpu: bool = False) -> KernelWork:
 
 def _examples(rng: np.random.Generator, size: int) -> Arguments:
     x = floats(rng, 3, size)
-    x[0] *= np.float32(1e-3)  # makes epsilon count
+    x[0] *= np.float32(1e-3)  # small values, so that epsilon matters
     return x, floats(rng, size), 1e-6, np.zeros((3, size), np.float32)
 
 

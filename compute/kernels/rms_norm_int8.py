@@ -1,8 +1,8 @@
-"""RMSNorm, and its output in int8, as the next products take it.
+"""RMSNorm, with the output also quantized to int8 for the products that follow.
 
-reference    the two in a row
-numba        a row is rounded right after it is written, while it is in L1: one call for two. 0.77x of their time for
-             a row of 768, 0.96x for 128 rows (AVX2)
+reference    the two operations one after the other
+numba        each row is rounded right after it is written, while it is in L1, in one call instead of two. 0.77x of
+             their time for a row of 768, 0.96x for 128 rows (AVX2)
 """
 
 from __future__ import annotations
@@ -21,25 +21,27 @@ from cbtop.compute.kernels.rms_norm import RMS_NORM, multiply_row, scale_of_row
 
 
 def reference(x: Any, weight: Any, epsilon: float, out: Any, normed: Any, codes: Any, factors: Any) -> None:
-    """out as in `rms_norm`, with whole blocks of 32; codes and factors are `quantize_rows` of `normed`.
+    """Set `out` as in `rms_norm`, with whole blocks of 32. Set codes and factors to `quantize_rows` of `normed`.
 
-    `normed` is `out`, given again, because the codes must be those of the computed output: float64's output could
-    round a number between two codes the other way. Rows that are not finite get the codes of `out`.
+    `normed` is `out`, passed again, because the codes must be those of the computed output. The output in float64
+    could be rounded to a neighbouring code. Rows of `normed` that are not finite get the codes of `out`.
     """
     rms_norm.reference(x, weight, epsilon, out)
     quantize_finite(normed, out, codes, factors)
 
 
 def quantize_finite(normed: Any, out: Any, codes: Any, factors: Any) -> None:
-    """Write codes and factors of `normed`. Rows that are not finite in `normed` are taken from `out`, because they
-    were computed wrong and are not an input."""
+    """Write codes and factors of `normed`. Rows that are not finite are taken from `out` instead.
+
+    Such rows of `normed` were computed wrongly, so they cannot serve as input.
+    """
     is_finite = np.isfinite(normed).all(axis=1, keepdims=True)
     quantize_rows.reference(np.where(is_finite, normed, out), codes, factors)
 
 
 @jit_as_written
 def rms_norm_int8(x: Any, weight: Any, epsilon: float, out: Any, normed: Any, codes: Any, factors: Any) -> None:
-    """Like `reference`."""
+    """Compute `reference` with Numba."""
     for t in range(np.uint64(x.shape[0])):
         multiply_row(x, t, scale_of_row(x, t, epsilon), weight, out)
         for block in range(np.uint64(x.shape[1] // BLOCK)):
@@ -47,13 +49,13 @@ def rms_norm_int8(x: Any, weight: Any, epsilon: float, out: Any, normed: Any, co
 
 
 def parts(arguments: Arguments) -> tuple[Part, ...]:
-    """Return the norm, and its rounding."""
+    """Return the kernels that compute the norm and quantize it."""
     *norm, normed, codes, factors = arguments
     return (RMS_NORM, tuple(norm)), (QUANTIZE_ROWS, (normed, codes, factors))
 
 
 def with_quantizing(norm: KernelWork) -> KernelWork:
-    """Return the work of a norm and of rounding, which reads what the norm has just written."""
+    """Return the work of a norm and of quantizing the norm's output."""
     alone = quantize_rows.work()
     return replace(
         norm,
@@ -63,7 +65,7 @@ def with_quantizing(norm: KernelWork) -> KernelWork:
 
 
 def work(hidden: int) -> KernelWork:
-    """Elements are outputs of the norm."""
+    """Return the work of a call. Its elements are outputs of the norm."""
     return with_quantizing(rms_norm.work(hidden))
 
 

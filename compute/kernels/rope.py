@@ -1,8 +1,8 @@
 """RoPE: rotates pairs of a head's dimensions by an angle that grows with the position.
 
 reference    NumPy, float64
-numba        in place; angles come from a table made once a model: no sine on the decode path (4-6x of NumPy)
-cuda         a thread per pair; the position is read on the device, so that a graph runs at any
+numba        in place; angles come from a table made once per model, so a decode needs no sine (4-6x as fast as NumPy)
+cuda         one thread per pair; the position is read on the device, so that a graph can run at every position
 
 Two layouts of the pairs: "normal" (llama) rotates neighbours (2i, 2i+1), NEOX (qwen2) rotates (i, i + n/2).
 """
@@ -21,19 +21,24 @@ from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWor
 
 
 def angle_table(positions: int, frequencies: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return cosines and sines, float32 (2, positions, pairs), of position * frequency, with a frequency for each
-    pair."""
+    """Return the cosines and sines of position * frequency, float32 (2, positions, pairs).
+
+    Each pair has a frequency.
+    """
     angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies
     table = np.empty((2, *angles.shape), np.float32)
-    np.cos(angles, out=table[0])  # rounded at once: for a million positions float64 takes 4 GB more
+    np.cos(angles, out=table[0])  # round to float32 at once, because float64 takes 4 GB more for a million positions
     np.sin(angles, out=table[1])
     return table
 
 
 def reference(x: Any, head_dim: int, start: int, table: Any, neox: bool) -> None:
-    """x: float32 (tokens, heads * head_dim), token t at position start + t; table as from `angle_table`."""
+    """Rotate x, float32 (tokens, heads * head_dim). Token t is at position start + t.
+
+    `table` is from `angle_table`.
+    """
     tokens, pairs = x.shape[0], table.shape[2]
-    heads = x.reshape(tokens, -1, head_dim)  # a view: x is contiguous
+    heads = x.reshape(tokens, -1, head_dim)  # this is a view, because x is contiguous
     cos, sin = table[:, start : start + tokens, None, :].astype(np.float64)
     first, second = (
         (slice(0, pairs), slice(pairs, 2 * pairs)) if neox else (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2))
@@ -44,7 +49,7 @@ def reference(x: Any, head_dim: int, start: int, table: Any, neox: bool) -> None
 
 @jit
 def rope(x: Any, head_dim: int, start: int, table: Any, neox: bool) -> None:
-    """Like `reference`."""
+    """Compute `reference` with Numba."""
     pairs = np.uint64(table.shape[2])
     stride, gap = (np.uint64(1), pairs) if neox else (np.uint64(2), np.uint64(1))
     for t in range(np.uint64(x.shape[0])):
@@ -89,13 +94,13 @@ KERNEL rope(float* x, int columns, int64_t size, float* other, int other_columns
 
 
 def launches(x: Any, head_dim: int, start: Any, table: Any, neox: bool) -> tuple[CudaLaunch, ...]:
-    """A thread for each pair of each head."""
+    """Return one launch with a thread for each pair of each head."""
     size = _pairs_of(x, head_dim, table)
     return (_launch((x, size), (x, 0), head_dim, start, table, neox),)
 
 
 def together(first: Arguments, second: Arguments) -> tuple[CudaLaunch, ...]:
-    """Rotate queries and keys in one launch: they have the same positions and the same table."""
+    """Return one launch that rotates both queries and keys, because their positions and table are the same."""
     (x, head_dim, *how), (other, *_) = first, second
     table = how[1]
     of_x, of_other = (_pairs_of(one, head_dim, table) for one in (x, other))
@@ -117,7 +122,10 @@ def _launch(
 
 
 def work() -> KernelWork:
-    """Elements are rotated values. A pair takes 4 multiplications and 2 additions, and reads two angles."""
+    """Return the work of a call. Its elements are rotated values.
+
+    A pair takes 4 multiplications and 2 additions, and reads two angles.
+    """
     return KernelWork(flops_per_element=3.0, bytes_per_element=3.0 * FLOAT_BYTES)
 
 

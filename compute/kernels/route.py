@@ -1,10 +1,11 @@
 """Route: choose each token's experts and their weights, and group the tokens of each expert.
 
 reference    NumPy, float64
-numba        the next largest logit, once for each expert taken; then pairs are counted into the order of experts
-cuda         one block: a warp has a token, then a thread an expert, whose pairs it finds among all
+numba        finds the next largest logit, once for each chosen expert; then sorts pairs by expert, by counting
+cuda         one block: first a warp per token, then a thread per expert, which finds its pairs among all pairs
 
-A pair is a token and one of its experts. In the order of experts each one's weights are read once for all its tokens.
+A pair is a token and one of its experts. Pairs are sorted by expert, so that an expert's weights are read once for
+all its tokens.
 """
 
 from __future__ import annotations
@@ -20,19 +21,20 @@ from cbtop.compute.jit.exponential import EXPONENTIAL_FLOPS, exponential
 from cbtop.compute.jit.halves import INFINITE, MAGNITUDE, NOT_A_NUMBER
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
-LEAST = np.float32(-3e38)  # the value of a logit that is not finite: after all others
+LEAST = np.float32(-3e38)  # value in place of a logit that is not finite, so that it comes last
 
 
 def reference(
     logits: Any, normalised: bool, scale: Any, weights: Any, places: Any, tokens: Any, experts: Any, starts: Any
 ) -> None:
-    """logits: float32 (tokens, experts). Each token gets the experts with the largest logits, largest first, the
-    first of equal ones. weights, float32 (tokens, used), are the softmax over these if `normalised`, otherwise over
-    all, times `scale`.
+    """Choose the experts with the largest logits for each token, largest first; of equal logits, the first.
 
-    Pairs are ordered by expert, then token. places, int64 (tokens, used), is each pair's place in that order. tokens
-    and experts, int64 (tokens * used,), hold the token and expert of the pair at each place. Expert e
-    has the places from starts[e] to starts[e + 1], int64 (experts + 1,).
+    logits: float32 (tokens, experts). weights: float32 (tokens, used), `scale` times the softmax over the chosen
+    experts if `normalised`, otherwise over all experts.
+
+    Pairs are ordered by expert, then by token. places: int64 (tokens, used), the place of each pair in that order.
+    tokens and experts: int64 (tokens * used,), the token and the expert of the pair at each place. starts: int64
+    (experts + 1,). Expert e has the places from starts[e] to before starts[e + 1].
     """
     chosen = np.argsort(-logits, axis=1, kind="stable")[:, : weights.shape[1]]
     chances = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
@@ -55,7 +57,7 @@ def _value(logits: Any, t: Any, expert: Any) -> Any:
 def route(
     logits: Any, normalised: Any, scale: Any, weights: Any, places: Any, tokens: Any, experts: Any, starts: Any
 ) -> None:
-    """Like `reference`; the weights of a token with a logit that is not finite are NaN."""
+    """Compute `reference` with Numba. If a token has a logit that is not finite, its weights are NaN."""
     count, used = logits.shape[1], weights.shape[1]
     starts[:] = 0
     for t in range(logits.shape[0]):
@@ -67,14 +69,14 @@ def route(
                 follows = last < 0 or value < last_value or (value == last_value and expert > last)
                 if follows and (best < 0 or value > best_value):
                     best, best_value = expert, value
-            places[t, j] = best  # for now
+            places[t, j] = best  # stores the expert until its place is known
             weights[t, j] = best_value
             starts[best + 1] += 1
             last, last_value = best, best_value
         _weigh(logits, t, normalised, np.float32(scale), weights)
     for expert in range(count):
         starts[expert + 1] += starts[expert]
-    # Each start counts up to the next one, and is then set back by its count.
+    # Each start is advanced for every pair of its expert, up to the next start, and reset afterwards.
     for t in range(logits.shape[0]):
         for j in range(used):
             expert = places[t, j]
@@ -89,7 +91,7 @@ def route(
 
 @jit
 def _weigh(logits: Any, t: Any, normalised: Any, scale: Any, weights: Any) -> None:
-    """Turn weights[t] from the largest logits into weights."""
+    """Turn the chosen logits in weights[t] into weights."""
     largest, total = weights[t, 0], np.float32(0)
     is_finite: Any = True
     for expert in range(logits.shape[1]):
@@ -195,7 +197,7 @@ KERNEL route(const float* logits, int normalised, float scale, float* weights, i
 def launches(
     logits: Any, normalised: bool, scale: Any, weights: Any, places: Any, tokens: Any, experts: Any, starts: Any
 ) -> tuple[CudaLaunch, ...]:
-    """One block, because it orders all pairs."""
+    """Return one launch with one block, because it orders all pairs."""
     (count, expert_count), used = logits.shape, weights.shape[1]
     outs = weights, places, tokens, experts, starts
     sizes = np.int32(count), np.int32(expert_count), np.int32(used)
@@ -204,7 +206,10 @@ def launches(
 
 
 def work(used: int) -> KernelWork:
-    """Elements are logits: each is compared once for every expert taken, and has at most one exponential."""
+    """Return the work of a call. Its elements are logits.
+
+    Each is compared once for every chosen expert, and has at most one exponential.
+    """
     return KernelWork(flops_per_element=used + EXPONENTIAL_FLOPS + 1.0, bytes_per_element=FLOAT_BYTES)
 
 

@@ -1,9 +1,9 @@
-"""Sampling: the greedy choice, the first token with the largest logit; or one drawn from the likeliest.
+"""Sampling: the first token with the largest logit (greedy), or a token drawn from the likeliest ones.
 
 reference    NumPy's argmax; NumPy's stable sort, softmax and cumulative sum
-numba        the same scan inside compiled code's buffers; one scan that keeps the few likeliest in order
-cuda         all blocks find the largest. The last token of top_k, the last of top_p and the drawn one are each found
-             in that one of 2,048 bins in which sums of weights pass their bound (cuda/sampling.py)
+numba        greedy: one scan for the largest; drawn: one scan that keeps the likeliest few in order
+cuda         greedy: all blocks search for the largest; drawn: the last token of top_k, that of top_p and the drawn
+             token are each found in one of 2,048 bins, by sums of weights (cuda/sampling.py)
 """
 
 from __future__ import annotations
@@ -20,17 +20,21 @@ from cbtop.compute.jit.compile import jit
 from cbtop.compute.jit.philox import uniform
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
-FEW = 256  # likeliest tokens that are kept in order as they come; more are found by sorting all
+# Up to this number, the likeliest tokens are kept in order during one scan; more are found by sorting all tokens.
+FEW = 256
 
 
 def reference(logits: Any, out: Any) -> None:
-    """out[t] = argmax of logits[t]; logits: float32 (tokens, vocabulary), out: int64 (tokens,)."""
+    """Set out[t] = argmax of logits[t]. logits: float32 (tokens, vocabulary); out: int64 (tokens,)."""
     out[:] = logits.argmax(axis=1)
 
 
 @jit
 def greedy(logits: Any, out: Any) -> None:
-    """Like `reference`, in two passes: find the largest value (vectorised), then its first position."""
+    """Compute `reference` with Numba.
+
+    The first pass finds the largest value (vectorised), the second its first position.
+    """
     vocabulary = np.uint64(logits.shape[1])
     for t in range(np.uint64(logits.shape[0])):
         largest = logits[t, np.uint64(0)]
@@ -43,7 +47,10 @@ def greedy(logits: Any, out: Any) -> None:
 
 
 def work() -> KernelWork:
-    """Elements are logits; a comparison each, not counted as an operation on floats, and one read."""
+    """Return the work of a call. Its elements are logits. Each is read once.
+
+    The comparison of each is not counted, because it is not an operation on floats.
+    """
     return KernelWork(bytes_per_element=float(FLOAT_BYTES))
 
 
@@ -54,11 +61,12 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
 def drawn_reference(
     logits: Any, temperature: float, top_k: int, top_p: float, seed: int, position: int, sequence: int, out: Any
 ) -> None:
-    """out[0] = a token drawn from the softmax of logits[0] / temperature over the remaining tokens: the `top_k`
-    likeliest (0: all; of equals the first), reduced to the fewest whose probabilities add up to `top_p` of theirs.
+    """Set out[0] to a token drawn from the softmax of logits[0] / temperature over the remaining tokens.
 
-    logits: float32 (1, vocabulary), out: int64 (1,). The draw is number `position` of `sequence` by `seed`
-    (`jit.philox.uniform`): the token at which the cumulative probability, the likeliest first, rises above it.
+    These are the `top_k` likeliest (0: all; the first of equal ones), reduced to the fewest whose probabilities add
+    up to `top_p` of the total. The draw is number `position` of `sequence` with `seed` (`jit.philox.uniform`). The
+    token is the one at which the cumulative probability, the likeliest first, exceeds the draw. logits: float32 (1,
+    vocabulary); out: int64 (1,).
     """
     order = np.argsort(-logits[0], kind="stable")[: top_k or None]
     scaled = logits[0, order].astype(np.float64) / temperature
@@ -71,7 +79,7 @@ def drawn_reference(
 
 @jit
 def _likeliest(logits: Any, wanted: Any) -> Any:
-    """Return the places of the `wanted` largest logits, largest first, of equals the first one first."""
+    """Return the places of the `wanted` largest logits, largest first. Equal logits keep their order."""
     vocabulary = logits.shape[1]
     if wanted > FEW:
         return np.argsort(-logits[0], kind="mergesort")[:wanted]
@@ -94,7 +102,7 @@ def _likeliest(logits: Any, wanted: Any) -> Any:
 def drawn(
     logits: Any, temperature: Any, top_k: Any, top_p: Any, seed: Any, position: Any, sequence: Any, out: Any
 ) -> None:
-    """Like `drawn_reference`."""
+    """Compute `drawn_reference` with Numba."""
     vocabulary = logits.shape[1]
     order = _likeliest(logits, min(top_k, vocabulary) if top_k > 0 else vocabulary)
     cumulative = np.empty(len(order), np.float64)
@@ -107,12 +115,12 @@ def drawn(
     out[0] = order[min(np.searchsorted(cumulative[:kept], draw, "right"), kept - 1)]
 
 
-CUDA = CudaModule("sampling", cuda.SAMPLING)  # keeps values between launches: one call at a time
+CUDA = CudaModule("sampling", cuda.SAMPLING)  # The module keeps values between launches, so calls must not overlap.
 GRID = line(cuda.BLOCKS, cuda.THREADS)
 
 
 def launches(logits: Any, out: Any) -> tuple[CudaLaunch, ...]:
-    """One launch for each token."""
+    """Return one launch for each token."""
     tokens, vocabulary = logits.shape
     return tuple(
         CudaLaunch(CUDA, "greedy", *GRID, (logits, out, np.int32(vocabulary), np.int32(row))) for row in range(tokens)
@@ -122,7 +130,9 @@ def launches(logits: Any, out: Any) -> tuple[CudaLaunch, ...]:
 def drawn_launches(
     logits: Any, temperature: float, top_k: int, top_p: float, seed: int, position: Any, sequence: Any, out: Any
 ) -> tuple[CudaLaunch, ...]:
-    """Find the range of logits, their weights in bins, the last tokens of top_k and top_p if needed, and the draw."""
+    """Return launches that find the range of logits, the weights of bins, the last tokens of top_k and top_p, and
+    the draw.
+    """
     vocabulary = logits.shape[1]
 
     def launch(entry: str, *more: Any) -> CudaLaunch:
@@ -137,7 +147,7 @@ def drawn_launches(
 
 
 def _drawn_examples(rng: np.random.Generator, size: int) -> Arguments:
-    top_k = size if size < FEW / 2 else 0  # for many tokens all, which are found by sorting
+    top_k = size if size < FEW / 2 else 0  # for a large size all tokens, which are found by sorting
     return floats(rng, 1, 3 * size), 0.8, top_k, 0.95, size, 7, 1, np.zeros(1, np.int64)
 
 

@@ -1,8 +1,8 @@
-"""Soft cap: holds logits between two bounds, and leaves small ones nearly as they are.
+"""Soft cap: limits logits to between two bounds, and leaves small logits nearly unchanged.
 
 reference    NumPy, float64
 numba        one vectorised pass with its own hyperbolic tangent
-cuda         a thread a number
+cuda         one thread per number
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWor
 
 
 def reference(x: Any, cap: float, out: Any) -> None:
-    """out = cap * tanh(x / cap); x, out: float32 (tokens, vocabulary)."""
+    """Set out = cap * tanh(x / cap). x, out: float32 (tokens, vocabulary)."""
     out[:] = cap * np.tanh(x.astype(np.float64) / cap)
 
 
 @jit
 def soft_cap(x: Any, cap: float, out: Any) -> None:
-    """Like `reference`."""
+    """Compute `reference` with Numba."""
     columns, largest, inverse = np.uint64(x.shape[1]), np.float32(cap), np.float32(1 / cap)
     for t in range(np.uint64(x.shape[0])):
         for i in range(columns):
@@ -47,12 +47,12 @@ KERNEL soft_cap(const float* x, float cap, float* out, int64_t size STAMP)
 
 
 def launches(x: Any, cap: float, out: Any) -> tuple[CudaLaunch, ...]:
-    """A thread for each output."""
+    """Return one launch with a thread for each output."""
     return (CudaLaunch(CUDA, "soft_cap", *of_each(x.size), (x, np.float32(cap), out, np.int64(x.size))),)
 
 
 def work() -> KernelWork:
-    """Elements are outputs; one read, one write."""
+    """Return the work of a call. Its elements are outputs. Each takes one read and one write."""
     return KernelWork(flops_per_element=TANGENT_FLOPS + 2.0, bytes_per_element=2.0 * FLOAT_BYTES)
 
 

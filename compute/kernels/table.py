@@ -1,4 +1,4 @@
-"""Every kernel, in the order of a token's pass."""
+"""All kernels, in the order of a token's pass."""
 
 from __future__ import annotations
 

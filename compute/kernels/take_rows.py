@@ -1,8 +1,8 @@
-"""Take rows: copies the rows of an expert's tokens, one after another.
+"""Take rows: copy the rows of an expert's tokens, one after another.
 
 reference    NumPy
 numba        copies a row at a time
-cuda         a thread per number
+cuda         one thread per number
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWor
 
 
 def reference(x: Any, tokens: Any, out: Any) -> None:
-    """out[i] = x[tokens[i]]; x float32 (all tokens, hidden), tokens int64, out float32 (tokens, hidden)."""
+    """Set out[i] = x[tokens[i]].
+
+    x: float32 (all tokens, hidden); tokens: int64; out: float32 (tokens, hidden).
+    """
     out[:] = x[tokens]
 
 
 @jit
 def take_rows(x: Any, tokens: Any, out: Any) -> None:
-    """Like `reference`."""
+    """Compute `reference` with Numba."""
     columns = np.uint64(x.shape[1])
     for place in range(np.uint64(tokens.shape[0])):
         token = np.uint64(tokens[place])
@@ -47,13 +50,13 @@ KERNEL take_rows(const float* x, const int64_t* tokens, float* out, int columns,
 
 
 def launches(x: Any, tokens: Any, out: Any) -> tuple[CudaLaunch, ...]:
-    """A thread for each output."""
+    """Return one launch with a thread for each output."""
     arguments = x, tokens, out, np.int32(out.shape[1]), np.int64(out.size)
     return (CudaLaunch(CUDA, "take_rows", *of_each(out.size), arguments),)
 
 
 def work() -> KernelWork:
-    """Elements are outputs: each is read once and written once."""
+    """Return the work of a call. Its elements are outputs. Each is read once and written once."""
     return KernelWork(bytes_per_element=2.0 * FLOAT_BYTES)
 
 
