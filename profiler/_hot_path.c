@@ -1,20 +1,19 @@
-/* The code that runs at every brick, compiled: the same names, records and tests as hot_path.py.
+/* The code that runs at every brick, in C: the same names, records and tests as in hot_path.py.
 
    Rules
-   - It contains start, stop, the `with` form, the layer's scope, the timed calls of a host's modules and functions,
-     and the begin and end of a model's steps (_model_steps.h); nothing else. A new scope, a new position, a record
-     without a ring and every error are calls back into Python.
-   - The GIL is held throughout. A thread reserves a record by one step of the ring's cursor, writes it, and stores
-     its tag last, with release order; nothing of Python runs between these. So a record is complete or does not
-     count.
-   - Python knows whose position it is (positions.py). It is asked again if the thread has switched contexts since
-     (each task, and each greenlet, runs in a context of its own), and if a position has gone.
+   - This file contains only: start, stop, the `with` form, the layer's scope, the timed calls of a host's modules and
+     functions, and the begin and end of a model's steps (_model_steps.h). For a new scope, a new position, a record
+     without a ring and every error, it calls Python.
+   - The GIL is held throughout. A thread reserves a record by moving the ring's cursor, writes the record, and stores
+     its tag last, with release order. No Python code runs meanwhile. So a record is either complete or not counted.
+   - Python knows which position belongs to the caller (positions.py). It is asked again if the thread has switched
+     contexts (each task, and each greenlet, runs in its own context), or if a position has been freed.
    - Only a wrong argument, or an exception that is not an Exception (an interrupt), reaches the host from here.
-   - A brick that one thread starts and a second one stops is recorded; the starting thread moves in the graph.
-   - At the end of a brick its kernel has filled the caches: in a model, most of the cost is cache misses. So a scope
-     remembers the scope after it and the call that made it. That saves a look-up, and the lines are fetched at the
-     end of the brick before. Data that every brick needs is kept together. Memory to be written is fetched before the
-     clock is read. The calls that replace modules lend the references they hold.
+   - A brick that one thread starts and another thread stops is recorded. The position of the starting thread moves.
+   - At the end of a brick its kernel has filled the caches, so in a model most of the cost is cache misses. Therefore
+     a scope remembers the scope after it, and the call that started that scope. This saves a look-up, and these cache
+     lines are prefetched at the end of the brick before. Data that every brick needs is stored together. Memory to be
+     written is prefetched before the clock is read. References that a replaced call holds are borrowed.
    - The node of a position is also in its slot of the ring's header, for readers after this process was killed.
 */
 
@@ -43,28 +42,28 @@ enum { FIRST_SLOT_WORD = 24, SLOT_WORDS = 8, SLOTS = 61, SLOT_THREAD = 0, SLOT_N
 #define TAG_MASK INT64_C(0xffffffff)
 #define FLAG_UNCOUNTED (INT64_C(1) << 26)
 #define NO_NODE 0
-#define HELD (-1) /* instead of a node: the record waits for the name of its step */
+#define HELD (-1) /* in place of a node: the record waits until its step has a name */
 enum { MAX_HELD = 1 << 16 };
 
 #define LIKELY(condition) __builtin_expect(!!(condition), 1)
 #define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
-/* Waits for nothing: the line is on its way while the clock is read. */
+/* Prefetch a cache line without waiting: it arrives while the clock is read. */
 #define FETCH_TO_WRITE(address) __builtin_prefetch((address), 1)
-/* The lines of an object of up to 112 bytes, wherever in its lines it begins. */
+/* Prefetch the cache lines of an object of up to 112 bytes with any alignment. */
 #define FETCH_OBJECT(object) (FETCH_TO_WRITE(object), FETCH_TO_WRITE((const char *)(object) + 64))
 
-/* A place in the graph: its node, the scope it is in, and the scopes in it by their keys. */
+/* A place in the graph, with its node, the scope around it, and the scopes inside it by their keys. */
 typedef struct Scope {
     PyObject_HEAD
     PyObject *key;
     struct Scope *parent;
-    struct Scope *next; /* the one started next to it after it had ended, at the last look-up; may be NULL */
-    const void *call_after; /* the call that started `next`: an address to prefetch, possibly freed; may be NULL */
-    const void *module_after; /* the same, of its reference to its module */
+    struct Scope *next; /* the scope that started next to this one after its end, at the last look-up, or NULL */
+    const void *call_after; /* the call that started `next`, or NULL: only prefetched, because it may be freed */
+    const void *module_after; /* the reference of that call to its module: only prefetched, too */
     int64_t node;
     int64_t parent_node; /* NO_NODE at the root */
     PyObject *children;
-    PyObject *work; /* the FLOP and bytes of a call by its elements, if that is not a straight line; else NULL */
+    PyObject *work; /* FLOP and bytes of a call by its elements, if they are not linear in them; else NULL */
 } Scope;
 
 struct HotPath;
@@ -72,20 +71,20 @@ struct HotPath;
 /* The place in the graph of one thread, task or greenlet, and the settings of its step. */
 typedef struct Position {
     PyObject_HEAD
-    Scope *scope; /* the position holds this one and all around it, so that moving touches only the new one */
-    Scope *left;  /* the one it was in before, if it has started nothing since; may be NULL */
-    int64_t *slot;          /* the same in the ring; `nowhere` if there is none */
-    struct HotPath *holder; /* the path with this position in its `holders`; NULL without a slot. Borrowed */
-    uint64_t ring_serial;   /* of the ring for which a slot was last requested */
-    int64_t lane;           /* flags of every record: tells steps that run at the same time apart */
-    PyObject *step;         /* the innermost step it is in; NULL outside of steps */
-    PyObject *held;         /* the records of a step without a name yet, a list; else NULL */
+    Scope *scope; /* the current scope; the position owns references to it and all scopes around it */
+    Scope *left;  /* the scope that was left last, if nothing was started since, or NULL */
+    int64_t *slot;          /* the position's slot in the ring's header, or `nowhere` */
+    struct HotPath *holder; /* the path with this position in its `holders`; borrowed; NULL without a slot */
+    uint64_t ring_serial;   /* the serial of the ring from which a slot was last requested */
+    int64_t lane;           /* flags of every record, which distinguish steps that run at the same time */
+    PyObject *step;         /* the innermost step around the position; NULL outside of steps */
+    PyObject *held;         /* a list of records, while their step has no name; else NULL */
     PyObject *unit;         /* other data of the same thread, task or greenlet; may be NULL */
     PyObject *weak_references;
     char recording; /* 0 in a step that is not sampled */
 } Position;
 
-/* A running brick. Not collected: neither a scope nor a position holds timers. */
+/* A running brick. Needs no garbage collection, because neither scopes nor positions refer to timers. */
 typedef struct {
     PyObject_HEAD
     Position *position;
@@ -100,9 +99,9 @@ typedef struct HotPath {
     int64_t *words;     /* the ring; NULL while none is attached */
     int64_t wrap;       /* its capacity - 1 */
     int recording;
-    int64_t forked_ns; /* calls that began until then are the parent's to record */
-    pid_t pid; /* of the process that attached the ring: a forked child does not write into its parent's */
-    PyObject *define; /* this and what follows: see Callbacks in hot_path.py */
+    int64_t forked_ns; /* time of the last fork: the parent records calls that began before */
+    pid_t pid; /* the process that attached the ring: a forked child does not write into its parent's ring */
+    PyObject *define; /* this and the next fields: see Callbacks in hot_path.py */
     PyObject *record;
     PyObject *uncounted;
     PyObject *amounts;
@@ -111,7 +110,7 @@ typedef struct HotPath {
     Scope *root;
     Py_buffer ring;
     PyObject *weak_references;
-    Position *holders[SLOTS]; /* the position of each slot of the ring; borrowed: a position removes itself */
+    Position *holders[SLOTS]; /* the position in each slot of the ring; borrowed, because a position removes itself */
 } HotPath;
 
 typedef struct {
@@ -120,7 +119,7 @@ typedef struct {
     HotPath *hot_path;
     PyObject *key;
     PyObject *elements;
-    Position *position; /* NULL, as is `scope`, before it is entered and while nothing is recorded */
+    Position *position; /* `position` and `scope` are NULL before the span is entered and while nothing is recorded */
     Scope *scope;
     int64_t start_ns;
 } Span;
@@ -133,22 +132,23 @@ typedef struct {
 
 static PyTypeObject *ScopeType, *PositionType, *TimerType, *HotPathType, *SpanType, *SpanMethodType;
 static PyObject *finder, *perf_counter_ns, *layer_kind, *one, *numel, *call_impl, *getattribute, *model_of_step, *name_of_key;
-static uint64_t serials;     /* of rings: never reused */
-static uint64_t generation;  /* incremented whenever a position or a hot path has gone */
-static int64_t nowhere[SLOT_WORDS]; /* the slot of positions without one: written, never read */
+static uint64_t serials;     /* the last serial of a ring; serials are never reused */
+static uint64_t generation;  /* incremented whenever a position or a hot path is freed */
+static int64_t nowhere[SLOT_WORDS]; /* the slot of positions that have none in the ring: written, never read */
 
-/* The position that this thread used last, and when. It is still the caller's if the thread has not switched
-   contexts, and still exists if nothing has gone. The TLS model saves a call at each access. If a loader has no room
-   for it, the import fails and the Python hot path is used. */
+/* The position that this thread used last, and the state at that time. It is still the caller's position if the
+   thread has not switched contexts, and it still exists if `generation` is unchanged. The TLS model saves a call at
+   each access. If a loader has no room for it, the import fails, and the Python hot path is used. */
 static _Thread_local struct {
     HotPath *hot_path;
-    uint64_t thread_state; /* its id: a C thread may have several, one after the other */
+    uint64_t thread_state; /* the id of the thread state: a C thread may have several, one after another */
     uint64_t context_version;
     uint64_t generation;
     Position *position;
 } last __attribute__((tls_model("initial-exec"))) = {NULL, 0, 0, 0, NULL};
 
-/* Freed timers and spans, for reuse: a third of the cost of making one. They keep their reference to their type. */
+/* Freed timers and spans, for reuse, which takes a third of the time of making one. They keep the reference to their
+   type. */
 enum { SPARE = 16 };
 typedef struct {
     int count;
@@ -220,8 +220,8 @@ scope_traverse(Scope *self, visitproc visit, void *arg)
 static int
 scope_clear(Scope *self)
 {
-    /* `children` stays, because a scope that can still be reached must be one to look into. So does `parent`:
-       positions go by it, and without children no cycle leads through it. */
+    /* `children` stays, because a scope that can still be reached must have it. `parent` stays, because positions
+       follow it, and without children no cycle leads through it. */
     if (self->children != NULL)
         PyDict_Clear(self->children);
     Py_CLEAR(self->key);
@@ -290,21 +290,21 @@ position_traverse(Position *self, visitproc visit, void *arg)
 static inline void
 say_where(Position *position, int64_t node, int64_t start_ns)
 {
-    /* A reader must never see a node with a different one's start: in between there is no node. */
+    /* A reader must never see a node with the start of another node. So there is no node in the meantime. */
     _Atomic int64_t *slot = (_Atomic int64_t *)position->slot;
     atomic_store_explicit(&slot[SLOT_NODE], NO_NODE, memory_order_relaxed);
     atomic_store_explicit(&slot[SLOT_START], start_ns, memory_order_release);
     atomic_store_explicit(&slot[SLOT_NODE], node, memory_order_release);
 }
 
-/* The tokens of the step that runs, or its sequences if these are not known; 0: neither is. */
+/* Publish the tokens of the running step, or its sequences if the tokens are unknown, or 0 if both are. */
 static inline void
 say_size(Position *position, int64_t size)
 {
     atomic_store_explicit((_Atomic int64_t *)position->slot + SLOT_SIZE, size, memory_order_relaxed);
 }
 
-/* Give this position a slot of the ring, if one is free. */
+/* Give this position a slot of the ring, if there is a free one. */
 __attribute__((noinline, cold)) static void
 take_slot(HotPath *self, Position *position)
 {
@@ -347,7 +347,7 @@ give_slot_back(Position *position)
     position->slot = nowhere;
 }
 
-/* Go to `parent`, a scope that the position is in; to none if the position itself goes. */
+/* Move the position out to `parent`, a scope around it, or to NULL if the position is freed. */
 static inline void
 go_up(Position *position, Scope *parent)
 {
@@ -360,7 +360,7 @@ go_up(Position *position, Scope *parent)
     }
 }
 
-/* Go to a scope anywhere in the graph. */
+/* Move the position to a scope anywhere in the graph. */
 __attribute__((noinline, cold)) static void
 go_to(Position *position, Scope *scope)
 {
@@ -375,7 +375,7 @@ go_to(Position *position, Scope *scope)
     }
 }
 
-/* Go to the parent of `scope`, if the position is in it. Returns whether it is. */
+/* Move the position to the parent of `scope` if the position is in `scope`. Returns whether it was. */
 static inline int
 leave(Position *position, Scope *scope)
 {
@@ -407,7 +407,7 @@ enter(HotPath *self, Position *position, Scope *scope)
 static int
 position_clear(Position *self)
 {
-    /* `scope` stays: it is never NULL, and a cycle through it is broken at the scopes. */
+    /* `scope` stays, because it must never be NULL. Cycles through it are broken at the scopes. */
     Py_CLEAR(self->step);
     Py_CLEAR(self->held);
     Py_CLEAR(self->unit);
@@ -419,7 +419,7 @@ position_dealloc(Position *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
-    generation++; /* no thread remembers this one */
+    generation++; /* makes all threads forget this position */
     if (self->weak_references != NULL)
         PyObject_ClearWeakRefs((PyObject *)self);
     give_slot_back(self);
@@ -513,7 +513,7 @@ new_position(HotPath *self, PyObject *Py_UNUSED(ignored))
     return (PyObject *)position;
 }
 
-/* The caller's position, borrowed: its thread, task or greenlet holds it. */
+/* Return the caller's position, borrowed: the caller's thread, task or greenlet holds it. */
 __attribute__((noinline, cold)) static Position *
 find_position(HotPath *self)
 {
@@ -596,8 +596,8 @@ read_clock(HotPath *self, int64_t *now_ns)
     return *now_ns == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* 1: `elements` is a count below 2^63; 0: it is not; -1: an exception that is not an Exception, such as an interrupt.
-   */
+/* Return 1 if `elements` is a count below 2^63, and 0 if it is not. Return -1 for an exception that is not an
+   Exception, such as an interrupt. */
 static inline int
 as_elements(PyObject *elements, int64_t *value)
 {
@@ -618,14 +618,14 @@ as_elements(PyObject *elements, int64_t *value)
     return !overflow && *value >= 0;
 }
 
-/* End recording after an error of ours or of the host's clock, which the host must not see. Logs it (once, in
-   Python). Returns 0, or -1 if the error is not an Exception. */
+/* Stop recording after an error of cbtop or of the host's clock, which must not reach the host. Python logs the error
+   once. Returns 0, or -1 if the error is not an Exception. */
 __attribute__((noinline, cold)) static int
 give_up(HotPath *self)
 {
     if (!PyErr_ExceptionMatches(PyExc_Exception))
         return -1;
-    if (PyErr_ExceptionMatches(PyExc_RecursionError)) { /* the host is at the end of its stack: this one is left out */
+    if (PyErr_ExceptionMatches(PyExc_RecursionError)) { /* the host's stack is full: omit this brick */
         PyErr_Clear();
         return 0;
     }
@@ -640,17 +640,17 @@ give_up(HotPath *self)
     Py_XDECREF(type);
     Py_XDECREF(error);
     Py_XDECREF(trace);
-    return PyErr_Occurred() ? -1 : 0; /* an exception of the host's signal handler, now or before */
+    return PyErr_Occurred() ? -1 : 0; /* -1: an exception of the host's signal handler */
 }
 
 static inline void
 write_record(HotPath *self, int64_t tag, int64_t start_ns, int64_t end_ns, int64_t elements)
 {
     int64_t *words = self->words;
-    /* No locked step, because every writer of this ring holds the GIL. */
+    /* No atomic increment is needed, because every writer of this ring holds the GIL. */
     int64_t number = words[CURSOR_WORD];
     atomic_store_explicit((_Atomic int64_t *)&words[CURSOR_WORD], number + 1, memory_order_relaxed);
-    /* The old record here may be half overwritten from now on: the moved cursor becomes visible first. */
+    /* The moved cursor must be visible before the old record here is overwritten. */
     atomic_thread_fence(memory_order_release);
     _Atomic int64_t *record = (_Atomic int64_t *)(words + HEADER_BYTES / 8 + (number & self->wrap) * RECORD_WORDS);
     atomic_store_explicit(&record[0], start_ns, memory_order_relaxed);
@@ -660,8 +660,8 @@ write_record(HotPath *self, int64_t tag, int64_t start_ns, int64_t end_ns, int64
     atomic_store_explicit(&record[3], tag, memory_order_release);
 }
 
-/* Write a record into the ring. Converting comes first, because it may run Python. Elements that are not a count are
-   left out of the record, which has a flag for that, and reported once. */
+/* Write a record into the ring. The elements are converted first, because that may run Python code. If they are not a
+   count, the record has a flag instead of them, and they are reported once. */
 static inline int
 write_whole(HotPath *self, int64_t tag, int64_t start_ns, int64_t end_ns, PyObject *elements)
 {
@@ -681,7 +681,7 @@ write_whole(HotPath *self, int64_t tag, int64_t start_ns, int64_t end_ns, PyObje
     return done == NULL ? give_up(self) : 0;
 }
 
-/* Record a call that waits for the name of its step, or that has work of its own. */
+/* Record a call whose step has no name yet, or whose work is not linear in its elements. */
 __attribute__((noinline, cold)) static int
 write_seldom(HotPath *self, Position *position, Scope *scope, int64_t start_ns, int64_t end_ns, PyObject *elements,
              int64_t flags)
@@ -713,7 +713,7 @@ write_seldom(HotPath *self, Position *position, Scope *scope, int64_t start_ns, 
         Py_XDECREF(done);
         return done == NULL ? give_up(self) : 0;
     }
-    /* As a count, so that an object of the host's is not kept. */
+    /* Store the elements as a number, so that no object of the host is kept alive. */
     int64_t count;
     int whole = as_elements(elements, &count);
     if (whole < 0)
@@ -732,8 +732,8 @@ write_seldom(HotPath *self, Position *position, Scope *scope, int64_t start_ns, 
     return kept < 0 ? give_up(self) : 0;
 }
 
-/* The scope of `key` at this position, defined if it is new. A new reference; NULL with an exception set, or without
-   one if nothing can be recorded. */
+/* Return the scope of `key` at this position, as a new reference. Defines it if it is new. Returns NULL with an
+   exception set, or NULL without an exception if nothing can be recorded. */
 __attribute__((noinline)) static Scope *
 look_up(HotPath *self, Position *position, PyObject *key)
 {
@@ -741,7 +741,7 @@ look_up(HotPath *self, Position *position, PyObject *key)
     Scope *scope = (Scope *)PyDict_GetItemWithError(outer->children, key);
     if (scope == NULL) {
         if (PyErr_Occurred())
-            return NULL; /* an invalid key: the caller's mistake */
+            return NULL; /* the caller has passed an invalid key */
         Py_INCREF(outer);
         scope = (Scope *)PyObject_CallFunctionObjArgs(self->define, (PyObject *)outer, key, NULL);
         Py_DECREF(outer);
@@ -757,13 +757,13 @@ look_up(HotPath *self, Position *position, PyObject *key)
     else
         Py_INCREF(scope);
     Scope *left = position->left;
-    if (left != NULL && left->parent == scope->parent && scope->node != NO_NODE) /* such a scope is not kept */
+    if (left != NULL && left->parent == scope->parent && scope->node != NO_NODE) /* no node: a scope for one use */
         Py_XSETREF(left->next, (Scope *)Py_NewRef(scope));
     return scope;
 }
 
-/* Go to the scope of `key` at the caller's place, and start timing it. Gives two new references, or NULL and NULL if
-   it is not to be recorded. */
+/* Move the caller's position into the scope of `key`, and start timing. Stores new references to the position and the
+   scope, or leaves them NULL if nothing is recorded. */
 static inline int
 begin(HotPath *self, PyObject *key, Position **position_found, Scope **scope_found, int64_t *start_ns)
 {
@@ -822,7 +822,8 @@ finish(HotPath *self, Position *position, Scope *scope, int64_t start_ns, PyObje
     return done == NULL ? give_up(self) : 0;
 }
 
-/* The arguments of a fast call in the order of `names`. Arguments that are not given keep their value. */
+/* Store the arguments of a fast call in `found`, in the order of `names`. Arguments that are not given keep their
+   value there. */
 __attribute__((noinline)) static int
 arguments(const char *function, PyObject *const *args, Py_ssize_t count, PyObject *kwnames, const char *const *names,
           Py_ssize_t wanted, Py_ssize_t most, PyObject **found)
@@ -899,24 +900,22 @@ stop_brick(HotPath *self, PyObject *const *args, Py_ssize_t count, PyObject *kwn
     Py_RETURN_NONE;
 }
 
-/* ---- calls of a host's modules and functions ----
-
-   Classes of instrument/wrapping.py and instrument/functions.py with instances that are called instead of the host's
-   objects. Their `__call__` in Python is what Dynamo sees. The same is here in C, for steps that the compiled hot
-   path records. All other cases are left to Python. */
+/* ---- calls of a host's modules and functions ---- Instances of classes in instrument/wrapping.py and
+   instrument/functions.py are called instead of the host's objects. Dynamo sees their `__call__` in Python. The code
+   here does the same in C, for steps that the compiled hot path records. All other cases are left to Python. */
 
 enum { MODULE_PATH, MODULE_KEY, MODULE_MODEL, MODULE_MODULE, MODULE_INSTEAD, MODULE_ASKS };
 enum { FUNCTION_ORIGINAL, FUNCTION_NAME, FUNCTION_BRICK, FUNCTION_FIRST, FUNCTION_BRICK_OF };
 enum { FUNCTION_QUERIES = FUNCTION_BRICK_OF + 1, FUNCTION_LAST };
 enum { MOST_SLOTS = 7 };
 
-/* A class with its calls made here. */
+/* A class whose instances are called by C code. */
 typedef struct {
     const char *names[MOST_SLOTS];
     ternaryfunc call;
     Py_ssize_t offsets[MOST_SLOTS];
     PyTypeObject *type;
-    PyObject *in_python; /* its `__call__` */
+    PyObject *in_python; /* its `__call__` in Python */
 } Calls;
 
 static PyObject *module_call(PyObject *self, PyObject *args, PyObject *kwargs);
@@ -925,20 +924,20 @@ static Calls module_calls = {{"_path", "_key", "_model", "module", "instead", "a
 static Calls function_calls = {{"original", "name", "brick", "first", "brick_of", "queries", "last"}, function_call};
 static PyObject *count_elements, *tensor_type, *is_overridden, *definition_type, *swapped_in; /* see `functions` */
 static PyObject *hiding, *shape_of_tensor, *dtype_of_tensor, *is_cpu_of_tensor;
-/* Functions needed at every call, called directly if they are C: looking one up, and calling it like one of Python's,
-   costs as much again. NULL if they are not. */
+/* C functions that are needed at every call, to be called directly, or NULL. A look-up and a call through Python
+   would double their cost. */
 static PyCFunction c_is_overridden, c_numel;
-static PyTypeObject *step_type;  /* of the last step */
-static Py_ssize_t model_of_type; /* the offset of their model in its objects; 0 if that is not a slot */
+static PyTypeObject *step_type;  /* the type of the last step */
+static Py_ssize_t model_of_type; /* the offset of the model in objects of `step_type`; 0 if it is not a slot */
 
-/* A new reference to the value of a slot; NULL if it is empty. */
+/* Return a new reference to the value of a slot, or NULL if the slot is empty. */
 static inline PyObject *
 slot_of(Calls *calls, PyObject *self, int at)
 {
     return Py_XNewRef(*(PyObject **)((char *)self + calls->offsets[at]));
 }
 
-/* The same, borrowed. */
+/* Return a borrowed reference to the value of a slot, or NULL if the slot is empty. */
 static inline PyObject *
 lent_by(Calls *calls, PyObject *self, int at)
 {
@@ -961,7 +960,7 @@ call_with(PyObject *callable, PyObject *self, PyObject *args, PyObject *kwargs)
     return result;
 }
 
-/* Record a call that failed, while its exception propagates. If recording raises too, that exception propagates. */
+/* Record a call that failed. Its exception stays set, unless recording raises another one, which replaces it. */
 static void
 finish_failed(HotPath *self, Position *position, Scope *scope, int64_t start_ns)
 {
@@ -978,7 +977,7 @@ finish_failed(HotPath *self, Position *position, Scope *scope, int64_t start_ns)
     Py_DECREF(none);
 }
 
-/* The result of `elements_of` in Python for the arguments from the one numbered `first` on. */
+/* Return the result of `elements_of` in Python, for the arguments from number `first` on. */
 static PyObject *
 elements_in_python(PyObject *args, PyObject *kwargs, Py_ssize_t first, PyObject *error)
 {
@@ -1006,7 +1005,8 @@ is_tensor(PyObject *value)
     return PyType_IsSubtype(Py_TYPE(value), (PyTypeObject *)tensor_type);
 }
 
-/* The elements of a call: of the first tensor, read directly if it is a plain one without an override. */
+/* Return the elements of a call: those of the first tensor. C code reads a plain tensor without an override, and
+   Python any other. */
 static inline PyObject *
 elements_given(PyObject *args, PyObject *kwargs, Py_ssize_t first)
 {
@@ -1042,17 +1042,17 @@ elements_given(PyObject *args, PyObject *kwargs, Py_ssize_t first)
     return elements;
 }
 
-/* The `_call_impl` of a class's modules, valid while the class is unchanged: looking it up costs as much as a brick.
-   */
+/* The `_call_impl` of a class of modules, as long as the class does not change. A look-up would cost as much as a
+   brick. */
 typedef struct {
     PyTypeObject *type;
     unsigned int version;
-    PyObject *function; /* borrowed: the class of that version holds it */
+    PyObject *function; /* borrowed: the class holds it as long as its version is the same */
 } Implementation;
 enum { IMPLEMENTATIONS = 64 };
 static Implementation implementations[IMPLEMENTATIONS];
 
-/* Changes whenever a class, or one of its bases, has changed; 0 if not known. */
+/* Return a number that changes whenever a class, or one of its bases, changes; 0 if unknown. */
 static inline unsigned int
 version_of(PyTypeObject *type)
 {
@@ -1077,8 +1077,9 @@ look_for_implementation(PyTypeObject *type, Implementation *known)
     known->version = function != NULL && PyFunction_Check(function) ? version_of(type) : 0;
 }
 
-/* The callable behind a call of `module`, a new reference: a function of its class, which takes the module first
-   (`is_bound` is then 0), or any other `_call_impl`. NULL with an exception set. */
+/* Return the callable that a call of `module` runs, as a new reference. If it is a function of the module's class, it
+   takes the module first, and `is_bound` is set to 0. Otherwise it is any other `_call_impl`. Returns NULL with an
+   exception set. */
 static inline PyObject *
 implementation_of(PyObject *module, int *is_bound)
 {
@@ -1102,7 +1103,8 @@ implementation_of(PyObject *module, int *is_bound)
     return PyObject_GetAttr(module, call_impl);
 }
 
-/* The recursion depth that a call through an object of ours costs the host: CPython 3.11 counts it like a frame. */
+/* Give back the recursion depth that a call through cbtop's object takes from the host: CPython 3.11 counts such a
+   call like a frame. */
 #if PY_VERSION_HEX < 0x030C0000
 #define DEEPER(frames) (PyThreadState_GET()->recursion_remaining += (frames))
 #else
@@ -1111,7 +1113,7 @@ implementation_of(PyObject *module, int *is_bound)
 
 enum { MOST_ON_STACK = 8 };
 
-/* Call `callable`, with `self` first unless that is NULL. */
+/* Call `callable`, with `self` as the first argument unless `self` is NULL. */
 static inline PyObject *
 call_it(PyObject *callable, PyObject *self, PyObject *args, PyObject *kwargs)
 {
@@ -1126,8 +1128,8 @@ call_it(PyObject *callable, PyObject *self, PyObject *args, PyObject *kwargs)
     return PyObject_VectorcallDict(callable, stack, (size_t)count + 1, kwargs);
 }
 
-/* Call `callable` (with `self` first, unless that is NULL) as the brick `key`. Its elements are `elements`, or those
-   of the arguments if that is NULL. */
+/* Call `callable` as in `call_it`, and time the call as the brick `key`. Its elements are `elements`, or those of the
+   arguments if `elements` is NULL. */
 static inline PyObject *
 call_timed(HotPath *path, PyObject *key, PyObject *callable, PyObject *self, PyObject *args, PyObject *kwargs,
            Py_ssize_t first, PyObject *elements)
@@ -1157,7 +1159,7 @@ call_timed(HotPath *path, PyObject *key, PyObject *callable, PyObject *self, PyO
     return result;
 }
 
-/* The model of a step, a new reference. */
+/* Return the model of a step, as a new reference. */
 static inline PyObject *
 model_of(PyObject *step)
 {
@@ -1174,7 +1176,8 @@ model_of(PyObject *step)
     return model != NULL ? Py_NewRef(model) : PyObject_GetAttr(step, model_of_step);
 }
 
-/* Whether a step of `model` (NULL: of any) is recorded at the caller's place; -1 with an exception set. */
+/* Return whether a step of `model` (NULL: of any model) is recorded at the caller's position; -1 with an exception
+   set. */
 static inline int
 is_in_step(HotPath *path, PyObject *model, Position **found)
 {
@@ -1195,7 +1198,8 @@ is_in_step(HotPath *path, PyObject *model, Position **found)
     return is_same;
 }
 
-/* The target of a weak reference, a new reference; NULL if it is gone, or with an exception set. */
+/* Return the target of a weak reference, as a new reference. NULL if the target was freed, or with an exception set.
+   */
 static inline PyObject *
 living(PyObject *reference)
 {
@@ -1210,8 +1214,8 @@ living(PyObject *reference)
 #endif
 }
 
-/* As BrickCall.__call__. The caller holds `self`, which holds its members and each of its keys since it was made. So
-   these are borrowed, because counting a reference touches the object's cache line. */
+/* Does the same as BrickCall.__call__. The caller holds `self`, and `self` holds its members and all keys that it has
+   ever had. So references to these are borrowed: counting a reference touches the object's cache line. */
 static PyObject *
 module_call(PyObject *self, PyObject *args, PyObject *kwargs)
 {
@@ -1227,7 +1231,7 @@ module_call(PyObject *self, PyObject *args, PyObject *kwargs)
     if (is_timed < 0)
         goto done;
     PyObject *asks = is_timed ? lent_by(&module_calls, self, MODULE_ASKS) : NULL;
-    if (UNLIKELY(asks != NULL && asks != Py_None)) { /* of the first calls: about once a step */
+    if (UNLIKELY(asks != NULL && asks != Py_None)) { /* only the first calls have it: about once per step */
         Py_INCREF(asks);
         PyObject *asked = PyObject_CallNoArgs(asks);
         Py_DECREF(asks);
@@ -1262,7 +1266,7 @@ done:
     return result;
 }
 
-/* The path of all models with calls swapped in; NULL if there are several. */
+/* Return the path of all models whose calls are swapped in, or NULL if they have different paths. */
 static inline PyObject *
 only_path(void)
 {
@@ -1276,7 +1280,7 @@ only_path(void)
     return Py_XNewRef(path);
 }
 
-/* Whether the caller is in a brick that was defined as `name`; -1 with an exception set. */
+/* Return whether the caller is in a brick called `name`; -1 with an exception set. */
 static inline int
 is_inside(Position *position, PyObject *name)
 {
@@ -1293,8 +1297,8 @@ is_inside(Position *position, PyObject *name)
 
 enum { QUERY_SHAPE, KEY_SHAPE, VALUE_SHAPE, KEY_TYPE, IS_CPU, FOUND, LAST_PARTS };
 
-/* The key of the result of `brick_of`, if shapes decide it: attention that hides no key, with one query in each
-   sequence. A tuple; NULL in other cases, with an exception set if a look-up raised one. */
+/* Return a tuple of the shapes and settings that decide the result of `brick_of`. They do for attention that hides no
+   key and has one query per sequence. In other cases return NULL, with an exception set if a look-up raised one. */
 static PyObject *
 shapes_of(PyObject *args, PyObject *kwargs, Py_ssize_t queries)
 {
@@ -1330,7 +1334,8 @@ shapes_of(PyObject *args, PyObject *kwargs, Py_ssize_t queries)
     return found;
 }
 
-/* The result of `brick_of` for the arguments. A step that decodes calls it once, because its layers are similar. */
+/* Return the result of `brick_of` for the arguments. A decode step calls `brick_of` only once, because its layers are
+   similar. */
 static PyObject *
 found_by(PyObject *self, PyObject *brick_of, PyObject *args, PyObject *kwargs)
 {
@@ -1342,7 +1347,7 @@ found_by(PyObject *self, PyObject *brick_of, PyObject *args, PyObject *kwargs)
     if (PyErr_Occurred()) {
         if (!PyErr_ExceptionMatches(PyExc_Exception))
             return NULL;
-        PyErr_Clear(); /* Python reports it */
+        PyErr_Clear(); /* the Python code meets the error again, and reports it */
     }
     if (shapes != NULL) {
         PyObject *last = slot_of(&function_calls, self, FUNCTION_LAST), *found = NULL;
@@ -1370,7 +1375,7 @@ found_by(PyObject *self, PyObject *brick_of, PyObject *args, PyObject *kwargs)
     return found;
 }
 
-/* As FunctionCall.__call__. */
+/* Does the same as FunctionCall.__call__. */
 static PyObject *
 function_call(PyObject *self, PyObject *args, PyObject *kwargs)
 {
@@ -1412,7 +1417,7 @@ function_call(PyObject *self, PyObject *args, PyObject *kwargs)
         Py_DECREF(found);
     }
     if (is_timed && !is_a_part) {
-        size_t from = PyLong_AsSize_t(first); /* not a negative one */
+        size_t from = PyLong_AsSize_t(first); /* raises an error for a negative number */
         if (from != (size_t)-1 || !PyErr_Occurred())
             result = call_timed((HotPath *)path, brick, original, NULL, args, kwargs, (Py_ssize_t)from, elements);
     }
@@ -1428,7 +1433,7 @@ done:
     return result;
 }
 
-/* The offsets of the slots `names` in objects of `type`, up to the first name that is NULL. */
+/* Store the offsets of the slots `names` in objects of `type`, up to the first name that is NULL. */
 static int
 find_slots(PyTypeObject *type, const char *const *names, Py_ssize_t *offsets, int most)
 {
@@ -1449,7 +1454,7 @@ find_slots(PyTypeObject *type, const char *const *names, Py_ssize_t *offsets, in
     return 0;
 }
 
-/* Make calls of instances of `type` here. Its `__call__` stays, for those that look it up. */
+/* Make C code run the calls of instances of `type`. The type's `__call__` stays, for code that looks it up. */
 static int
 compile_type(PyTypeObject *type, Calls *calls)
 {
@@ -1464,7 +1469,7 @@ compile_type(PyTypeObject *type, Calls *calls)
     return 0;
 }
 
-/* The FunctionCall that a Python function closes over; borrowed, NULL if there is none. */
+/* Return the FunctionCall in the closure of a Python function, borrowed, or NULL. */
 static inline PyObject *
 closed_over(PyObject *function)
 {
@@ -1477,7 +1482,7 @@ closed_over(PyObject *function)
     return NULL;
 }
 
-/* The function that a wrapper closes over and that closes over its FunctionCall; borrowed, NULL if there is none. */
+/* Return the function in the closure of a wrapper that has a FunctionCall in its own closure; borrowed, or NULL. */
 static inline PyObject *
 timed_in(PyObject *wrapper)
 {
@@ -1490,7 +1495,7 @@ timed_in(PyObject *wrapper)
     return NULL;
 }
 
-/* The FunctionCall of a wrapper, or of the function in it. */
+/* Return the FunctionCall of a wrapper, or of the function in its closure. */
 static inline PyObject *
 call_of(PyObject *function)
 {
@@ -1498,7 +1503,8 @@ call_of(PyObject *function)
     return timed == NULL ? found : closed_over(timed);
 }
 
-/* Pack the arguments of a vectorcall: a tuple, and a dict if any are named. -1 with an exception set. */
+/* Pack the arguments of a vectorcall into a tuple, and into a dict if there are keyword arguments. Returns -1 with an
+   exception set. */
 static int
 pack_arguments(PyObject *const *args, size_t count, PyObject *kwnames, PyObject **in_order, PyObject **by_name)
 {
@@ -1515,8 +1521,8 @@ pack_arguments(PyObject *const *args, size_t count, PyObject *kwnames, PyObject 
     return 0;
 }
 
-/* Call a wrapper of functions.py, or the function in it, without running their frames, which Dynamo sees. Python 3.11
-   still runs the wrapper's frame if a Python frame calls it by name. */
+/* Call a wrapper of functions.py, or the function in its closure, without running their Python frames. Only Dynamo
+   sees these frames. Python 3.11 still runs the wrapper's frame if a Python frame calls it by name. */
 static PyObject *
 wrapper_call(PyObject *function, PyObject *const *args, size_t count, PyObject *kwnames)
 {
@@ -1562,15 +1568,15 @@ compile_wrapper(PyObject *Py_UNUSED(module), PyObject *function)
     return Py_NewRef(function);
 }
 
-/* A timed builtin function of the host. Only its vectorcall differs while it is timed: identity, hash, name and module
-   of the object do not change. */
+/* A timed builtin function of the host. While it is timed, only its vectorcall is different. The object keeps its
+   identity, hash, name and module. */
 typedef struct {
     PyCFunctionObject *function;
     PyObject *call; /* a FunctionCall */
 } TimedBuiltin;
 enum { TIMED_BUILTINS = 4 };
 static TimedBuiltin timed_builtins[TIMED_BUILTINS];
-static PyObject *dispatch_stack_of_torch; /* the number of modes that see calls of torch */
+static PyObject *dispatch_stack_of_torch; /* returns the number of modes that see calls of torch */
 
 static TimedBuiltin *
 timed_builtin_of(PyObject *function)
@@ -1581,7 +1587,7 @@ timed_builtin_of(PyObject *function)
     return NULL;
 }
 
-/* Whether a call of torch runs now, and is not traced into a graph or made of tensors without contents. */
+/* Return whether a call of torch would really run: it is not traced into a graph, and its tensors have contents. */
 static int
 is_run(void)
 {
@@ -1625,7 +1631,7 @@ takes_keywords(PyObject *function)
             ((PyCFunctionObject *)function)->vectorcall == call_builtin);
 }
 
-/* A builtin function that does what `function` does without timing. */
+/* Return a builtin function that does what `function` does without timing. */
 static PyObject *
 copy_builtin(PyObject *Py_UNUSED(module), PyObject *function)
 {
@@ -1637,7 +1643,7 @@ copy_builtin(PyObject *Py_UNUSED(module), PyObject *function)
     return PyCFunction_NewEx(theirs->m_ml, theirs->m_self, theirs->m_module);
 }
 
-/* Time the calls of a builtin function by a FunctionCall; None: stop timing them. */
+/* Time the calls of a builtin function by a FunctionCall, or stop timing them if the second argument is None. */
 static PyObject *
 time_builtin(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -1646,7 +1652,7 @@ time_builtin(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     TimedBuiltin *timed = timed_builtin_of(function);
     if (call == Py_None) {
-        if (timed != NULL) /* its call stays: it may be running */
+        if (timed != NULL) /* `timed->call` stays, because it may be running */
             timed->function->vectorcall = NULL;
         Py_RETURN_NONE;
     }
@@ -1665,7 +1671,8 @@ time_builtin(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* Take the exception and pass it to `told`; -1 if it is not an Exception, or if `told` raised. */
+/* Clear the current exception and pass it to `told`. Returns -1 if it is not an Exception, or if `told` raises one.
+   */
 static int
 tell_of_exception(PyObject *told)
 {
@@ -1686,12 +1693,12 @@ tell_of_exception(PyObject *told)
 
 static PyObject *standing, *host_attribute, *missed, *traces, *failed_call; /* see call_attribute.py */
 
-static PyObject *torch_call; /* the code of torch in which a module is called */
-/* The module for which this thread last got a replacement. torch reads the attribute twice for a call, and a second
-   thread may have removed the replacement in between: the second answer must be callable, too. */
+static PyObject *torch_call; /* the code of torch's function that calls a module */
+/* The module for which this thread last got a replacement. torch reads the attribute twice for one call, and another
+   thread may remove the replacement in between. The second result must be callable, too. */
 static _Thread_local void *last_replaced;
 
-/* Whether torch reads the attribute to call a module. Other readers get the host's value. */
+/* Return whether torch is reading the attribute to call a module. Other readers get the host's value. */
 static int
 is_call_of_torch(void)
 {
@@ -1709,7 +1716,7 @@ is_call_of_torch(void)
     return is_call;
 }
 
-/* As _get: the replacement of a module's call. */
+/* Does the same as _get in call_attribute.py: returns the replacement of a module's call. */
 static PyObject *
 slot_get(PyObject *Py_UNUSED(slot), PyObject *module, PyObject *Py_UNUSED(type))
 {
@@ -1724,7 +1731,7 @@ slot_get(PyObject *Py_UNUSED(slot), PyObject *module, PyObject *Py_UNUSED(type))
         return NULL;
     int is_call = 0;
     if ((there != Py_None || last_replaced == module) && is_call_of_torch()) {
-        there = Py_XNewRef(there); /* the next call may remove it */
+        there = Py_XNewRef(there); /* because the next line may remove it from `standing` */
         PyObject *is_traced = PyObject_CallNoArgs(traces);
         Py_XDECREF(is_traced);
         PyErr_Clear();
@@ -1756,7 +1763,7 @@ slot_get(PyObject *Py_UNUSED(slot), PyObject *module, PyObject *Py_UNUSED(type))
     return there != NULL ? there : Py_NewRef(Py_None);
 }
 
-/* As _call_after in call_attribute.py. `self` is (prepared, look, module). */
+/* Does the same as _call_after in call_attribute.py. `self` is the tuple (prepared, look, module). */
 static PyObject *
 call_prepared(PyObject *self, PyObject *args, PyObject *kwargs)
 {
@@ -1906,7 +1913,7 @@ hot_path_enter(HotPath *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* The number of tokens or sequences that a host has given; 0 if it is none: it may be any object. */
+/* Return the number of tokens or sequences that a host has given, which may be any object. 0 if it is not a count. */
 static int64_t
 count_in(PyObject *given)
 {
@@ -2016,7 +2023,7 @@ attach(HotPath *self, PyObject *ring)
     return PyObject_GetAttrString((PyObject *)self, "_write");
 }
 
-/* Put the attribute `name` of `object` into `field`. */
+/* Store the attribute `name` of `object` in `field`. */
 static int
 take(PyObject *object, const char *name, PyObject **field)
 {
@@ -2067,14 +2074,15 @@ hot_path_traverse(HotPath *self, visitproc visit, void *arg)
     Py_VISIT(self->give_up);
     Py_VISIT(self->find);
     Py_VISIT(self->root);
-    /* Not ring.obj: it leads to no cycle, and a memoryview that the collector cleared first cannot be released. */
+    /* ring.obj is not visited: no cycle leads through it, and a memoryview that was cleared before cannot be
+       released. */
     return 0;
 }
 
 static int
 hot_path_clear(HotPath *self)
 {
-    generation++; /* no thread remembers this one */
+    generation++; /* makes all threads forget this hot path */
     self->recording = 0;
     detach(self);
     Py_CLEAR(self->find);
@@ -2203,7 +2211,7 @@ span_exit(Span *self, PyObject *const *args, Py_ssize_t count)
         return NULL;
     }
     if (self->scope != NULL) {
-        /* Code that runs while the elements are read may enter this span again. */
+        /* Own references, because code that runs while the elements are read may enter this span again. */
         Position *position = (Position *)Py_NewRef(self->position);
         Scope *scope = (Scope *)Py_NewRef(self->scope);
         PyObject *elements = Py_NewRef(self->elements == NULL ? Py_None : self->elements);
@@ -2217,8 +2225,8 @@ span_exit(Span *self, PyObject *const *args, Py_ssize_t count)
     Py_RETURN_NONE;
 }
 
-/* Replaces __enter__ and __exit__: a `with` statement binds both to the span, and makes an object for each. Bound,
-   these two are the span itself, which is callable; that saves a quarter of the `with` form. */
+/* The calls of __enter__ and __exit__. A `with` statement would make a bound method for each. Here both names give
+   the span itself, which is callable. That saves a quarter of the time of the `with` form. */
 static PyObject *
 span_call(PyObject *self, PyObject *const *args, size_t count, PyObject *kwnames)
 {
@@ -2287,7 +2295,7 @@ span_traverse(Span *self, visitproc visit, void *arg)
     return 0;
 }
 
-/* No tp_clear: a cycle through a span is broken at the hot path. */
+/* There is no tp_clear, because a cycle through a span is broken at the hot path. */
 static void
 span_dealloc(Span *self)
 {

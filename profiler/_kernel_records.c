@@ -1,8 +1,7 @@
-/* Reads the records of CUPTI's buffers in C: the same as `read_in_python` in device/cupti.py, which says what the offsets
-   are. A step of 700 launches has 12,000 to 20,000 records, most of them of calls: 60 ms in Python, 1 ms here.
-
-   CUPTI's function that goes from a record to the next is given by its address, so that a test can replace it. No code of
-   Python's runs while records are read. */
+/* Reads the records in CUPTI's buffers, like `read_in_python` in device/cupti.py, which explains the offsets. A step
+   of 700 launches has 12,000 to 20,000 records, most of them for calls. Reading them takes 60 ms in Python, and 1 ms
+   here. The function of CUPTI that moves from a record to the next is given by its address, so that a test can
+   replace it. No Python code runs while records are read. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -15,7 +14,7 @@ enum { REGISTERS_AT = 6, TIMES_AT = 16, SIZES_AT = 52, CALL_AT = 92, NAME_AT = 1
 
 typedef int (*Next)(uint8_t *buffer, size_t size_bytes, uint8_t **record);
 
-/* Return the kernel of a record as a tuple, or None if it makes no sense. */
+/* Return the kernel in a record as a tuple, or None if the record is invalid. */
 static PyObject *
 kernel_of(const uint8_t *record)
 {
@@ -42,7 +41,8 @@ kernel_of(const uint8_t *record)
                          registers, sizes[6], sizes[7], call, graph, (unsigned long long)(node & UINT32_MAX));
 }
 
-/* Add a record of at most `left` bytes. Returns 1 if it is lost, because it makes no sense; -1: an error is set. */
+/* Add a record of at most `left` bytes. Returns 0, or 1 if the record is invalid and lost, or -1 with an exception
+   set. */
 static int
 add(const uint8_t *record, size_t left, PyObject *kernels, PyObject *externals)
 {

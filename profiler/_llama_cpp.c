@@ -1,15 +1,16 @@
-/* The callback that llama.cpp's scheduler calls at each node of a graph (`cb_eval`): names and times of one graph in
-   N.
+/* The callback that llama.cpp's scheduler calls for each node of a graph (`cb_eval`). It records the names and times
+   of the nodes of one graph in N.
 
    Rules
-   - It may run in any thread, with the GIL or without, also while Python ends: nothing of Python runs in it. Its
-     memory is never freed, because a context of llama.cpp may call it for as long as it lives.
-   - ggml's structures differ by version: a node's name, operation and sizes are read by ggml's own functions.
-   - Declining all nodes of a graph lets ggml compute it whole. In a kept graph every node that computes is requested,
-     so ggml computes them one by one and waits after each.
-   - A graph begins with the look-up of its tokens' rows. It ends with the node result_output, or when the next one
-     begins. A kept graph finds room, or is counted as lost. So is one during which a second thread begins its own,
-     which would be two contexts that share a callback.
+   - The callback may run in any thread, with the GIL or without, even while Python ends. So it runs no Python code.
+     Its memory is never freed, because a context of llama.cpp may call it as long as the context exists.
+   - ggml's structures differ by version, so ggml's own functions read a node's name, operation and sizes.
+   - If the callback declines all nodes of a graph, ggml computes the whole graph at once. In a recorded graph, the
+     callback requests every node that computes something. So ggml computes these nodes one by one, and waits for
+     each.
+   - A graph begins with the look-up of the rows of its tokens. It ends with the node result_output, or when the next
+     graph begins. A graph is counted as lost if there is no room to record it. It is also lost if another thread
+     begins a graph meanwhile, because then two contexts share one callback.
 */
 
 #define PY_SSIZE_T_CLEAN
@@ -38,7 +39,8 @@ typedef struct {
     int64_t elements, start_ns, end_ns;
 } Node;
 
-/* A kept graph: it belongs to the thread that computes it until `state` is FULL, then to the one that takes it. */
+/* A recorded graph. It belongs to the thread that computes it until `state` is FULL, then to the thread that calls
+   `take`. */
 typedef struct {
     atomic_int state;
     pthread_t thread;
@@ -56,8 +58,8 @@ typedef struct {
     int wake; /* an eventfd */
     atomic_bool is_on;
     atomic_uint_fast64_t lost;
-    _Atomic(Graph *) keeps; /* the graph that runs, if it is kept */
-    atomic_flag is_locked; /* the following fields, and the kept graph */
+    _Atomic(Graph *) keeps; /* the running graph if it is recorded, or NULL */
+    atomic_flag is_locked; /* the lock of the following fields and of the recorded graph */
     uint64_t begun;
     int64_t kept;
     Graph graphs[GRAPHS];
@@ -83,7 +85,7 @@ static void
 lock(Context *context)
 {
     while (atomic_flag_test_and_set_explicit(&context->is_locked, memory_order_acquire))
-        sched_yield(); /* for some nanoseconds, and only if two contexts share a callback */
+        sched_yield(); /* takes some nanoseconds, and happens only if two contexts share a callback */
 }
 
 static void
@@ -92,7 +94,7 @@ unlock(Context *context)
     atomic_flag_clear_explicit(&context->is_locked, memory_order_release);
 }
 
-/* The kept graph, if it is the caller's. */
+/* Return the recorded graph if it is the caller's, or NULL. */
 static Graph *
 own(Context *context)
 {
@@ -100,7 +102,7 @@ own(Context *context)
     return graph != NULL && pthread_equal(graph->thread, pthread_self()) ? graph : NULL;
 }
 
-/* Stop keeping it: it is FULL, or lost. */
+/* Stop recording the running graph: it is complete (FULL) or lost (EMPTY). */
 static void
 leave(Context *context, int state)
 {
@@ -136,7 +138,7 @@ begin(Context *context, const void *tensor)
     wake(context);
 }
 
-/* The next node of the graph; NULL if there is no room for it. */
+/* Return the place for the next node of the graph, or NULL if there is no room for it. */
 static Node *
 room_for_one(Graph *graph)
 {
@@ -171,7 +173,7 @@ is_one_of(const char *name, const char *const *names)
 static const char *const BEGINS[] = {"inp_embd", "embd", "node_0", NULL};
 static const char *const COMPUTES_NOTHING[] = {"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE", NULL};
 
-/* Note this node of the caller's graph. Returns whether it computes anything. */
+/* Record a node of the caller's graph as begun. Returns false if the node computes nothing, or if it is lost. */
 static bool
 note(Context *context, Graph *graph, const void *tensor, const char *name)
 {
@@ -235,7 +237,7 @@ callback(void *tensor, bool is_asked, void *data)
     return atomic_load_explicit(&context->is_on, memory_order_relaxed) && ask(context, tensor);
 }
 
-/* The context at an address; NULL with an exception set. */
+/* Return the context at an address, or NULL with an exception set. */
 static Context *
 context_at(PyObject *address)
 {

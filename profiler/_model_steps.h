@@ -1,18 +1,19 @@
-/* Steps of a called model, compiled: how steps.py (ActiveStep) and, of instrument/, governor.py, model_call.py,
-   open_step.py, steps.py and timed_model.py begin and end a plain step, or one of those that are all recorded, in one
-   piece. A part of _hot_path.c.
+/* Begins and ends steps of a called model in C. A part of _hot_path.c. It does the same as the Python code in
+   steps.py (ActiveStep) and in instrument/governor.py, model_call.py, open_step.py, steps.py and timed_model.py.
+   It handles plain steps, and recorded steps if every step is recorded.
 
    Rules
-   - After a model has run, everything that Python needs for a function (its code, names, types) has left the caches:
-     20 functions took 34 us of a step of 2.4 ms. Here it is a few cache lines, whatever is done.
-   - Objects are Python's own, with every slot as Python would have it: code that finds the step while it runs sees no
-     difference.
-   - Unusual cases (a step inside a step or one that waits for a token; the step that swaps calls in, or out; a clock
-     that fails) are checked before anything has changed: then Python does all of it, or all of the end.
-   - Making an object may collect garbage, and so run anything. Earlier checks are repeated after that.
-   - A slot is read by its offset only of an object that is exactly of the type that has it. */
+   - After a model has run, the data that Python needs to run a function (its code, names, types) is not in the caches
+     any longer: 20 functions took 34 us of a step of 2.4 ms. The C code needs only a few cache lines.
+   - The objects are Python's own, with the same value in every slot as from Python. So code that finds a running step
+     sees no difference.
+   - Unusual cases are: a step inside a step, a step that waits for a token, a step that swaps calls in or out, a
+     clock that fails. They are detected before anything has changed. Then Python does the whole begin, or the whole
+     end.
+   - Making an object may collect garbage, and so run any code. After that, earlier checks are repeated.
+   - A slot is read by its offset only from an object of exactly the type that has the slot. */
 
-/* For code that runs once a step and is fetched anew each time: small is fast. */
+/* For code that runs once per step and is not in the caches by then: small code is fast. */
 #define ONCE_A_STEP __attribute__((cold, noinline))
 
 enum { MODEL_CALL, MODEL_STEPS, UNIT, OPEN_STEP, STEP, STEPS, GOVERNOR, MODEL, KIND, PLAIN_TYPES };
@@ -81,7 +82,8 @@ typedef struct {
     int64_t tokens, sequences, cached;
 } Described;
 
-/* Roles of arguments: new tokens by their rank, caches likewise; the others are left to Python. */
+/* Roles of arguments. Smaller numbers are new tokens, by rank. ROLE_CACHE plus a rank is a cache. ROLE_ELSE is left
+   to Python. */
 enum { ROLE_CACHE = 32, ROLE_ELSE = 64, ROLE_END = 96 };
 
 static inline int
@@ -90,7 +92,7 @@ is_of(PyObject *object, int type)
     return object != NULL && Py_IS_TYPE(object, plain[type].type);
 }
 
-/* The value of a slot, borrowed; NULL if it is empty. */
+/* The value of a slot, borrowed, or NULL if the slot is empty. */
 #define PLAIN_SLOT(object, type, slot) (*(PyObject **)((char *)(object) + plain[type].offsets[slot]))
 
 static inline void
@@ -102,7 +104,7 @@ fill(PyObject *object, int type, int slot, PyObject *value)
     Py_XDECREF(before);
 }
 
-/* The same with a reference that is given away. */
+/* Like `fill`, but takes over the caller's reference to `value`. */
 static inline void
 give(PyObject *object, int type, int slot, PyObject *value)
 {
@@ -120,7 +122,7 @@ monotonic_ns(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* 1: a slot holds an integer of up to 63 bits, which is now in `value`. */
+/* Return 1, and store the number in `value`, if a slot holds an integer of up to 63 bits. Otherwise return 0. */
 static inline int
 number_in(PyObject *number, int64_t *value)
 {
@@ -131,7 +133,7 @@ number_in(PyObject *number, int64_t *value)
     return !overflow;
 }
 
-/* An optional attribute: 1 with a new reference if it exists; 0 if not, -1 with an exception set. */
+/* Look up an optional attribute. Returns 1 with a new reference if it exists, 0 if not, -1 with an exception set. */
 static inline int
 optional(PyObject *object, PyObject *name, PyObject **found)
 {
@@ -142,7 +144,8 @@ optional(PyObject *object, PyObject *name, PyObject **found)
 #endif
 }
 
-/* Whether looking up these names in `thing` runs no code of the host: no `__getattr__`, no property. */
+/* Return whether `thing` defines get_seq_length as a function, and whether both names can be looked up in it without
+   running code of the host (a `__getattr__` or a property). */
 static inline int
 is_plain_to_ask(PyObject *thing, PyObject *first, PyObject *second)
 {
@@ -157,8 +160,8 @@ is_plain_to_ask(PyObject *thing, PyObject *first, PyObject *second)
     return 1;
 }
 
-/* The positions in the cache of a call; 0 if Python must find out, -1 with an exception set. As `cached_positions` of
-   phases.py if its first layer reports that it is in use. */
+/* Store the number of cached positions, like `cached_positions` in phases.py, if the first layer of the cache reports
+   that it is in use. Returns 1, or 0 if Python must find the number, or -1 with an exception set. */
 ONCE_A_STEP static int
 positions_in(PyObject *cache, int64_t *cached)
 {
@@ -183,7 +186,7 @@ positions_in(PyObject *cache, int64_t *cached)
         Py_XDECREF(first);
         return 0;
     }
-    /* The shape of its keys is read: for tensors of a host's own kind, Python hides that. */
+    /* `get_seq_length` reads the shape of the keys. If they are a tensor subclass, only Python hides that from it. */
     known = optional(first, initialized_name, &is_used);
     if (known > 0 && is_used == Py_True && (known = optional(first, length_name, &length)) > 0)
         known = optional(first, keys_name, &keys);
@@ -207,7 +210,8 @@ typedef struct {
     long rank_of_tokens, rank_of_cache;
 } Arguments;
 
-/* 1: `value`, given as `name`, is noted; 0 if Python must describe the call; -1 with an exception set. */
+/* Examine the argument `value` called `name`. Returns 1, or 0 if Python must describe the call, or -1 with an
+   exception set. */
 static inline int
 take_argument(Arguments *found, PyObject *name, PyObject *value)
 {
@@ -235,7 +239,7 @@ take_argument(Arguments *found, PyObject *name, PyObject *value)
     return 1;
 }
 
-/* Whether a tensor is of integers that can be ids; -1 with an exception set. */
+/* Return whether a tensor has a dtype that token ids can have; -1 with an exception set. */
 static inline int
 has_type_of_ids(PyObject *tensor)
 {
@@ -245,7 +249,8 @@ has_type_of_ids(PyObject *tensor)
     return is_known;
 }
 
-/* As `describe` for the call of a model without a cache and without known argument names: by its first tensor. */
+/* Like `describe`, for the call of a model without a cache and without known argument names. Uses the first tensor.
+   */
 ONCE_A_STEP static int
 describe_nameless(PyObject *call, PyObject *args, PyObject *kwargs, Described *found)
 {
@@ -295,7 +300,8 @@ describe_nameless(PyObject *call, PyObject *args, PyObject *kwargs, Described *f
     return known && found->phase != NULL && found->sequences < INT32_MAX;
 }
 
-/* As `describe` of phases.py for the usual cases. 0: left to Python; -1 with an exception set. */
+/* Describe a call like `describe` in phases.py, in the usual cases. Returns 1, or 0 if Python must describe the call,
+   or -1 with an exception set. */
 ONCE_A_STEP static int
 describe(PyObject *call, PyObject *args, PyObject *kwargs, Described *found)
 {
@@ -346,8 +352,8 @@ describe(PyObject *call, PyObject *args, PyObject *kwargs, Described *found)
     return 1;
 }
 
-/* Clear an exception of ours: Python meets it again, and reports it. Returns -1, with the exception set, if it is the
-   host's (an interrupt, or one of its signal handler). */
+/* Clear an exception of cbtop. The Python code will meet it again, and report it. Returns -1, with the exception set,
+   if it is the host's (an interrupt, or raised by a signal handler). */
 static inline int
 forget_exception(void)
 {
@@ -356,7 +362,7 @@ forget_exception(void)
     return tell_of_exception(lent.reraise_host_error);
 }
 
-/* Whether a command requests a burst of kernels: 1, also if not known; exceptions are cleared. */
+/* Return whether a command requests a kernel burst. Returns 1 if that is unknown. Clears exceptions. */
 ONCE_A_STEP static int
 is_burst_asked(PyObject *steps)
 {
@@ -376,15 +382,15 @@ is_burst_asked(PyObject *steps)
     return is_asked;
 }
 
-/* Whether calls are traced or compiled, or run on tensors without contents: 1, also if not known; -1 with an
-   exception set. */
+/* Return whether calls are being traced or compiled, or run on tensors without contents. Returns 1 if that is
+   unknown, and -1 with an exception set. */
 ONCE_A_STEP static int
 is_traced(void)
 {
     PyObject *answer;
     if (lent.compiling_flags == Py_None)
         answer = PyObject_CallNoArgs(lent.is_compiling);
-    else /* its result, without its frames */
+    else /* the flag that `is_compiling` returns, without its frames */
         answer = Py_XNewRef(PyDict_GetItemWithError(lent.compiling_flags, compiling_flag_name));
     Py_XDECREF(answer);
     if (answer != Py_False)
@@ -402,7 +408,8 @@ is_traced(void)
 
 enum { IN_PYTHON, PLAIN, RECORDED };
 
-/* The sort of a step that would begin here now, of those possible here, without its kind. Changes nothing. */
+/* Return the sort of step (PLAIN or RECORDED) that C code could begin here now, whatever its kind, or IN_PYTHON.
+   Changes nothing. */
 ONCE_A_STEP static int
 sort_of_step(PyObject *steps, HotPath *path, Position *position, PyObject *unit)
 {
@@ -435,7 +442,7 @@ sort_of_step(PyObject *steps, HotPath *path, Position *position, PyObject *unit)
     return models != NULL && PyDict_CheckExact(models) ? PLAIN : IN_PYTHON;
 }
 
-/* Whether the next step is recorded because each is, and the model is not looked at again in it. */
+/* Return whether the next step is recorded because every step is, and does not check the model for changes. */
 ONCE_A_STEP static int
 is_recorded_next(PyObject *steps, PyObject *core)
 {
@@ -448,7 +455,7 @@ is_recorded_next(PyObject *steps, PyObject *core)
     return is_known && sampled == 1 && every > 0 && looks >= 0 && (looks + 1) % every != 0;
 }
 
-/* The governor's data of the model, borrowed; NULL if recorded steps run or have just ended. */
+/* Return the governor's data of the model, borrowed. NULL if recorded steps are running or have just ended. */
 static inline PyObject *
 governed(PyObject *steps, PyObject *governor)
 {
@@ -460,7 +467,7 @@ governed(PyObject *steps, PyObject *governor)
     return running != NULL && PyDict_CheckExact(running) && PyDict_GET_SIZE(running) == 0 ? model : NULL;
 }
 
-/* (phase, key, (phase, model)) of a step, borrowed from `steps`, which keeps that of the last one. */
+/* Return the tuple (phase, key, (phase, model)) of a step, borrowed from `steps`, which keeps the last such tuple. */
 ONCE_A_STEP static PyObject *
 keys_of(PyObject *steps, PyObject *phase)
 {
@@ -479,14 +486,15 @@ keys_of(PyObject *steps, PyObject *phase)
     return keys;
 }
 
-/* A tuple of `type`, made without its `__new__`; NULL with an exception set. */
+/* Make a tuple of `type` without calling its `__new__`. Returns NULL with an exception set. */
 static PyObject *
 named_tuple(PyObject *type, Py_ssize_t size)
 {
     return ((PyTypeObject *)type)->tp_alloc((PyTypeObject *)type, size);
 }
 
-/* As Governor.is_sampled for the step of that number of a kind, not its first; 1 also if not known. */
+/* Return the same as Governor.is_sampled for step `number` of a kind (not the first step). Returns 1 if that is
+   unknown. */
 static inline int
 is_sampled(PyObject *governor, int64_t number)
 {
@@ -496,8 +504,8 @@ is_sampled(PyObject *governor, int64_t number)
            !__builtin_mul_overflow((uint64_t)number * golden, (uint64_t)every, &product);
 }
 
-/* The open step of a call that begins now; IN_PYTHON if Python must begin it, -1 with an exception set that is not an
-   Exception. */
+/* Begin a step for a call, and store the open step in `begun`. Returns PLAIN or RECORDED, or IN_PYTHON if Python must
+   begin the step, or -1 with an exception set. */
 ONCE_A_STEP static int
 begin_step(PyObject *call, PyObject *steps, HotPath *path, Position *position, PyObject *unit, PyObject *args,
            PyObject *kwargs, int64_t called_ns, PyObject **begun)
@@ -530,14 +538,14 @@ begin_step(PyObject *call, PyObject *steps, HotPath *path, Position *position, P
     if (sort == PLAIN)
         mark = named_tuple(lent.mark_type, 3);
     else if (is_recorded_next(steps, core) && PyDict_GetItemWithError(path->root->children, key) != NULL) {
-        /* Others read the holders of lanes: a fork leaves it to its parent. */
+        /* These slots must be valid now, because other code (after a fork) reads the steps that hold lanes. */
         PyObject *const of_holder[] = {none, none, none, adopted, zero};
         static const int seen[] = {STEP_LANE, STEP_POSITION, STEP_SCOPE, STEP_ADOPTED, STEP_WAITS};
         for (int i = 0; i < 5; i++)
             fill(step, STEP, seen[i], of_holder[i]);
         lane = PyObject_CallMethodOneArg(core, take_lane_name, step);
     }
-    /* From here on nothing is made that could be collected. */
+    /* From here on, no object is made that could trigger a garbage collection. */
     if ((mark == NULL && lane == NULL) || sort_of_step(steps, path, position, unit) != sort)
         goto done;
     PyObject *governor = PLAIN_SLOT(core, STEPS, STEPS_GOVERNOR), *numbers = NULL, *model = NULL;
@@ -612,7 +620,7 @@ begin_step(PyObject *call, PyObject *steps, HotPath *path, Position *position, P
     position->step = Py_NewRef(step);
     Py_XDECREF(before);
     if (sort == PLAIN) {
-        position->recording = 0; /* until it ends */
+        position->recording = 0; /* until the step ends */
         Scope *there = (Scope *)PyDict_GetItemWithError(path->root->children, key);
         want_slot(path, position);
         if (there != NULL && Py_IS_TYPE(there, ScopeType) && there->node > NO_NODE)
@@ -639,7 +647,7 @@ begin_step(PyObject *call, PyObject *steps, HotPath *path, Position *position, P
     if (own_ns != NULL)
         give(step, STEP, STEP_OWN_NS, own_ns);
     else
-        PyErr_Clear(); /* it has begun nevertheless */
+        PyErr_Clear(); /* the step has begun nevertheless */
 done:
     Py_XDECREF(open_step);
     Py_XDECREF(step);
@@ -660,7 +668,8 @@ done:
     return is_begun > 0 ? sort : is_begun < 0 ? -1 : forget_exception();
 }
 
-/* The sort of the step of `open_step`, if it can end here. Changes nothing, and runs nothing of Python's. */
+/* Return the sort of the step of `open_step` (PLAIN or RECORDED) if C code can end it, or IN_PYTHON. Changes nothing,
+   and runs no Python code. */
 ONCE_A_STEP static int
 sort_of_end(HotPath *path, Position *position, PyObject *unit, PyObject *open_step, PyObject *step)
 {
@@ -695,7 +704,7 @@ sort_of_end(HotPath *path, Position *position, PyObject *unit, PyObject *open_st
                : IN_PYTHON;
 }
 
-/* An amount of a record; 0 if Python must find out. */
+/* Store an amount for a record. Returns 0 if the amount is not a usable number, so that Python must handle it. */
 static inline int
 amount_in(PyObject *given, int64_t *amount)
 {
@@ -703,7 +712,7 @@ amount_in(PyObject *given, int64_t *amount)
     return given == Py_None || (number_in(given, amount) && *amount >= 0 && *amount <= MOST_AMOUNT);
 }
 
-/* Write a record of `scope` into the ring, or without one to its callback; -1 with an exception set. */
+/* Write a record into the ring, or without a ring pass it to the callback. Returns -1 with an exception set. */
 static inline int
 record_step(HotPath *path, int64_t tag, int64_t first, int64_t second, int64_t elements)
 {
@@ -717,7 +726,7 @@ record_step(HotPath *path, int64_t tag, int64_t first, int64_t second, int64_t e
     return done == NULL ? -1 : 0;
 }
 
-/* As Governor.ended for a plain step without a decision to make. 0: left to Python. */
+/* Do the same as Governor.ended, for a plain step after which no decision is due. Returns 0 if Python must do it. */
 ONCE_A_STEP static int
 count_plain(PyObject *steps, PyObject *governor, PyObject *step, PyObject *mark, int64_t duration_ns, PyObject *own_ns)
 {
@@ -762,7 +771,7 @@ count_plain(PyObject *steps, PyObject *governor, PyObject *step, PyObject *mark,
     if (appended == NULL) {
         for (int i = 0; i < MADE; i++)
             Py_XDECREF(made[i]);
-        return 0; /* with an exception set, which the caller sees */
+        return 0; /* with an exception set, for which the caller checks */
     }
     give(governor, GOVERNOR, GOVERNOR_SEEN, made[0]);
     give(governor, GOVERNOR, GOVERNOR_LIVED_NS, made[1]);
@@ -815,14 +824,15 @@ done:
     return done;
 }
 
-/* End recording after an exception, as in Step.__exit__; -1 if it is not an Exception, or that raised such a one. */
+/* Stop recording after an exception, as in ActiveStep.__exit__. Returns -1 with an exception set if it is not an
+   Exception, or if the callback raises one. */
 ONCE_A_STEP static int
 steps_give_up(PyObject *core)
 {
     return tell_of_exception(PLAIN_SLOT(core, STEPS, STEPS_GIVE_UP));
 }
 
-/* End a step after its call has returned; 0 if Python must do it, -1 with an exception set. */
+/* End a step after its call has returned. Returns 1, or 0 if Python must end it, or -1 with an exception set. */
 ONCE_A_STEP static int
 end_step(PyObject *steps, HotPath *path, Position *position, PyObject *unit, PyObject *open_step, int64_t ending_ns)
 {
@@ -873,7 +883,7 @@ end_step(PyObject *steps, HotPath *path, Position *position, PyObject *unit, PyO
     if (done == 0 && (sequences != UNKNOWN_AMOUNT || cached != UNKNOWN_AMOUNT))
         done = record_step(path, scope->node | FLAG_AMOUNTS, sequences, cached, 0);
     if (sort == RECORDED) {
-        fill(step, STEP, STEP_LANE, Py_None); /* only now: the next step's records come after this end */
+        fill(step, STEP, STEP_LANE, Py_None); /* after the record, so that a next step in this lane comes after it */
         PyObject *flushed = done < 0 ? NULL : PyObject_CallNoArgs(PLAIN_SLOT(core, STEPS, STEPS_FLUSH));
         Py_XDECREF(flushed);
         done = flushed == NULL ? -1 : 0;
@@ -889,7 +899,8 @@ end_step(PyObject *steps, HotPath *path, Position *position, PyObject *unit, PyO
     return done < 0 ? -1 : 1;
 }
 
-/* Close an open step by Python, with the current exception if there is one; it stays set, unless closing raises. */
+/* Close an open step in Python, with the current exception if there is one. This exception stays set, unless closing
+   raises another one. */
 ONCE_A_STEP static int
 close_by_python(PyObject *open_step)
 {
@@ -914,7 +925,8 @@ close_by_python(PyObject *open_step)
     return done == NULL ? -1 : 0;
 }
 
-/* Report an Exception to `steps`, as in ModelSteps.failed. -1, with it set, if it is the host's. */
+/* Report the current exception, if any, to ModelSteps.failed. Returns -1, with the exception set, if it is the
+   host's. */
 ONCE_A_STEP static int
 has_failed(PyObject *steps)
 {
@@ -931,8 +943,8 @@ has_failed(PyObject *steps)
     return has;
 }
 
-/* Handle an Exception raised after a step has begun, as in ModelSteps.begun: the call is in no step. -1, with it set,
-   if it is not an Exception. */
+/* Handle an exception that was raised after a step began, as in ModelSteps.begun: close the step. Returns -1, with
+   the exception set, if it is the host's. */
 ONCE_A_STEP static int
 begin_has_failed(PyObject *steps, PyObject *open_step)
 {
@@ -940,7 +952,7 @@ begin_has_failed(PyObject *steps, PyObject *open_step)
     return has_failed(steps);
 }
 
-/* Run the call in a step of its own. */
+/* Run the call in the step `open_step`, and end the step. */
 ONCE_A_STEP static PyObject *
 run_step(PyObject *called, PyObject *args, PyObject *kwargs, PyObject *steps, HotPath *path, Position *position,
          PyObject *unit, PyObject *open_step)
@@ -961,12 +973,12 @@ run_step(PyObject *called, PyObject *args, PyObject *kwargs, PyObject *steps, Ho
     }
     if (ended < 0) {
         Py_CLEAR(result);
-        close_by_python(open_step); /* nothing, if it has ended */
+        close_by_python(open_step); /* does nothing if the step has ended */
     }
     return result;
 }
 
-/* As ModelCall.__call__, but with the callable and the end of the step from Python. */
+/* Do the same as ModelCall.__call__, by the Python methods that begin and end the step. */
 static PyObject *
 run_by_python(PyObject *self, PyObject *steps, PyObject *called, PyObject *args, PyObject *kwargs, int64_t called_ns)
 {
@@ -995,7 +1007,8 @@ run_by_python(PyObject *self, PyObject *steps, PyObject *called, PyObject *args,
     return result;
 }
 
-/* Whether the innermost open step is a running one of this model: then a call is not a step of its own. */
+/* Return the innermost open step if it is a running step of this model, borrowed, or NULL. Inside such a step, a call
+   is not a step. */
 static inline PyObject *
 step_around(PyObject *steps, PyObject *open, PyObject *generations)
 {
@@ -1009,7 +1022,7 @@ step_around(PyObject *steps, PyObject *open, PyObject *generations)
     return PLAIN_SLOT(last, OPEN_STEP, OPEN_GENERATION) == generation && is_of(step, STEP) ? step : NULL;
 }
 
-/* As ModelCall.__call__. */
+/* Does the same as ModelCall.__call__. */
 static PyObject *
 model_call(PyObject *self, PyObject *args, PyObject *kwargs)
 {
@@ -1020,11 +1033,11 @@ model_call(PyObject *self, PyObject *args, PyObject *kwargs)
     HotPath *path = is_of(steps, MODEL_STEPS) ? (HotPath *)PLAIN_SLOT(steps, MODEL_STEPS, OF_PATH) : NULL;
     if (path == NULL || !Py_IS_TYPE(path, HotPathType) || module == NULL || called == NULL)
         return call_with(model_call_in_python, self, args, kwargs);
-    /* The caller holds `self`, which holds its steps. */
+    /* `steps` is borrowed: the caller holds `self`, which holds `steps`. */
     PyObject *core = PLAIN_SLOT(steps, MODEL_STEPS, OF_STEPS), *unit = NULL, *open_step = NULL, *result = NULL;
     Position *position = NULL;
     int is_called = 0, is_begun = 0;
-    if (is_of(core, STEPS) && PLAIN_SLOT(core, STEPS, STEPS_IS_ON) == Py_False) { /* disabled, or it has given up */
+    if (is_of(core, STEPS) && PLAIN_SLOT(core, STEPS, STEPS_IS_ON) == Py_False) { /* disabled, or given up */
         PyObject *profiler = PLAIN_SLOT(steps, MODEL_STEPS, OF_PROFILER);
         PyObject *enabled = profiler == NULL ? NULL : PyObject_GetAttr(profiler, enabled_name);
         is_called = enabled == Py_False && PLAIN_SLOT(steps, MODEL_STEPS, OF_ARE_IN) == Py_False;

@@ -1,12 +1,12 @@
-/* Stamps, launched from C: the same names, words and tests as in pairs.py and stamp_clock.py.
+/* Launches stamps from C, with the same names, words and tests as in pairs.py and stamp_clock.py.
 
    Rules
    - The driver's functions are given by their addresses, so that a test can replace them.
-   - A launch waits if the device's queue is full, or for a lock of the driver during a launch of a second thread: the
-     GIL is not held meanwhile.
-   - Everything else is done with the GIL held. Nothing of Python's is called from taking a slot until its launch, and
-     from there until it is returned or released: neither a second thread nor a signal handler comes between.
-   - The device writes the words: they are read and cleared as volatile.
+   - A launch waits if the device's queue is full, or if another thread's launch holds a lock of the driver. The GIL
+     is not held meanwhile.
+   - All other work holds the GIL. No Python code is called between taking a slot and its launch, nor between the
+     launch and the return or release of the slot. So no other thread and no signal handler interferes.
+   - The device writes the words, so they are read and cleared as volatile.
 */
 
 #define PY_SSIZE_T_CLEAN
@@ -20,31 +20,31 @@ typedef struct { /* CUlaunchConfig */
     unsigned attributes_count;
 } LaunchConfig;
 
-/* Launches stamps; a launch reads its arguments before it returns. */
+/* The data for launches of stamps. The driver reads the arguments of a launch before the launch returns. */
 typedef struct {
     int (*launch)(const LaunchConfig *config, void *kernel, void **arguments, void **extra);
     int (*is_capturing)(void *stream, int *status);
     int (*current)(void **context);
-    PyObject *error; /* makes the exception of a function's name and its result */
+    PyObject *error; /* makes an exception from the name of a function and its result */
     void *context, *kernel;
-    PyObject *owner; /* of the words */
+    PyObject *owner; /* the owner of `words` */
     volatile uint64_t *words;
-    uint64_t address; /* of the words, as the device sees them */
+    uint64_t address; /* the device's address of `words` */
     Py_ssize_t count;
 } Stamps;
 
 typedef struct {
     PyObject_HEAD
     Stamps stamps;
-    Py_ssize_t *free; /* a queue of free pairs, `pairs` at most */
+    Py_ssize_t *free; /* a queue of at most `pairs` free pairs */
     Py_ssize_t pairs, first, waiting;
-    Py_ssize_t last; /* the word of the end stamp that was launched last, if it was not read; else -1 */
+    Py_ssize_t last; /* the word of the end stamp that was launched last; -1 if it was read or there is none */
 } PairStamps;
 
 typedef struct {
     PyObject_HEAD
     Stamps stamps;
-    PyTypeObject *kind; /* of marks: StampMark */
+    PyTypeObject *kind; /* the type of marks: StampMark */
     PyObject *stream, *now_ns, *device, *marks, *last;
     uint64_t number;
 } MarkStamps;
@@ -55,7 +55,7 @@ static PyObject *zero;
 
 /* ---- stamps ---- */
 
-/* Put the attribute `name` of `object`, an address, into `field`. */
+/* Store the attribute `name` of `object`, an address, in `field`. */
 static int
 take(PyObject *object, const char *name, uint64_t *field)
 {
@@ -65,7 +65,7 @@ take(PyObject *object, const char *name, uint64_t *field)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* Stamps of `device` into the first `count` of `words`. */
+/* Initialise stamps of `device` that are written into the first `count` of `words`. */
 static int
 stamps_init(Stamps *self, PyObject *device, PyObject *words, Py_ssize_t count)
 {
@@ -120,7 +120,7 @@ refuse(const Stamps *self, const char *name, int result)
     Py_XDECREF(error);
 }
 
-/* NULL is a stream, too: PyErr_Occurred() tells the difference. */
+/* Convert a Python integer into a stream. Every value may be a stream, so only PyErr_Occurred() shows an error. */
 static void *
 stream_of(PyObject *number)
 {
@@ -198,7 +198,8 @@ pairs_begin(PairStamps *self, PyObject *number)
     return NULL;
 }
 
-/* The number of a pair, from the arguments; -1 with an error if it is not one. */
+/* Convert a Python integer into the number of a pair. Returns -1 with an exception set if it is not a valid number.
+   */
 static Py_ssize_t
 pair_of(PairStamps *self, PyObject *number)
 {
@@ -272,7 +273,8 @@ pairs_traverse(PairStamps *self, visitproc visit, void *arg)
     return 0;
 }
 
-/* No tp_clear: its members lead back to it through the device clock or the pairs, which are Python's. */
+/* There is no tp_clear: cycles lead through the device clock or the pairs, which are Python objects and break them.
+   */
 static void
 pairs_dealloc(PairStamps *self)
 {
@@ -345,7 +347,7 @@ marks_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-/* A mark without a slot; `number`, `stream` and `host_ns` are borrowed. */
+/* Return a new mark without a slot. `number`, `stream` and `host_ns` are borrowed. */
 static PyObject *
 new_mark(MarkStamps *self, PyObject *number, PyObject *stream, PyObject *host_ns)
 {
@@ -358,7 +360,8 @@ new_mark(MarkStamps *self, PyObject *number, PyObject *stream, PyObject *host_ns
     return mark;
 }
 
-/* 1: the value of the word of `mark` is kept with it; 0: the device is not there yet; -1 with an error. */
+/* Store the device's time in `mark`, and release its slot. Returns 1, or 0 if the device has not reached the stamp
+   (`device_ns` is 0), or -1 with an exception set. */
 static int
 keep(PyObject *mark, uint64_t device_ns)
 {
@@ -372,7 +375,7 @@ keep(PyObject *mark, uint64_t device_ns)
     return device_ns != 0;
 }
 
-/* Enqueue the stamp of `mark`, which is in `marks` at `at` by now; 0 if that succeeded. */
+/* Enqueue the stamp of `mark`, which is already in `marks` at index `at`. Returns 0, or -1 with an exception set. */
 static int
 launch_mark(MarkStamps *self, Py_ssize_t at, void *stream, PyObject *key, PyObject *mark)
 {
@@ -382,7 +385,7 @@ launch_mark(MarkStamps *self, Py_ssize_t at, void *stream, PyObject *key, PyObje
     Py_END_ALLOW_THREADS
     if (!result)
         return PyDict_SetItem(self->last, key, mark);
-    /* Nothing will be written there. */
+    /* The launch failed, so nothing will be written there. */
     if (at < PyList_GET_SIZE(self->marks) && PyList_GET_ITEM(self->marks, at) == mark)
         PyList_SetItem(self->marks, at, Py_NewRef(Py_None));
     if (PyObject_SetAttr(mark, name_of_slot, Py_None) == 0 && PyObject_SetAttr(mark, name_of_host_ns, zero) == 0)
@@ -410,7 +413,7 @@ marks_mark(MarkStamps *self, PyObject *Py_UNUSED(ignored))
     if (handle == (void *)UINTPTR_MAX && PyErr_Occurred())
         goto done;
     host_ns = PyObject_CallNoArgs(self->now_ns);
-    /* Making objects here may collect garbage, which runs anything; from here on nothing does. */
+    /* Making the mark may collect garbage, which may run any code. After that, no other code runs. */
     mark = host_ns == NULL ? NULL : new_mark(self, zero, stream, host_ns);
     if (mark == NULL)
         goto done;
@@ -461,7 +464,7 @@ marks_traverse(MarkStamps *self, visitproc visit, void *arg)
     return 0;
 }
 
-/* No tp_clear, as of pairs. */
+/* There is no tp_clear, for the same reason as for pairs. */
 static void
 marks_dealloc(MarkStamps *self)
 {
