@@ -75,7 +75,7 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Manifest
 
 _COPIES = "nn.DataParallel copies its model at each call: it cannot be instrumented (DistributedDataParallel can)"
-MAX_ASKING = 2  # calls that check the mode of a step, of each of two sorts; a check takes 0.2 us per step
+MAX_ASKING = 2  # first layers, and products before them, that check a step's mode; each check takes 0.2 us per step
 MOST_TRIES = 3  # attempts to attach to a model, if a signal handler of the host raises an exception each time
 _lock = threading.RLock()
 _attached: WeakModuleDict[Attachment] = WeakModuleDict()  # by the trunk's modules
@@ -152,7 +152,7 @@ class Attachment:
         forget_types()
 
     def _follow_changes(self, root: nn.Module, plan: Plan, state: list[object]) -> None:
-        """Start to time the new sections of `plan`, and stop to time the sections that it replaces."""
+        """Start timing the new sections of `plan`, and stop timing the sections that it replaces."""
         self.stacks, self._state = plan.stacks, state
         has_new_mode = self._look_at_mode(root)
         former = self._sections
@@ -404,7 +404,7 @@ def installed() -> BrickProfiler | None:
 def _begin(
     model: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str, timing: Timing | None = None
 ) -> Attachment:
-    for module in plan.trunk:  # it may be attached already, because the host has called it by itself
+    for module in plan.trunk:  # it may be attached already, if the host has called it by itself
         part = _attached.get(module)
         if part is not None and (module is model or any([one is part.root() for one in plan.trunk])):
             part.detach()
@@ -422,7 +422,7 @@ def _begin(
             kinds = kinds_of(model)
             held = [module for module in modules_of(model) if ATTRIBUTE in module.__dict__]
             if any([is_compiled(module) for module in (*kinds, *held)]):
-                _functions.wrap_generate()  # Dynamo would compile it again for new functions
+                _functions.wrap_generate()  # otherwise Dynamo would compile the model again
             else:
                 _functions.wrap(kinds)
                 wrap_collectives(_functions)
@@ -470,7 +470,7 @@ def uninstall() -> None:
     end()
     _candidates.clear()
     with _lock:
-        if not len(_attached):  # even if the models were dropped, not detached
+        if not len(_attached):  # all models were detached, or dropped by the host
             _functions.unwrap()
             compilations.end()
             captured_graphs.end()

@@ -81,7 +81,7 @@ def is_known(module: Any) -> bool:
 
 
 def put(module: Any, call: Any) -> None:
-    """Replace the call of `module` by `call`. If `call` is None, only do not report the first call of `module`."""
+    """Replace the call of `module` by `call`. If that is None, replace nothing, but do not report the first call."""
     key = id(module)
     if key not in _standing:
         alive = _Alive(module, _ended)
@@ -97,7 +97,7 @@ def leave(module: Any) -> None:
 
 
 def leave_all(references: Iterable[weakref.ref[Any]]) -> None:
-    """Do not report the first calls of those of these modules that are alive (see `leave`)."""
+    """For each of these modules that is alive, do not report the first call (see `leave`)."""
     for reference in references:
         module = reference()
         if module is not None and id(module) not in _standing:
@@ -144,7 +144,7 @@ def _failed(error: Exception) -> None:
 
 
 def after(look: Callable[[Any], None], module: Any) -> Any:
-    """Return a call that calls `look` with `module`, then the module.
+    """Return a callable that calls `look` with `module`, then the module.
 
     If the hot path is compiled, no Python frame of cbtop is on the stack while the module runs, so tracebacks
     and stack depth do not change.

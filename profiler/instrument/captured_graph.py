@@ -43,7 +43,7 @@ MAX_STAMPED = 32  # graphs with stamps; each takes some megabytes on the device
 class PendingReplay:
     """A replay that is not recorded yet. `stamped` is the clone that ran, with stamps at the places of `plan`.
 
-    `stamped` is None if the host's own graph ran. `plan` is None if there are no stamps between the graph's ends.
+    `stamped` is None if the host's own graph ran. `plan` is None without stamps between the graph's ends.
     """
 
     __slots__ = ("around", "is_due", "is_of_all", "own_ns", "pair", "plan", "stamped", "step", "times")

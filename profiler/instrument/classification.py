@@ -21,7 +21,7 @@ ATTENTION_EAGER = "Attention (eager)"
 ATTENTION_MASK = "AttentionMask"
 KV_EXPANSION = "KvExpansion"
 KV_WRITE = "KvWrite"
-FEED_FORWARD_BLOCK = "FeedForwardBlock"  # a whole feed-forward network: its self time is gate times up
+FEED_FORWARD_BLOCK = "FeedForwardBlock"  # a whole feed-forward network: its self time is the product gate * up
 GATE_UP_PROJECTION = "GateUpProjection"
 GENERATE_INPUTS = "GenerateInputs"
 MERGE_HEADS = "MergeHeads"
@@ -272,7 +272,7 @@ RULES: tuple[tuple[Rule, ModuleKind], ...] = (
         ),
         ModuleKind(BrickId.LM_HEAD),
     ),
-    # vLLM and SGLang do not call the head: this module multiplies by its weights.
+    # vLLM and SGLang do not call the head. Their LogitsProcessor multiplies by the head's weights.
     (_class(r"^LogitsProcessor$", _outside), ModuleKind(BrickId.LM_HEAD)),
     # By class.
     (_class(_RMS_NORM), ModuleKind(BrickId.RMS_NORM)),

@@ -123,7 +123,7 @@ def _closed_over(function: Any) -> Any:
 
 
 def _method(original: Function, name: str) -> Function:
-    """Wrap the C++ method `original` in a Python method whose code is called `name`.
+    """Wrap the C++ method `original` in a Python method. The name of its code is `name`.
 
     If a Python class inherits the method, C++ looks for a Python method of this name. It finds this one, which calls
     C++ again. C++ ends that recursion only if the calling frame has this name and the same `self`.

@@ -116,7 +116,7 @@ def _name_of(target: Any) -> str:
 
 
 def _elements(node: Any) -> int:
-    """Return the number of elements of a node's first tensor. 0: there is no tensor, or the number is a symbol."""
+    """Return the number of elements of a node's first tensor, or 0 without a tensor or if the number is a symbol."""
     for argument in node.args:
         value = getattr(argument, "meta", {}).get("example_value")
         if isinstance(value, torch.Tensor):
@@ -192,7 +192,7 @@ def _followed(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _loaded() -> list[Any]:
-    """Return the Python modules of generated code, in the order in which they were loaded."""
+    """Return the Python modules of generated code, in order of loading."""
     cache: Any = sys.modules["torch._inductor.codecache"]
     modules: list[Any] = cache.PyCodeCache.modules
     return modules
@@ -463,7 +463,7 @@ def _nodes(ran: list[Ran], lines: list[str]) -> list[list[str]]:
 
 
 def _computed(origins: list[NodeOrigin], line: str) -> list[NodeOrigin]:
-    """Return those of `origins` that the line computes. Inductor also names operations that only reshape a result."""
+    """Select the `origins` that the line computes. Inductor also names operations that only reshape a result."""
     products = [at for at, origin in enumerate(origins) if origin.operation in _PRODUCTS]
     if _LOOPS.match(line):  # a loop computes matrix products only if it computes nothing else
         return [origin for origin in origins if origin.operation not in _PRODUCTS] or origins

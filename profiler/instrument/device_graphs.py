@@ -114,7 +114,7 @@ class DeviceGraphs:
         """Record finished replays, and close dropped graphs. With `may_wait`, wait up to WAIT_S for running ones."""
         if self.device.is_of_parent or not (self._waiting or self._dropped):
             return
-        if not self._settling.acquire(blocking=False):  # another thread settles, or a signal interrupted this one
+        if not self._settling.acquire(blocking=False):  # another thread is settling, or a signal interrupted this one
             return
         try:
             deadline = clock.monotonic() + WAIT_S

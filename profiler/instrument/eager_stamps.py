@@ -143,7 +143,7 @@ def _made(profiler: BrickProfiler, device: int) -> _Stamped:
 
     def failed(error: Exception) -> None:
         reraise_host_error(error)
-        if isinstance(error, RecursionError):  # the host is at the end of its stack: this brick is left out
+        if isinstance(error, RecursionError):  # the host's stack is full: only this brick is not recorded
             return
         known = _stamped.get(profiler, {})
         stamped = known.get(device)

@@ -86,12 +86,12 @@ _METHODS = {
 }
 _QUERY = ("query", "q")
 _ANYTHING = ()  # no first parameter is expected
-# Arguments by which attention ignores some keys: keys of other sequences, in other pages, or before a window.
+# Arguments that make attention ignore some keys: keys of other sequences, in other pages, or before a window.
 _HIDE = frozenset({"cu_seq_lens_q", "cu_seqlens_q", "cache", "block_table", "sliding_window", "position_bias"})
 _ATTENTION = "_attention_forward"  # suffix of transformers' names, such as sdpa_attention_forward
 _EAGER = f"eager{_ATTENTION}"
 _CACHE_UPDATE = "cache_utils.update"
-_EAGER_METHOD = "_attn"  # what _EAGER is in older models (GPT-J): a method of the attention module
+_EAGER_METHOD = "_attn"  # name of eager attention in older models (GPT-J), where it is a method
 GENERATION = "transformers.generation.utils"
 
 
@@ -224,8 +224,8 @@ def _timed_as(
 class FunctionCall:
     """Calls a function, and times the call as a brick if a step is recorded.
 
-    Without `brick_of`, the brick is `brick`, and its elements are those of the first tensor among the arguments from
-    number `first` on. Otherwise `brick_of` returns the brick and its elements. If the hot path is compiled, C code
+    Without `brick_of`, the brick is `brick`, with the elements of the first tensor among the arguments from number
+    `first` on. Otherwise `brick_of` returns the brick and its elements. If the hot path is compiled, C code
     does the same. The C code stores in `last` the result of `brick_of` for the last call of attention. The query of
     attention is the argument number `queries`.
     """
@@ -478,8 +478,8 @@ def _pairs(
 def _attention_brick(name: str, label: str, columns: int, read_bytes: float, dtype: str) -> BrickDefinition:
     """Return a brick of attention.
 
-    `columns` is the length of a key plus that of a value. `read_bytes` is the number of bytes that are read per pair
-    of a query and a key. Both are 0 if unknown.
+    `columns` is the length of a key plus the length of a value. `read_bytes` is the number of bytes that are read per
+    pair of a query and a key. Both are 0 if unknown.
     """
     work = None
     if columns:

@@ -221,8 +221,8 @@ class Governor:
     def forget(self) -> None:
         """Reset all measurements, because they were made in another process."""
         self.every = FIRST_EVERY
-        self._begun: dict[object, int] = {}  # number of the next step of each kind; only steps of these begin in C
-        self._early: dict[object, list[int]] = {}  # for kinds below the floor: that number, and the recorded steps
+        self._begun: dict[object, int] = {}  # number of the next step, by kind; C begins only steps of these kinds
+        self._early: dict[object, list[int]] = {}  # below the floor: number of the next step, and of recorded steps
         self._has_announced = False
         self._kinds: dict[object, StepKind] = {}
         self._models: dict[object, GovernedModel] = {}
@@ -299,7 +299,7 @@ class Governor:
             sort = AFTER if was_in else PLAIN
         return tuple.__new__(
             StepStart, (sort, state.recorded, state)
-        )  # as `StepStart(…)` does, but without its Python frame
+        )  # like `StepStart(…)`, without its Python frame
 
     def left(self, step: object, mark: StepStart) -> None:
         """Count `step` as ended, whether it completed or raised an exception."""

@@ -28,7 +28,7 @@ from cbtop.protocol import clock
 if TYPE_CHECKING:
     from torch import nn
 
-KEPT = 12  # the newest steps, whose times are announced
+KEPT = 12  # number of the newest steps; their times are announced
 _EMPTY_CALLS = 64
 _OUTERMOST = -1
 
@@ -60,7 +60,7 @@ class HostCalls(Capture):
 
     @property
     def recording(self) -> HostCalls:
-        """The object with the method `end_step`, as in `PlacedCalls`."""
+        """The object to be ended by `end_step` after the model's call, as in `PlacedCalls`."""
         return self
 
     def is_in_call_of(self, steps: object) -> bool:

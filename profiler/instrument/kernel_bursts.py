@@ -133,8 +133,8 @@ class Bursts:
         self._profiler = weakref.ref(profiler)
         recorder = profiler.parts.recorder
         self._recorder = recorder if isinstance(recorder, RingRecorder) else None
-        #: Has the request in its `asked_word`. It equals `looked_at` if there is no new request, so a step can check
-        #: this without a call.
+        #: The object with the current request in its `asked_word`. If there is no new request, `asked_word` equals
+        #: `looked_at`, so a step can check this without a call.
         self.asked: Any = self._recorder or _Nobody
         self.looked_at = 0  # the last request that was handled, as a word
         self._request: Request | None = None

@@ -39,8 +39,8 @@ LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
 FLOOR_SHARE = 5 / 105  # share of the time until FLOOR steps are recorded
 LEAST_WINDOWS = 5  # windows that are needed to state their cost
 LEAST_TOLD = 3  # windows that are needed to report whether the device was idle when steps began
-MOSTLY = 0.8  # share of the steps that began with an idle device, from which on this is reported
-KEPT = 3  # the newest windows, whose kernels the graph shows
+MOSTLY = 0.8  # if at least this share of the steps began with an idle device, that is reported
+KEPT = 3  # number of the newest windows; the graph shows their kernels
 TOLD_EVERY = 8  # number of windows between two announcements of kernels
 
 

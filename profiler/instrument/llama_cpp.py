@@ -83,7 +83,7 @@ class _Callback:
         self.function, self.user_data = compiled.create(
             name_of, operation_of, elements_of, rows_of, profiler.sample_every, self._wake
         )
-        self._steps.show()  # so that its ring is closed at exit after the last hand-over
+        self._steps.show()  # opens the ring, so that it is closed at exit after the last hand-over
         atexit.register(self._finish)
         os.register_at_fork(after_in_child=self._stop)
         _thread.start_new_thread(self._run, ())
@@ -213,7 +213,7 @@ _NO_NAME = re.compile(r"(node|leaf)_\d+|")
 
 
 def bricks_of(nodes: list[Node]) -> list[BrickNodes]:
-    """Return the bricks of a graph, in the order in which they ran."""
+    """Return the bricks of a graph, in the order of execution."""
     bricks: list[BrickNodes] = []
     for full_name, operation, elements, start_ns, end_ns in nodes:
         last = bricks[-1] if bricks else None

@@ -17,9 +17,9 @@ import torch
 from cbtop.profiler.instrument.torch_internals import precision_of_float32
 from cbtop.protocol.attributes import UNKNOWN_TYPE
 
-# Types that autocast converts. Autocast does not convert float64 and integers.
+# Types that autocast converts. It does not convert float64 or integers.
 _CONVERTED = frozenset({torch.float32, torch.float16, torch.bfloat16})
-_FULL = ("none", "ieee")  # torch's settings with which a product of float32 multiplies float32
+_FULL = ("none", "ieee")  # with these settings of torch, a product of float32 multiplies float32
 _BACKENDS = {"cpu": "mkldnn", "cuda": "cuda"}
 AUTOCAST_DEVICES = frozenset(_BACKENDS)  # devices for which autocast is checked
 PRODUCT, CONVOLUTION = "matmul", "conv"
@@ -82,7 +82,7 @@ def multiplied_type(stored: torch.dtype, device: str, autocast: torch.dtype | No
 
 
 def computed_type(stored: torch.dtype, mode: Mode) -> torch.dtype:
-    """Return the type in which a product with weights of type `stored` is computed."""
+    """Return the type that a product with weights of type `stored` is computed in."""
     return stored if mode.autocast is None or stored not in _CONVERTED else mode.autocast
 
 

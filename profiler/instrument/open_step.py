@@ -85,7 +85,7 @@ _INPUTS = BrickDefinition(GENERATE_INPUTS, CATEGORIES[GENERATE_INPUTS], backend=
 def recorded_here() -> HotPath | Path | Timing | Capture | None:
     """Return the path that times the caller's recorded step, or the caller's running `Capture`, or None."""
     paths = set(swapped_in.values())
-    if len(paths) == 1:  # reading its position, if compiled, takes a tenth of the time of `unit()`
+    if len(paths) == 1:  # `path.position`, if compiled, takes a tenth of the time of `unit()`
         path = paths.pop()
     elif (capture := capture_here()) is not None:
         path = capture

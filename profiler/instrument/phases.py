@@ -32,7 +32,7 @@ POSITIONS = ("start_pos", "input_pos", "cache_position", "cache_pos", "past_leng
 PACKED = "cu_seq_lens_q"  # where the sequences of a packed row end
 _STAND = frozenset(POSITIONS)
 TYPES_OF_IDS = (int64, int32)
-_LENGTH = "get_seq_length"  # returns a cache's length; an object that answers to any name does not define it
+_LENGTH = "get_seq_length"  # method that returns a cache's length; the class must define it, not a `__getattr__`
 _OF_CACHE, _OF_LAYER = ("self_attention_cache", "layers"), ("is_initialized", "has_previous_state")
 
 

@@ -59,7 +59,7 @@ class TimedModule(NamedTuple):
     module: nn.Module
     key: Hashable
     product: Product | None = None
-    place: Hashable = None  # path in the layer, and of the stack; equal in similar layers, and for a list's experts
+    place: Hashable = None  # (path in layer, path of stack): equal for similar layers, and for all experts of a list
 
 
 @dataclass(slots=True)

@@ -109,7 +109,7 @@ class ModelSteps(TimedModel):
                     generation = here.generations[-1] if here.generations else None
                     if mine.generation is generation or not call.may_wait(generation):
                         mine.active.own_ns += clock.perf_counter_ns() - called_ns
-                        return None  # if not, the model calls `generate` inside its own call
+                        return None  # otherwise `generate` runs inside the model's call, and has its own steps
             if self._shared_with:
                 others = [ref(step.steps) for step in here.open if step.is_running]
                 if not self._shared_with.keys().isdisjoint(others):

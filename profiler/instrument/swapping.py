@@ -51,10 +51,10 @@ class SwapTarget(Protocol):
         """Return whether `function` is this function of the host, or cbtop's replacement of it."""
 
     def put(self) -> None:
-        """Start to time calls of the function."""
+        """Start timing calls of the function."""
 
     def take(self) -> None:
-        """Stop to time calls, and restore the host's function."""
+        """Stop timing calls, and restore the host's function."""
 
 
 class TimedFunction:
@@ -137,13 +137,13 @@ class Swaps:
         # The lock also protects the calls of models, which may share modules. It is reentrant, because a signal may
         # interrupt cbtop while it holds the lock, and the host's signal handler may call a model.
         self.lock = threading.RLock()
-        self._functions: list[SwapTarget] = []  # in the order in which they were added
+        self._functions: list[SwapTarget] = []  # oldest first
         self._are_in: bool | None = False  # whether the functions are being timed; None: some of them may be
         self._stay_out = False
         self._watched: Any = None  # Dynamo's list of callbacks for the begin of compiling
 
     def add(self, function: SwapTarget) -> None:
-        """Add a function, and start to time it if calls are timed now."""
+        """Add a function, and start timing it if calls of a model are being timed."""
         with self.lock:
             if not self._functions:
                 once_imported(DYNAMO, self._watch)

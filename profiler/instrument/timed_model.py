@@ -1,4 +1,4 @@
-"""A model whose modules' calls are timed in its recorded steps.
+"""A model with its recorded steps, in which the calls of modules are timed.
 
 Rules
 - Timed calls of modules are swapped in for a recorded step, and out again at the next step that is not recorded.
@@ -84,9 +84,9 @@ class TimedModel(ABC):
         self.give_up = give_up
         self.bursts = bursts_of(profiler)
         self.kernel_steps: KernelSteps | None = None  # records steps by their kernels, if not None
-        self.kernels_due_ns = 0  # when the next such step is due, on the host's clock; 0: never; C code reads this
+        self.kernels_due_ns = 0  # when `kernel_steps` is next due, on the host's clock; 0: never; C code reads this
         self.calls: Sequence[BrickCall] = ()
-        self.is_of_runner = False  # True: the model's own calls are not steps
+        self.is_of_runner = False  # whether a runner's calls are the steps, and the model's calls are not
         self.on_device: dict[Hashable, Hashable] = {}  # for a brick timed by the host: the same brick on the device
         self.measured: Callable[[str], None] = lambda how: None  # receives how the device's times are measured
         self.root: Callable[[], nn.Module | None] = lambda: None  # the model
@@ -96,7 +96,7 @@ class TimedModel(ABC):
         self._device = ""  # the device whose autocast is checked
         self._adapted: ref[nn.Module] | None = None  # the layer whose adapters are checked
         self.trains = False  # whether gradients are computed between its steps
-        self.weight_version: int | None = None  # the version of its first weight that can have a gradient
+        self.weight_version: int | None = None  # version of the first weight that requires a gradient
         self.looks = 0  # number of recorded steps that have begun
         self.look_every = LOOK_EVERY  # number of recorded steps per check of the model
         self.calls_are_in: bool | None = False  # whether the timed calls are swapped in; None: some may be

@@ -44,7 +44,7 @@ class CallMaker:
         self._said = said
         self._mode = mode
         self._is_timed_there = is_timed_there
-        self._made: dict[int, tuple[Hashable, KeyIn]] = {}  # by the id of the product, which similar layers share
+        self._made: dict[int, tuple[Hashable, KeyIn]] = {}  # by the id of the `Product`, which similar layers share
 
     def sections(
         self, sections: list[Section], former: Mapping[Hashable, TimedSection] = MappingProxyType({})

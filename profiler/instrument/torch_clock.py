@@ -34,7 +34,7 @@ def torch_clock() -> StampClock:
 
 
 def while_current(device: int) -> contextlib.AbstractContextManager[object]:
-    """Return a context in which `device` is the current CUDA device. At its end the previous device is restored."""
+    """Return a context that makes `device` the current CUDA device, and restores the previous device at its end."""
     return contextlib.nullcontext() if torch.cuda.current_device() == device else torch.cuda.device(device)
 
 

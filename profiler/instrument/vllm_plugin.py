@@ -55,7 +55,7 @@ def _bricks(runner: Any) -> tuple[bool, str]:
     config = runner.vllm_config.compilation_config
     if int(config.mode if hasattr(config, "mode") else config.level):  # the latter until 0.11
         return False, "compiles its model: its steps are shown, its bricks with enforce_eager"
-    graphs = config.cudagraph_mode.value  # a number, or one for decode and one for other steps
+    graphs = config.cudagraph_mode.value  # one number, or two: for decode steps and for other steps
     if any(graphs) if isinstance(graphs, tuple) else graphs:
         return True, "replays captured graphs: steps that do have no bricks, unless with enforce_eager"
     return True, ""

@@ -51,7 +51,7 @@ from cbtop.protocol.vocabulary import LAUNCHES, BrickId
 if TYPE_CHECKING:
     from torch import nn
 
-_NORM_FLOPS = 4  # per element of an RMS norm: square, sum, scale, multiply by the weight; a layer norm has one more
+_NORM_FLOPS = 4  # per element of an RMS norm: square, sum, scale, times weight; a layer norm also has a mean
 _NORMS = {BrickId.RMS_NORM: _NORM_FLOPS, BrickId.LAYER_NORM: _NORM_FLOPS + 1}
 # Attributes with the sizes of a linear layer: in torch and most libraries, in AutoGPTQ, in vLLM and SGLang (first the
 # sizes of one rank), in GPT-2's Conv1D.

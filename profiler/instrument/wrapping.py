@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.path import Path
 
 
-KeyIn = Callable[[Any, Any, Any], Hashable]  # (reference to the module, mode, size of the image) -> brick
+KeyIn = Callable[[Any, Any, Any], Hashable]  # takes a reference to a module, a mode, an image size; returns a brick
 MAX_KEYS = 64  # remembered bricks of a module; after that, a convolution's work is unknown for new image sizes
 
 
@@ -86,7 +86,7 @@ class CallWrapper:
         return self.module()._call_impl(*args, **kwargs)  # type: ignore[union-attr]  # it is being called: it lives
 
     def swap_in(self) -> None:
-        """Start to replace the module's call. Does nothing if the call is replaced already."""
+        """Start replacing the module's call. Does nothing if the call is replaced already."""
         module = self.module()
         if module is not None:
             there = standing(module)
@@ -144,7 +144,7 @@ class TimedSteps(Protocol):
 
 
 class BrickCall(CallWrapper):
-    """Times each call of a module as one brick or layer. The elements are those of the first tensor argument.
+    """Times each call of a module as one brick or layer, with the elements of the first tensor argument.
 
     If `asks` is set, it is called before the module. `key_in` returns the brick for a mode, because the multiplied
     type is a part of the brick's work. Without `key_in` the brick is always the same.
@@ -242,7 +242,7 @@ class BrickCall(CallWrapper):
 
 
 class SizedCall(BrickCall):
-    """Times each call of a convolution whose work depends on the size of its image."""
+    """Times each call of a convolution. Its work depends on the size of its image."""
 
     __slots__ = ("_axes", "_image_mode")
 
