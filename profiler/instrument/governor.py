@@ -401,7 +401,7 @@ class Governor:
 
 
 def _model_in(key: object) -> str:
-    """Return the name of the model in the key of a kind of step, or "" (see `Step`)."""
+    """Return the name of the model in the key of a kind of step, or "" (see `ActiveStep`)."""
     return str(key[2]) if isinstance(key, tuple) and len(key) > 2 else ""
 
 

@@ -29,7 +29,7 @@ class ModelSteps(TimedModel):
 
     __slots__ = ("_keys", "_shared_with")
 
-    _keys: tuple[object, ...]  # keys of the last plain step; only C code uses them
+    _keys: tuple[object, ...]  # keys of the last step that C code has begun; only C code uses them
 
     def __init__(
         self,
