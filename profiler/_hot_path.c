@@ -1581,7 +1581,7 @@ typedef struct {
 } TimedBuiltin;
 enum { TIMED_BUILTINS = 4 };
 static TimedBuiltin timed_builtins[TIMED_BUILTINS];
-static PyObject *dispatch_stack_of_torch; /* the number of modes that see calls of torch */
+static PyObject *dispatch_stack_of_torch; /* returns the number of modes that see calls of torch */
 
 static TimedBuiltin *
 timed_builtin_of(PyObject *function)
@@ -2030,7 +2030,7 @@ attach(HotPath *self, PyObject *ring)
     return PyObject_GetAttrString((PyObject *)self, "_write");
 }
 
-/* Put the attribute `name` of `object` into `field`. */
+/* Store the attribute `name` of `object` in `field`. */
 static int
 take(PyObject *object, const char *name, PyObject **field)
 {

@@ -998,7 +998,7 @@ begin_has_failed(PyObject *steps, PyObject *open_step)
     return has_failed(steps);
 }
 
-/* Run the call in a step of its own. */
+/* Run the call in the step `open_step`, and end the step. */
 ONCE_A_STEP static PyObject *
 run_step(PyObject *called, PyObject *args, PyObject *kwargs, PyObject *steps, HotPath *path, Position *position,
          PyObject *unit, PyObject *open_step, PyObject **callback)

@@ -1,6 +1,6 @@
-"""Profiles an unedited torch process: finds its modules, and when their calls begin and end.
+"""Profiles a torch program without changes to its code: finds its modules and times their calls.
 
-Nothing of torch loads before `attach` or `install` is called.
+This package imports nothing of torch before `attach` or `install` is called.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def attach(model: nn.Module, profiler: BrickProfiler | None = None) -> Attachment:
-    """Time the layers and bricks of `model` from its next call on. `detach()` of the result removes all traces of it.
+    """Time the layers and bricks of `model` from its next call on. Call `detach()` of the result to undo it.
 
-    Without a `profiler` it gets one of its own. Raises ValueError for a module with neither a list of layers nor two
-    modules with weights, and if this torch lacks a necessary feature.
+    Makes a new profiler if `profiler` is None. Raises ValueError if `model` has neither a list of layers nor two
+    modules with weights, or if this torch lacks a necessary feature.
     """
     from cbtop.profiler.instrument import attachment
 

@@ -1,6 +1,6 @@
-"""Low-rank adapters of PEFT: the active ones of a layer, read without a call of PEFT.
+"""Finds the active low-rank adapters of a layer of PEFT, without a call of PEFT.
 
-They may change between two steps: a preference loss runs the same model with its adapter and without.
+The active adapters may change between two steps: a preference loss runs the same model with and without its adapter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _STATE = "_active_adapter"
 
 
 def has_adapters(module: nn.Module) -> bool:
-    """Return whether `module` is a layer of PEFT that wraps another."""
+    """Return whether `module` is a layer of PEFT that wraps another layer."""
     return _STATE in module.__dict__ and may_have_adapters(type(module))
 
 
@@ -29,21 +29,21 @@ def may_have_adapters(kind: type) -> bool:
 
 
 def state_of_adapters(module: nn.Module) -> tuple[Any, ...]:
-    """Return the state of `module`, a layer with adapters, that decides which of them run."""
+    """Return the state of `module`, a layer with adapters. The state decides which of its adapters run."""
     own = module.__dict__
     active = own[_STATE]
     if type(active) is list:
         active = tuple(active)
     merged = own.get("merged_adapters")
     has_merged = type(merged) is list and len(merged) > 0
-    # PEFT hands the adapters of each sequence of a mixed batch to a layer by a hook.
+    # In a mixed batch, PEFT passes the adapter of each sequence to the layer in a forward pre-hook.
     return active, own.get("_disable_adapters") is True, has_merged, len(own["_forward_pre_hooks"])
 
 
 def low_rank_products(module: nn.Module) -> tuple[nn.Module, list[nn.Module]] | None:
-    """Return the wrapped layer of `module`, and the products that its active adapters add.
+    """Return the layer that `module` wraps, and the matrix products that its active adapters add.
 
-    Returns None if that is not known: for methods other than LoRA, its variants, and mixed batches.
+    Returns None if the products are not known: for methods other than LoRA, variants of LoRA, and mixed batches.
     """
     own, children = dictionary_of(module), submodules(module)
     base = children.get("base_layer")

@@ -1,8 +1,8 @@
-"""Attaching to models: one by one, or each at its first call.
+"""Attaches to one given model, or to every model at its first call.
 
 Rules
-- Nothing here raises into a model's call: a failure is logged in one line, and the model runs uninstrumented.
-- A model is held weakly: when the host drops it, it is gone, and so is its attachment.
+- No error of cbtop reaches a model's call: the error is logged in one line, and the model runs uninstrumented.
+- A model is held weakly: when the host drops the model, its attachment ends, too.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Manifest
 
 _COPIES = "nn.DataParallel copies its model at each call: it cannot be instrumented (DistributedDataParallel can)"
-MAX_ASKING = 2  # products before the layers, and first layers: each adds a check of 0.2 us per step
-MOST_TRIES = 3  # attempts to attach, if a signal handler of the host raises meanwhile
+MAX_ASKING = 2  # first layers, and products before them, that check a step's mode; each check takes 0.2 us per step
+MOST_TRIES = 3  # attempts to attach to a model, if a signal handler of the host raises an exception each time
 _lock = threading.RLock()
 _attached: WeakModuleDict[Attachment] = WeakModuleDict()  # by the trunk's modules
 
@@ -93,7 +93,7 @@ compile_lookup()
 
 
 class Attachment:
-    """One model that is timed, from `begin` to `detach`."""
+    """The instrumentation of one model. The model is timed from `begin` to `detach`."""
 
     def __init__(
         self, root: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str, timing: Timing | None = None
@@ -107,7 +107,7 @@ class Attachment:
         self.steps.root = self.root
         self.steps.follow_mode = self._follow_mode
         self._engine = engine
-        self._how_measured = ""  # how captured graphs are timed, once that is known
+        self._how_measured = ""  # how captured graphs are timed; "" until it is known
         self.is_attached = True
         self._follow(root, plan, timing)
 
@@ -130,7 +130,7 @@ class Attachment:
         return CallMaker(self.steps, self._said, self._mode, is_timed_there=self.timing.is_there)
 
     def _ask_first(self) -> None:
-        """Let the first layers, and the first products before them, check the mode of each step."""
+        """Make the first layers, and the first matrix products before the layers, check the mode of each step."""
         calls = [call for section in self._sections.values() for call in section.calls]
         layers = [call for call in calls if type(call.key) is tuple and call.key[1] == 0]
         for call in (*[call for call in calls if call.may_be_first][:MAX_ASKING], *layers[:MAX_ASKING]):
@@ -138,21 +138,21 @@ class Attachment:
         self.steps.calls = calls
 
     def _look_at_mode(self, root: nn.Module) -> bool:
-        """Note the mode in which `root` is called here. Returns whether it has changed."""
+        """Store the current mode of `root` (see `mode_of`). Returns whether the mode has changed."""
         before = getattr(self, "_mode", None)
         self._mode = mode_of(root)
         self.steps.ask_of(device_of(root), adapted_in(root), self._mode)
         return self._mode != before
 
     def _follow_mode(self, autocast: torch.dtype | None, adapters: object) -> None:
-        """Update the bricks for the mode of the step that runs now."""
+        """Update the bricks for the mode of the current step."""
         self._mode = self._mode._replace(autocast=autocast, adapters=adapters)
         for call in self.steps.calls:
             call.follow(self._mode)
         forget_types()
 
     def _follow_changes(self, root: nn.Module, plan: Plan, state: list[object]) -> None:
-        """Time the sections of `plan` that are new, and those that are unchanged as before."""
+        """Start timing the new sections of `plan`, and stop timing the sections that it replaces."""
         self.stacks, self._state = plan.stacks, state
         has_new_mode = self._look_at_mode(root)
         former = self._sections
@@ -163,7 +163,7 @@ class Attachment:
                     for call in section.calls:
                         call.swap_out()
                     for module in section.modules:
-                        if standing(module) is None:  # otherwise a different model's call replaces it
+                        if standing(module) is None:  # otherwise another model's wrapper replaces its call
                             forget(module)
             self._sections = self._calls().sections(plan.sections, former)
             self._ask_first()
@@ -194,7 +194,8 @@ class Attachment:
     def announce(self, root: nn.Module, plan: Plan, *, has_same_devices: bool = False) -> None:
         """Announce the model and its roofs, if they are new.
 
-        A process announces one model: the largest one that decodes, or else the largest; the first if equal.
+        A process announces only one model: the largest model with a cache or, without any, the largest model. Of
+        equally large models it announces the first.
         """
         manifest = manifest_of(root, plan, self._engine, self.timing, self.model)
         there = self._models.manifest
@@ -208,7 +209,7 @@ class Attachment:
             self._say(root, manifest)
 
     def _say(self, root: nn.Module, manifest: Manifest) -> None:
-        """Announce `manifest` and the roofs for torch's current number of threads, if they are new."""
+        """Announce `manifest`, and the roofs for torch's current number of threads, if they have changed."""
         over, said_of_roofs = roofs_over(root)
         manifest = replace(manifest, threads=torch.get_num_threads(), roofs=said_of_roofs)
         if manifest != self._models.manifest:
@@ -241,7 +242,10 @@ class Attachment:
             captured_graphs.look_into(self.steps, root)
 
     def detach(self) -> None:
-        """Stop timing this model, and leave no attribute behind. A step that is running ends as it began."""
+        """Stop timing this model, and remove all attributes that cbtop has set.
+
+        A running step ends as it began.
+        """
         with _lock:
             if not self.is_attached:
                 return
@@ -270,9 +274,9 @@ class Attachment:
         self._sections = {}  # their calls hold the path
 
     def _look_again(self) -> None:
-        """Plan again if the host has replaced modules, or stores their weights differently.
+        """Plan the model again if the host has replaced modules, or stores their weights differently.
 
-        If only torch's number of threads has changed, announce that, with the roofs for it.
+        If only torch's number of threads has changed, announce the new number and the roofs for it.
         """
         root = self.root()
         is_as_it_was = all([call.module() is not None for call in self.steps.calls])
@@ -302,7 +306,7 @@ class Attachment:
                     self._follow_changes(root, plan, state)
                     return
                 plan = plan_of(root, is_timed_there=timing.is_there, mode=mode_of(root))
-            if plan is None or not self.is_attached:  # too little of it is left for a plan: the old one stays
+            if plan is None or not self.is_attached:  # no plan is possible any longer: keep the old one
                 self._state = state
                 return
             self._leave()
@@ -313,7 +317,7 @@ class Attachment:
             self.begin()
 
     def _look_at_float32(self, root: nn.Module) -> None:
-        """Follow torch's settings for products of float32."""
+        """Update the bricks if torch's settings for matrix products of float32 have changed."""
         types = types_of_float32(device_of(root))
         if types != (self._mode.products, self._mode.convolutions):
             self._mode = self._mode._replace(products=types[0], convolutions=types[1])
@@ -322,7 +326,10 @@ class Attachment:
             forget_types()
 
     def _known(self) -> dict[Hashable, TimedSection]:
-        """Return the sections that can stay if their state is the same. Otherwise an id may be a newer module's."""
+        """Return the sections that a new plan can keep if their state is unchanged.
+
+        All modules of these sections are alive. The id of a dead module may belong to a newer module.
+        """
         return {
             place: section
             for place, section in self._sections.items()
@@ -367,7 +374,10 @@ def _attach(model: nn.Module, profiler: BrickProfiler | None) -> Attachment:
 
 
 def attach_to_runner(model: nn.Module, profiler: BrickProfiler, engine: str, *, shows_bricks: bool) -> Attachment:
-    """Attach to a model that a runner of `engine` runs: each run is a step. Without bricks no module is touched."""
+    """Attach to a model that a runner of `engine` runs. Each run is a step.
+
+    If `shows_bricks` is False, no module is timed.
+    """
     with _lock:
         attachment: Attachment | None = _attached.get(model)
         if attachment is None or attachment.root() is not model:
@@ -394,7 +404,7 @@ def installed() -> BrickProfiler | None:
 def _begin(
     model: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str, timing: Timing | None = None
 ) -> Attachment:
-    for module in plan.trunk:  # a part that was called by itself before
+    for module in plan.trunk:  # it may be attached already, if the host has called it by itself
         part = _attached.get(module)
         if part is not None and (module is model or any([one is part.root() for one in plan.trunk])):
             part.detach()
@@ -412,13 +422,13 @@ def _begin(
             kinds = kinds_of(model)
             held = [module for module in modules_of(model) if ATTRIBUTE in module.__dict__]
             if any([is_compiled(module) for module in (*kinds, *held)]):
-                _functions.wrap_generate()  # Dynamo would compile it again for new functions
+                _functions.wrap_generate()  # otherwise Dynamo would compile the model again
             else:
                 _functions.wrap(kinds)
                 wrap_collectives(_functions)
         attachment.announce(model, plan)
         attachment.begin()
-    except BaseException:  # nothing stays half attached, whether the error is ours or of a signal handler
+    except BaseException:  # an error of cbtop or of a signal handler: undo what is attached so far
         attachment.detach()
         raise
     return attachment
@@ -432,10 +442,10 @@ def _why_not(model: nn.Module) -> str:
     return ""
 
 
-# --- every model, at its first call ---------------------------------------------------------------------------
+# --- attaching to every model at its first call ---------------------------------------------------------------
 
 _profiler: BrickProfiler | None = None
-_cut_short = 0  # how often a signal handler of the host's has interrupted attaching
+_cut_short = 0  # how often an exception of a host's signal handler has interrupted attaching
 
 
 def install(profiler: BrickProfiler) -> None:
@@ -460,20 +470,20 @@ def uninstall() -> None:
     end()
     _candidates.clear()
     with _lock:
-        if not len(_attached):  # even if the models were dropped, not detached
+        if not len(_attached):  # all models were detached, or dropped by the host
             _functions.unwrap()
             compilations.end()
             captured_graphs.end()
 
 
 def attachments() -> list[Attachment]:
-    """Return the attachments of the models that live."""
+    """Return the attachments of all models that are alive."""
     with _lock:
         return list(dict.fromkeys(_attached.values()))
 
 
 def _first_call(module: nn.Module) -> Any:
-    """Return the replacement for the first call of `module`: it attaches a model, and ignores any other module."""
+    """Return a replacement for the first call of `module`. It attaches to `module` if that is a model."""
     return after(_look_before_call, module)
 
 
@@ -483,7 +493,7 @@ def _look_before_call(module: nn.Module) -> None:
 
 
 def _met_generating(model: object) -> None:
-    """Attach `model` before its `generate` calls a part of it (an encoder, a draft) first."""
+    """Attach to `model` when its `generate` is called, which may call only a part first (an encoder, a draft)."""
     if _profiler is None or not issubclass(type(model), nn.Module) or is_known(model):
         return
     if not (is_compiling() or torch.jit.is_tracing() or is_symbolic()):
@@ -495,21 +505,24 @@ _functions = TimedFunctions(_met_generating)
 
 def _look_first_at(module: nn.Module) -> None:
     try:
-        with without_torch_function():  # so that the host's do not see our calls
+        with without_torch_function():  # hides cbtop's calls from the host's `__torch_function__`
             _look_at(module)
-    except BaseException as error:  # noqa: BLE001 - an error of ours is not the host's
+    except BaseException as error:  # noqa: BLE001 - an error of cbtop must not reach the host
         try:
             if not isinstance(error, Exception):
                 raise
             log_own_error(error, f"{type(module).__name__} is not shown")
-        except BaseException:  # from a signal handler of the host
+        except BaseException:  # raised by a signal handler of the host
             _was_cut_short(module)
             raise
         leave_alone(module)
 
 
 def _was_cut_short(module: nn.Module) -> None:
-    """Count a handler's exception while attaching: the next call tries again, because a deadline may end each try."""
+    """Count an exception that a signal handler raised while attaching to `module`.
+
+    The next call of `module` tries again, at most MOST_TRIES times in all: a deadline may interrupt every try.
+    """
     global _cut_short
     _cut_short += 1
     if _cut_short >= MOST_TRIES and not is_known(module):
@@ -519,17 +532,17 @@ def _was_cut_short(module: nn.Module) -> None:
 
 
 def _was_set(module: nn.Module) -> None:
-    """Follow a change of the attribute of `module` by the host, as `Module.compile` makes it."""
+    """Adapt to a new value that the host has set as `_compiled_call_impl` of `module` (by `Module.compile`)."""
     try:
         follow_host(module)
         if _profiler is not None and module not in _attached and holds_a_stack(module):
             _look_at(module)
-    except Exception as error:  # noqa: BLE001 - as in _first_call
+    except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
         log_own_error(error, f"{type(module).__name__} is not shown")
 
 
 def _replicated(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """Ignore the replicas of `nn.DataParallel`, which exist for one call each."""
+    """Wrap `_replicate_for_data_parallel`: stop showing a model that `nn.DataParallel` copies at each call."""
 
     def replicate(self: nn.Module) -> nn.Module:
         replica = original(self)
@@ -538,7 +551,7 @@ def _replicated(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
             attachment = _attached.get(self)
             if attachment is not None:
                 attachment.give_up(ValueError(_COPIES))
-        except Exception as error:  # noqa: BLE001 - as in _first_call
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, f"{type(self).__name__} is not shown")
         return replica
 
@@ -551,7 +564,7 @@ def _look_at(module: nn.Module) -> None:
         if shall:
             with walked_once(module):
                 if any([issubclass(type(one), LazyModuleMixin) for one in kinds_of(module)]):
-                    return  # its weights get their shapes in this call: the next one attaches it
+                    return  # its weights get their shapes in this call; its next call attaches to it
                 attachment = attach(module, _profiler)
                 if not is_known(module):
                     attachment.begin()
@@ -561,7 +574,7 @@ def _look_at(module: nn.Module) -> None:
 
 
 def _after_fork() -> None:
-    """In a child: make a new lock, which the parent may have held."""
+    """Make a new lock in a child process, because the parent may have held the old one during the fork."""
     global _lock
     _lock = threading.RLock()
     for attachment in attachments():

@@ -1,4 +1,4 @@
-"""Calls a function after a module of the host's has been imported, without importing it."""
+"""Calls a function after the host has imported a certain module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cbtop.profiler.instrument.trouble import log_own_error
 
 
 def once_imported(name: str, then: Callable[[], None]) -> None:
-    """Call `then` when the module `name` has been imported: now, if it is loaded."""
+    """Call `then` once the module `name` has been imported, or now if it is imported already."""
     if name in sys.modules:
         then()
         return
@@ -24,14 +24,17 @@ def once_imported(name: str, then: Callable[[], None]) -> None:
 
 
 def stop_awaiting(name: str = "") -> None:
-    """Stop waiting for the module `name`, or for all."""
+    """Stop waiting for the module `name`, or for all modules if `name` is empty."""
     sys.meta_path[:] = [
         finder for finder in sys.meta_path if not isinstance(finder, _Finder) or name not in ("", finder.name)
     ]
 
 
 class _Finder:
-    """Finds nothing itself: it makes the loader that others find report when it has loaded."""
+    """A finder that calls `then` after the import of `name`.
+
+    It finds the module through the other finders, and replaces `exec_module` of the loader for one import.
+    """
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self.name = name
@@ -46,7 +49,7 @@ class _Finder:
             if spec is not None:
                 try:
                     self._follow(spec.loader)
-                except Exception as error:  # noqa: BLE001 - the host imports it nevertheless
+                except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
                     log_own_error(error, f"{name} is not followed")
                 return spec
         return None
@@ -64,7 +67,7 @@ class _Finder:
                 for then in self.then:
                     try:
                         then()
-                    except Exception as error:  # noqa: BLE001 - as above
+                    except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
                         log_own_error(error, f"{self.name} is not followed")
 
         loader.exec_module = exec_module

@@ -1,10 +1,9 @@
-"""The build of a layer: all facts that its plan follows from, so that one plan serves all layers with the same build.
+"""The build of a layer: all facts that decide the plan of the layer. Layers with equal builds share one plan.
 
 Rules
-- Two layers with equal features have equal plans. A layer has no features, and is planned by itself, if the plan of
-  one of its modules follows from more than is compared here (a convolution, grouped experts, adapters, packed
-  weights).
-- Nothing of the host's runs: classes are compared by their ids, tensors only if they are exactly torch's own.
+- Two layers with equal features have equal plans. A layer has no build, and is planned by itself, if the plan of one
+  of its modules depends on more than is compared here (a convolution, grouped experts, adapters, packed weights).
+- No code of the host runs: classes are compared by their ids, and only tensors of torch's own classes are read.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ from cbtop.profiler.instrument.work import SIZES
 if TYPE_CHECKING:
     from torch import nn
 
-_UP = None  # ends the features of the modules inside a module
-_BUFFERS = 0  # begins the features of a module's buffers
+_UP = None  # marks the end of a module's features
+_BUFFERS = 0  # marks the beginning of the features of a module's buffers
 
 
 class Build(NamedTuple):
-    """The modules of a layer, in the order of `modules_of`, and the features that its plan follows from."""
+    """The modules of a layer, in the order of `modules_of`, and the features that decide its plan."""
 
     modules: list[nn.Module]
     features: tuple[object, ...]
 
 
 class _NotComparableError(Exception):
-    """The plan of a module follows from more than its features."""
+    """The plan of a module depends on more than its features."""
 
 
 class Builds:
@@ -48,7 +47,7 @@ class Builds:
         self._comparable: dict[int, bool] = {}  # by the id of the class
 
     def of(self, layer: nn.Module) -> Build | None:
-        """Return the build of `layer`, or None if it cannot be compared."""
+        """Return the build of `layer`, or None if the layer cannot be compared."""
         found, features = {id(layer): layer}, list[Any]()
         try:
             self._add(layer, found, features)
@@ -71,7 +70,7 @@ class Builds:
                 features.extend((tensor.shape, tensor.dtype, tensor.device))
         if buffers:
             _add_buffers(buffers, features)
-        # The attributes of a product that is a leaf tell no more than its weights do.
+        # The size attributes of a matrix product without children add nothing to the shapes of its weights.
         if MARK_OF_EXPERTS in own or ((children or buffers or not parameters) and not own.keys().isdisjoint(SIZES)):
             raise _NotComparableError
         if children:

@@ -1,9 +1,10 @@
-"""Replaces the calls of modules by a table, without a change to any module.
+"""Replaces the calls of modules, without a change to any module. A table holds the replacements.
 
-`torch.nn.Module.__call__` reads the attribute `_compiled_call_impl`. If it is not None, torch calls it instead of the
-module. While a model is attached, the attribute is a `Slot` of the class, and the `Slot` reads a table in this file.
-A module itself never changes: its `__dict__`, pickles, copies and hashes are the same as in a bare run. If the host
-sets the attribute (`Module.compile` does), the value is stored in the module's dictionary, as torch would do.
+`torch.nn.Module.__call__` reads the attribute `_compiled_call_impl`. If its value is not None, torch calls the value
+instead of the module. While a model is attached, a descriptor (`Slot`) of this name in `torch.nn.Module` reads the
+table in this file. A module itself never changes: its `__dict__`, pickles, copies and hashes are the same as without
+cbtop. If the host sets the attribute (`Module.compile` does), the value is stored in the module's `__dict__`, as
+torch would do.
 
 Every process that imports torch under `cbtop run` loads this file, so it imports little.
 """
@@ -27,17 +28,17 @@ from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.protocol.signals import reraise_host_error
 
 ATTRIBUTE = "_compiled_call_impl"
-#: Returns the method by which torch calls a module if nothing replaces its call.
+#: Returns the method that torch calls for a module if nothing replaces the call.
 plain_call: Callable[[Any], Callable[..., Any]] = attrgetter("_call_impl")
-#: Returns the state of `torch.jit.trace`, or None if it does not run.
+#: Returns the state of `torch.jit.trace`, or None if no trace is running.
 _tracing_state: Callable[[], object] = torch._C._get_tracing_state
 
-#: The replacement of each module's call, by the id of the module. None: the module is known and has no replacement.
+#: The replacement of each module's call, by the module's id. None: the module is known, its call is not replaced.
 _standing: dict[int, Any] = {}
 
 
 class _Alive(weakref.ref[Any]):
-    """A reference to a module with the module's id. One object each: attaching makes thousands of them."""
+    """A weak reference to a module, with the module's id. Attaching makes thousands, so each is only one object."""
 
     __slots__ = ("key",)
 
@@ -51,16 +52,16 @@ def _nobody(module: Any) -> None:
     """Ignore a module."""
 
 
-#: The code that reads the attribute to call a module; None in a torch that has no such function.
+#: The code of torch's function that reads the attribute to call a module; None if this torch has no such function.
 _TORCH_CALL = getattr(getattr(torch.nn.Module, "_wrapped_call_impl", None), "__code__", None)
 _last = threading.local()  # `replaced`: the id of the module whose replacement this thread got last
 
 
 class Meeting:
-    """The callbacks for first calls of modules, and for changes of their attribute by the host."""
+    """The callbacks for the first calls of modules, and for changes of the attribute by the host."""
 
     def __init__(self) -> None:
-        #: Returns what torch calls for a module that is not in the table. None: there is no callback.
+        #: Called with a module that is not in the table. Returns what torch calls instead. None: no callback.
         self.first_call: Callable[[Any], Any] | None = None
         #: Called with a module after the host has set or deleted its attribute.
         self.was_set: Callable[[Any], None] = _nobody
@@ -70,7 +71,7 @@ meeting = Meeting()
 
 
 def standing(module: Any) -> Any:
-    """Return our replacement of the call of `module`, or None."""
+    """Return cbtop's replacement for the call of `module`, or None."""
     return _standing.get(id(module))
 
 
@@ -80,7 +81,7 @@ def is_known(module: Any) -> bool:
 
 
 def put(module: Any, call: Any) -> None:
-    """Replace the call of `module` by `call`. None: call it unchanged, and do not report its first call."""
+    """Replace the call of `module` by `call`. If that is None, replace nothing, but do not report the first call."""
     key = id(module)
     if key not in _standing:
         alive = _Alive(module, _ended)
@@ -90,13 +91,13 @@ def put(module: Any, call: Any) -> None:
 
 
 def leave(module: Any) -> None:
-    """Do not report the first call of `module`. Keeps its replacement if it has one."""
+    """Do not report the first call of `module`. If its call is replaced, it stays replaced."""
     if id(module) not in _standing:
         put(module, None)
 
 
 def leave_all(references: Iterable[weakref.ref[Any]]) -> None:
-    """Do the same for all of these modules that are alive."""
+    """For each of these modules that is alive, do not report the first call (see `leave`)."""
     for reference in references:
         module = reference()
         if module is not None and id(module) not in _standing:
@@ -104,7 +105,7 @@ def leave_all(references: Iterable[weakref.ref[Any]]) -> None:
 
 
 def forget(module: Any) -> None:
-    """Remove `module` from the table: its next call is reported as its first."""
+    """Remove `module` from the table. Its next call is reported as a first call."""
     _standing.pop(id(module), None)
     _alive.pop(id(module), None)
 
@@ -123,7 +124,7 @@ _after_in_c: Callable[..., Any] | None = None
 
 
 def prepared(look: Callable[[Any], None], module: Any) -> Any:
-    """Call `look` with `module`, and return what torch calls next: its replacement, or the usual call."""
+    """Call `look` with `module`. Returns what torch should call next: the replacement, or the usual call."""
     without_dynamo(look, module)
     call = replacement(module) if id(module) in _standing else of_host(module)
     return plain_call(module) if call is None else call
@@ -132,7 +133,7 @@ def prepared(look: Callable[[Any], None], module: Any) -> Any:
 def _call_after(look: Callable[[Any], None], module: Any, /, *args: Any, **kwargs: Any) -> Any:
     try:
         call = prepared(look, module)
-    except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
+    except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
         _failed(error)
         call = plain_call(module)
     return call(*args, **kwargs)
@@ -143,7 +144,7 @@ def _failed(error: Exception) -> None:
 
 
 def after(look: Callable[[Any], None], module: Any) -> Any:
-    """Return a call that calls `look` with `module`, then the module.
+    """Return a callable that calls `look` with `module`, then the module.
 
     If the hot path is compiled, no Python frame of cbtop is on the stack while the module runs, so tracebacks
     and stack depth do not change.
@@ -165,7 +166,7 @@ def replacement(module: Any) -> Any:
     there = _standing.get(id(module), _standing)
     if there is _standing:
         return _missed(module)
-    # torch.jit.trace saves the line of torch's file that made each call, so a traced call takes the usual line.
+    # torch.jit.trace stores the line of torch's source that made each call, so traced calls are not replaced.
     return of_host(module) if there is None or _tracing_state() is not None else there
 
 
@@ -173,7 +174,7 @@ def replacement(module: Any) -> Any:
 def _get(module: Any) -> Any:
     if is_dynamo_compiling():
         return module.__dict__.get(ATTRIBUTE)
-    # Other readers get the host's value: peft checks whether a model is compiled.
+    # Readers other than torch's call get the host's value: peft reads it to see whether a model is compiled.
     asking: FrameType | None = _getframe(2)
     while asking is not None and asking.f_code.co_name == "__getattribute__":
         asking = asking.f_back
@@ -183,7 +184,7 @@ def _get(module: Any) -> Any:
     if call is not None:
         _last.replaced = id(module)
     elif getattr(_last, "replaced", None) == id(module):
-        # torch reads the attribute twice for a call, and a second thread has removed the replacement in between.
+        # torch reads the attribute twice for one call. A second thread has removed the replacement in between.
         return plain_call(module)
     return call
 
@@ -195,7 +196,7 @@ def _set(module: Any, value: Any) -> None:
 
 def _delete(module: Any) -> None:
     if ATTRIBUTE not in module.__dict__:
-        raise AttributeError(f"{type(module).__name__!r} object has no attribute {ATTRIBUTE!r}")  # as object says it
+        raise AttributeError(f"{type(module).__name__!r} object has no attribute {ATTRIBUTE!r}")
     del module.__dict__[ATTRIBUTE]
     _tell(module)
 
@@ -203,15 +204,15 @@ def _delete(module: Any) -> None:
 def _tell(module: Any) -> None:
     try:
         without_dynamo(meeting.was_set, module)
-    except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
+    except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
         reraise_host_error(error)
 
 
 class Slot(property):
-    """The attribute of `torch.nn.Module` while a model is attached. Its value on the class is None, as
-    it is without cbtop.
+    """The descriptor for `_compiled_call_impl` of `torch.nn.Module` while a model is attached.
 
-    If the hot path is compiled, C code reads the table in the same way.
+    Read from the class, the attribute is None, as it is without cbtop. If the hot path is compiled, C code reads the
+    table in the same way.
     """
 
     def __get__(self, module: Any, kind: type | None = None) -> Any:
@@ -238,7 +239,7 @@ def end() -> None:
 
 @functools.cache
 def compile_lookup() -> None:
-    """Read the table, and make first calls, in C if the hot path is compiled."""
+    """Use C code to read the table and to make first calls, if the hot path is compiled."""
     global _after_in_c
     from cbtop.profiler.hot_path import HotPath, chosen
 
@@ -253,7 +254,7 @@ def compile_lookup() -> None:
 
 @functools.cache
 def is_supported() -> bool:
-    """Whether this torch calls the attribute's value, and Dynamo can be told to leave our frames alone."""
+    """Whether this torch calls the attribute's value, and its Dynamo can be told to skip cbtop's frames."""
     called: list[None] = []
 
     class CallProbe(torch.nn.Module):  # type: ignore[misc]  # torch has no types here

@@ -30,18 +30,21 @@ from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol import clock
 from cbtop.protocol.vocabulary import SAMPLE, NodeKind
 
-FEW_STAMPS = 200  # inside: with fewer, the time of a launch (10 us) would add 0.05 us or more to each
-COPIES = 4  # copies of a clone with stamps, if every step is recorded
-PLAIN_EVERY = 64  # replays with stamps in a row: the next has none, for comparison
-FIRST_PLAIN = 8  # PLAIN_EVERY until the cost is known; 1 if every step is recorded
-MOST_HELD = 256  # replays, until the cost of stamps is known
-MOST_WAITING = 1024  # replays of a graph that wait for the device, or for the end of the step around them
-ENOUGH_PLAIN = 128  # replays, to know whether timing them is too expensive
-MAX_STAMPED = 32  # graphs: each takes some megabytes on the device
+FEW_STAMPS = 200  # stamps in a graph: with fewer, the time of a launch (10 us) would add 0.05 us or more to each
+COPIES = 4  # number of clones with stamps that take turns, if every step is recorded
+PLAIN_EVERY = 64  # after this number of replays with stamps, one without stamps is timed for comparison
+FIRST_PLAIN = 8  # the value of PLAIN_EVERY until the cost is known; it is 1 if every step is recorded
+MOST_HELD = 256  # replays that wait until the cost of stamps is known; a further one is recorded with a guessed cost
+MOST_WAITING = 1024  # replays of one graph that wait for the device, or for the end of the step around them
+ENOUGH_PLAIN = 128  # plain replays after which it is checked whether timing plain replays is too expensive
+MAX_STAMPED = 32  # graphs with stamps; each takes some megabytes on the device
 
 
 class PendingReplay:
-    """A replay that is not recorded yet. `stamped` is its clone with stamps, at the places of `plan` if any."""
+    """A replay that is not recorded yet. `stamped` is the clone that ran, with stamps at the places of `plan`.
+
+    `stamped` is None if the host's own graph ran. `plan` is None without stamps between the graph's ends.
+    """
 
     __slots__ = ("around", "is_due", "is_of_all", "own_ns", "pair", "plan", "stamped", "step", "times")
 
@@ -55,19 +58,22 @@ class PendingReplay:
         is_of_all: bool,
     ) -> None:
         self.pair = pair
-        self.is_due = is_due  # it should be recorded, with stamps or not
-        self.is_of_all = is_of_all  # all replays are timed, also plain ones
-        self.own_ns = 0  # its cost, without that of stamps inside
-        self.step = step  # the step around it; None if it is a step itself
+        self.is_due = is_due  # whether to record this replay, with stamps or without
+        self.is_of_all = is_of_all  # whether all replays are timed, or only recorded ones
+        self.own_ns = 0  # nanoseconds that cbtop took for this replay, without the stamps inside the graph
+        self.step = step  # the step around this replay; None if the replay is a step itself
         self.stamped: StampedGraph | None
         self.plan: StampPlan | None
         self.stamped, self.plan = ready or (None, None)
-        self.around: tuple[int, int] | None = None  # times of the stamps around it, once the device has finished
-        self.times: list[int] | None = None  # of the stamps inside
+        self.around: tuple[int, int] | None = None  # times of the stamps before and after; None: still running
+        self.times: list[int] | None = None  # times of the stamps inside the graph
 
 
-# A replay that is launched: its pair of stamps and its stream; whether it should be recorded; whether the device was
-# idle, so that it waited for our work; and the clone that runs instead, with stamps inside or only at its ends.
+# A replay that is being launched:
+# - the number of its pair of stamps, and its stream
+# - whether to record the replay
+# - whether the device was idle (then the device waits for cbtop's work)
+# - the clone that runs instead of the host's graph, with stamps inside or only at its ends; None: no clone runs
 Begun = tuple[int, int, bool, bool, tuple[StampedGraph, StampPlan | None] | None]
 
 
@@ -83,21 +89,21 @@ class CapturedGraph:
         for span in capture.spans:
             _put_on_device(span, steps.on_device)
         self.profiler = steps.profiler
-        self._path = steps.profiler.parts.paths.host  # its position is that of all paths
+        self._path = steps.profiler.parts.paths.host  # all paths have the same position
         calls = capture.calls
         self._tokens, self._sequences = sum(call.tokens for call in calls), calls[0].sequences
         self.phase = calls[0].phase
         self._key = (NodeKind.STEP, self.phase, steps.model) if steps.model else (NodeKind.STEP, self.phase)
-        self._is_checked = False  # whether it draws random numbers
+        self._is_checked = False  # whether it is known if the graph draws random numbers
         self._variants: list[tuple[StampedGraph, StampPlan]] = []
-        self._ends: StampedGraph | None = None  # with stamps only at its ends: if the graph has few
+        self._ends: StampedGraph | None = None  # a clone with stamps only at its ends, for a graph with few stamps
         self._turn = 0
-        self._stamped_since = 0  # replays with stamps, since the last one without
+        self._stamped_since = 0  # number of replays with stamps since the last replay without stamps
         self._lost = 0  # steps lost since the last recorded one: too many waited, or the device's times were invalid
-        self._is_due = False  # record the next replay instead of one whose clone was still in use
+        self._is_due = False  # whether to record the next replay, because the clone was in use for an earlier one
         self._is_every = not isinstance(self.profiler, GovernedProfiler) and self.profiler.sample_every == 1
         self._is_plain_timed = True
-        self._plain_ns: list[int] = []  # since the last check whether timing them is too expensive
+        self._plain_ns: list[int] = []  # times of plain replays since the last check (see ENOUGH_PLAIN)
         self._own_ns: list[int] = []
         self.launches: deque[PendingReplay] = deque()
         self.costs = StampCosts()
@@ -107,22 +113,23 @@ class CapturedGraph:
             self.leave_alone(capture.why_not)
 
     def _is_dropped_with(self, _: object, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Drop the clone with the host's graph, because NCCL ends only when no graph has its kernels.
+        """Drop the clone when the host drops its graph. NCCL ends only when no graph contains kernels of NCCL.
 
-        When the interpreter ends, the names of this module may be gone already.
+        At the end of the interpreter, the global names of this module may be deleted already. So `sys.is_finalizing`
+        is a default argument.
         """
         self.on.drop(self)
         if not is_finalizing() and not captures:
             settle(False)
 
     def leave_alone(self, why: str) -> None:
-        """Only run the host's own replay from now on."""
+        """Run only the host's own replay from now on, and log the reason `why`."""
         log_once(f"a captured graph is not looked into: {why}")
         self.is_left_alone = True
         self.on.drop(self)
 
     def replay(self, original: Callable[[Any], None], graph: Any) -> None:
-        """Replay the graph for the host, with stamps around it and perhaps inside."""
+        """Replay the graph for the host, with stamps before and after it, and in some replays also inside it."""
         if self.is_left_alone or self.on.device.is_of_parent:
             original(graph)
             return
@@ -166,13 +173,13 @@ class CapturedGraph:
             self.launches.append(launch)
             on.launched(self)
             on.settle()
-            if on.pairs.is_through():  # otherwise nothing waited for the work after the launch
+            if on.pairs.is_through():  # the device has finished, so it waited for the work after the launch
                 launch.own_ns += clock.perf_counter_ns() - after_ns
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, "some steps of captured graphs are not recorded")
 
     def _watch(self, duration_ns: int, own_ns: int, allowed_share: float) -> None:
-        """Note the time and the cost of a plain replay. If the cost is too high, time fewer replays."""
+        """Store the time of a plain replay and the cost of timing it. If the cost is too high, time fewer replays."""
         self._plain_ns.append(duration_ns)
         self._own_ns.append(own_ns)
         if len(self._own_ns) < ENOUGH_PLAIN:
@@ -189,7 +196,10 @@ class CapturedGraph:
         log_once(f"of a captured graph no replays are counted but those that are recorded: {how}")
 
     def _begun(self, step: ActiveStep | None) -> Begun | None:
-        """Stamp the begin of a replay, and launch a clone instead if one is ready. Return None without a stamp."""
+        """Stamp the begin of a replay. If a clone should run instead of the host's graph, launch the clone.
+
+        Returns None if no stamp was made.
+        """
         is_recorded = self._is_recorded(step)
         if not is_recorded and not self._is_looked_at(step):
             return None
@@ -202,7 +212,8 @@ class CapturedGraph:
         ready = ready or self._compared()
         was_idle = pairs.is_through()
         pair = pairs.begin(stream)
-        if pair == NOT_HERE and on.stream() is not None:  # torch makes its context current in a thread's first call
+        # `on.stream()` calls torch, and torch makes its context current in a thread's first call.
+        if pair == NOT_HERE and on.stream() is not None:
             pair = pairs.begin(stream)
         if pair == NOT_HERE:
             return None
@@ -212,14 +223,14 @@ class CapturedGraph:
         try:
             if ready is not None and not ready[0].launch(stream):
                 ready = None  # another thread was faster
-        except Exception as error:  # noqa: BLE001 - as above: the host's own replay runs between both stamps
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, "a captured graph is not looked into")
             self.leave_alone(in_words(error))
             ready = None
         return pair, stream, is_recorded, was_idle, ready
 
     def _is_looked_at(self, step: ActiveStep | None) -> bool:
-        """Return whether to time a replay that is not recorded: as a step, or to learn the cost of stamps."""
+        """Return whether to time a replay that is not recorded, as a plain step or to measure the cost of stamps."""
         if step is None and self._is_plain_timed:
             return bool(self._path.recording)
         return bool(self._stamped_since)
@@ -252,7 +263,7 @@ class CapturedGraph:
         return True
 
     def _is_recorded(self, step: Any) -> bool:
-        """Return whether this replay is recorded. It is in `step`, or is a step itself."""
+        """Return whether to record a replay. The replay is in `step`, or is a step itself if `step` is None."""
         if step is None:
             is_sampled = self.profiler._is_replay_sampled(self._key) or self._is_due
             self._is_due = False
@@ -261,17 +272,17 @@ class CapturedGraph:
         return is_sampled and self._path.recording
 
     def _is_compared(self) -> bool:
-        """Return whether the next replay to record runs without stamps, to show their cost in earlier replays."""
+        """Return whether the next recorded replay runs without stamps, to be compared with replays with stamps."""
         first = 1 if self._is_every else FIRST_PLAIN
         return self._stamped_since >= (first if self.costs.known is None else PLAIN_EVERY)
 
     def _compared(self) -> tuple[StampedGraph, None] | None:
-        """Return the clone for a comparison after replays with stamps, or None for the host's own replay."""
+        """Return the clone with stamps at its ends if it should run for comparison. None: run the host's graph."""
         ends = self._ends
         return (ends, None) if ends is not None and self._stamped_since and not ends.is_running else None
 
     def _ready(self, stream: int) -> tuple[StampedGraph, StampPlan | None] | None:
-        """Return what to launch instead of the host's own replay, or None if that should run."""
+        """Return the clone to launch instead of the host's graph, or None if the host's graph should run."""
         on = self.on
         if not self._variants and (on.stream() is None or not self._build(stream)):
             return None
@@ -302,7 +313,7 @@ class CapturedGraph:
         return True
 
     def settle(self, *, is_last: bool = False) -> None:
-        """Record finished replays, in order. With `is_last`, also if the cost of stamps is only a guess."""
+        """Record finished replays, in order. If `is_last`, record them even if the cost of stamps is only a guess."""
         before = self.costs.known
         for launch in list(self.launches):
             if launch.around is None and not self._is_told(launch):
@@ -320,7 +331,7 @@ class CapturedGraph:
             self._count_lost()
 
     def _is_told(self, launch: PendingReplay) -> bool:
-        """Return whether the device has finished the replay, and read its stamps once."""
+        """Read the stamps of a replay if the device has finished it. Returns whether it has."""
         stamped = launch.stamped
         if stamped is not None and launch.times is None:
             launch.times = stamped.read()
@@ -339,7 +350,10 @@ class CapturedGraph:
         return True
 
     def _compare(self, times: list[int] | None, around_ns: int, plan: StampPlan | None) -> None:
-        """Add a replay to the costs: its `times` inside, and the time between the stamps around it."""
+        """Add a replay to the measurement of the stamps' cost.
+
+        `times` are the times of the stamps inside the graph, `around_ns` is the time between the stamps around it.
+        """
         inside_ns = 0 if times is None else times[-1] - times[0]
         ends = 0 if self._ends is None else 2
         if times is not None and plan is not None:
@@ -407,7 +421,7 @@ class CapturedGraph:
         self.profiler.parts.steps.lose(lost)
 
     def give_up(self) -> None:
-        """Stop waiting for the device and for ends of steps. Replays that wait are lost, and counted as lost."""
+        """Stop waiting for the device and for the ends of steps. Count all waiting replays as lost."""
         while self.launches:
             launch = self.launches.popleft()
             if launch.step is None:
@@ -418,7 +432,7 @@ class CapturedGraph:
         self._count_lost()
 
     def close(self) -> bool:
-        """Free its memory on the device. Returns False if a replay still runs, which must end first."""
+        """Free the memory of the clones on the device. Returns False, and frees nothing, if a replay is running."""
         self.settle(is_last=True)
         if self.launches:
             return False
@@ -442,7 +456,7 @@ class CapturedGraph:
 
 
 def _random_numbers_drawn(index: int) -> int | None:
-    """Return how many random numbers the generator of the device has drawn, or None if unknown."""
+    """Return how many random numbers the generator of the device `index` has drawn, or None if that is unknown."""
     try:
         return int(torch.cuda.default_generators[index].get_offset())
     except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
@@ -451,7 +465,7 @@ def _random_numbers_drawn(index: int) -> int | None:
 
 
 def _put_on_device(span: CapturedCall, on_device: dict[Hashable, Hashable]) -> None:
-    """Replace the keys of `span` by keys for the device, and drop its references to modules."""
+    """Replace the keys in `span`, and in its inner calls, by keys for the device. Drop its references to modules."""
     module, key = span.module, span.key
     span.module = None
     if isinstance(key, BrickDefinition):
@@ -466,7 +480,7 @@ def _put_on_device(span: CapturedCall, on_device: dict[Hashable, Hashable]) -> N
 
 
 def _is_burst_asked(steps: ModelSteps) -> bool:
-    """Return whether a burst of kernels is requested, so that this replay may be in it."""
+    """Return whether a burst (kernel records of a few steps) is requested. This replay may be a part of it."""
     try:
         return bool(steps.bursts.is_asked)
     except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host

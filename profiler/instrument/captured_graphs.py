@@ -1,32 +1,32 @@
-"""Brick times inside captured CUDA graphs: for some replays, a clone of the graph with stamps runs instead.
+"""Times the bricks inside captured CUDA graphs. In some replays, a clone of the graph with stamps runs instead.
 
 Rules
 - While a model on CUDA is attached, the methods of `torch.cuda.CUDAGraph` are replaced. They work as before, and also
-  take notes. When the last model is detached, the class gets its own methods back. The stamps are in a clone of the
-  graph, made just before its capture ends.
-- During a capture, the calls of a model and its parts note their first and last nodes (capturing.py), and so do lines
-  of code that inductor generated (compiled_code.py). The first call of the model tells what a replay is: with one new
-  token per sequence it is a decode.
+  record captures and replays. When the last model is detached, the class gets its own methods back. The stamps are in
+  a clone of the graph, made just before its capture ends.
+- During a capture, each call of a model or of its parts stores its first and last node (capturing.py). So does each
+  line of code that inductor generated (compiled_code.py). The first call of the model decides the phase of a replay:
+  with one new token per sequence the phase is decode.
 - A replay in an open step gives that step its layers and bricks. A replay outside any step is itself a step, from the
-  first stamp to the last. The profiler decides which are recorded, as for any step.
+  first stamp to the last. The profiler decides which replays are recorded, as for any step.
 - Each replay has a stamp before it and one after it. A replay outside steps that is not recorded is a plain step. Its
-  time is the time between the two stamps, less the time around the graph that recorded replays show. If that is too
-  expensive, only recorded replays are steps. These have their own name, because their count and rate are not those of
-  all replays.
+  time is the time between the two stamps, less the time around the graph that recorded replays show. If timing plain
+  replays is too expensive, only recorded replays are steps. Such steps have a different name, because their count and
+  rate are not those of all replays.
 - If the device is idle, work before a replay costs the host time. So only this comes before it: the decision whether
-  to record, the caller's stream, and a stamp, in C. The rest comes after it. The device counts as idle if it has
-  reached the stamp after the last replay. If the host has enqueued other work since, this overstates our cost.
-- The host does not wait for the device. Stamps are read at the next replay, or when the books are closed. The step is
-  recorded then, in the host's time.
-- The cost of the stamps inside is how much longer such replays take than others (stamp_cost.py). It is subtracted,
-  stretch by stretch, and nothing is recorded until it is known. In a graph with few stamps, the time from the stamp
-  before the graph to its begin would distort it. So there the compared replay also runs a clone, with stamps only at
-  its ends.
-- The time between bricks is named "Other kernels", so the books close. If every step is recorded, COPIES of the clone
-  take turns, because the host may be ahead of its device.
-- There can be no stamp while kernels run side by side, so calls that begin or end there are left out. A graph is left
-  alone if it draws random numbers, if two models are called in it, or if cbtop's code fails. One line says so, and
-  the host's own replay runs.
+  to record, the caller's stream, and a stamp, in C. All other work comes after it. The device counts as idle if it
+  has reached the stamp after the last replay. If the host has enqueued other work since, cbtop's cost is overstated.
+- The host does not wait for the device. The stamps are read at the next replay, or when the recording ends. The step
+  is recorded then, with times of the host's clock.
+- The cost of the stamps inside is the extra time of replays with stamps (stamp_cost.py). It is subtracted from each
+  interval, and nothing is recorded until it is known. In a graph with few stamps, the time from the stamp before the
+  graph to the graph's begin would distort the cost. So for such a graph the compared replay also runs a clone, with
+  stamps only at its ends.
+- The time between bricks is a brick "Other kernels", so that the bricks add up to the step. If every step is
+  recorded, COPIES of the clone take turns, because the host may be ahead of its device.
+- No stamp is possible while kernels run concurrently, so calls that begin or end there are left out. A graph is not
+  timed if it draws random numbers, if two models are called in it, or if cbtop's code fails. Then one line is logged,
+  and the host's own replay runs.
 """
 
 from __future__ import annotations
@@ -53,19 +53,22 @@ from cbtop.profiler.instrument.work import device_of
 
 _lock = threading.RLock()
 _graphs: weakref.WeakKeyDictionary[Any, CapturedGraph] = weakref.WeakKeyDictionary()
-_random: weakref.WeakSet[Any] = weakref.WeakSet()  # graphs with the host's own generators
-_replaced: dict[str, Any] = {}  # the original methods of the class; None: it inherits them
+_random: weakref.WeakSet[Any] = weakref.WeakSet()  # graphs with random generators that the host has registered
+_replaced: dict[str, Any] = {}  # the original methods of the class, by name; None: the class inherits the method
 _users: weakref.WeakSet[ModelSteps] = weakref.WeakSet()
 
 
 def look_into(steps: ModelSteps, *modules: Any) -> None:
-    """Time the captured graphs of a model from now on if it is on CUDA. Called when it is attached."""
+    """Time the captured graphs of a model on CUDA from now on. Does nothing for a model on another device.
+
+    Called when the model is attached.
+    """
     if device_of(*modules) != "cuda":
         return
     with _lock:
         _users.add(steps)
         if settle not in steps.profiler.parts.paths.settlers:
-            steps.profiler.parts.paths.settlers.insert(0, settle)  # before steps that wait for it
+            steps.profiler.parts.paths.settlers.insert(0, settle)  # first, because steps wait for it
         if _replaced:
             return
         if not hasattr(torch.cuda, "CUDAGraph"):
@@ -79,7 +82,7 @@ def look_into(steps: ModelSteps, *modules: Any) -> None:
 
 
 def look_no_more(steps: ModelSteps) -> None:
-    """Stop timing the graphs of a detached model. After the last one, restore the class and free the devices."""
+    """Stop timing the graphs of a detached model. After the last model, restore the class and free device memory."""
     with _lock:
         if steps not in _users:
             return
@@ -112,7 +115,7 @@ def _put_back() -> None:
 
 
 def end() -> None:
-    """Detach all models, also those that were dropped."""
+    """Stop timing the graphs of all models, including models that the host has dropped."""
     for steps in list(_users):
         look_no_more(steps)
     with _lock:
@@ -120,10 +123,10 @@ def end() -> None:
 
 
 def _at_exit() -> None:
-    """Only run the host's own replays, and free all clones.
+    """Run only the host's own replays from now on, and free all clones.
 
-    When the interpreter ends, a process group that was not destroyed waits until no graph has collectives. By then
-    cbtop would not learn that the host's graphs are gone.
+    When the interpreter ends, a process group that was not destroyed waits until no graph contains collectives. At
+    that time cbtop is no longer told that the host's graphs are gone, so the clones must be freed before.
     """
     with _lock:
         for captured in list(_graphs.values()):
@@ -178,14 +181,14 @@ def _capture_end(original: Callable[..., None]) -> Callable[..., None]:
                 captured = CapturedGraph(self, clone, capture, device, capture.steps)
                 device.add(captured)
                 _graphs[self] = captured
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, "a captured graph is not looked into")
 
     return capture_end
 
 
 def _ended(capture: Capture) -> bool:
-    """End `capture`. Returns whether nothing was captured, as in the first graph that inductor makes."""
+    """End `capture`. Returns whether the graph is empty, like the first graph that inductor captures."""
     capture.ended()
     return capture.last() == []
 
@@ -257,7 +260,7 @@ _METHODS: dict[str, Callable[[Callable[..., None]], Callable[..., None]]] = {
 
 
 def _after_fork() -> None:
-    """Make a new lock in a child process and forget its captures: other threads are gone."""
+    """Make a new lock in a child process. Forget all captures, because their threads do not exist in the child."""
     global _lock
     _lock = threading.RLock()
     captures.clear()

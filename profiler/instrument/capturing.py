@@ -1,6 +1,7 @@
-"""The calls during the capture of a CUDA graph: each module or function, and the nodes between which it was called.
+"""Records the calls of modules and functions during the capture of a CUDA graph, and the graph nodes of each call.
 
-Nothing runs then, so nothing is timed. A capture belongs to its thread: `captures` holds the current ones.
+The device runs nothing during a capture, so nothing is timed. A capture belongs to one thread. `captures` holds the
+running captures.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
 MAX_CALLS = 20_000
 OTHER = BrickDefinition("Other kernels", BrickCategory.OTHER, backend="torch on cuda", label="between bricks")
 
-Mark = Any  # a call that began: what `begin` returns and `end` takes, of a kind of its own in each class
-Last = list[int] | None  # the nodes that the next one would follow; None if the driver does not tell
+Mark = Any  # a call that has begun: `begin` returns it, `end` takes it; each class has its own type
+Last = list[int] | None  # nodes that the next captured node would depend on; None if the driver does not report them
 
 
-@dataclass(slots=True, eq=False)  # a call is itself: `in` compares no fields
+@dataclass(slots=True, eq=False)  # compared by identity: `in` need not compare fields
 class CapturedCall:
-    """A call between two places of the graph; `inside`: the calls in it."""
+    """A call between two places of the graph. `inside` are the calls that it made."""
 
     key: Hashable
     module: nn.Module | None  # the called module; None for a function
@@ -39,20 +40,20 @@ class CapturedCall:
 
 
 class Capture:
-    """A graph from the beginning of its capture to its end. Wrapped functions use it in place of a path."""
+    """A graph during its capture. Wrapped functions use it in place of a `Path`."""
 
     def __init__(self, last: Callable[[], Last]) -> None:
-        self.last = last  # the nodes that the next one would follow
-        self.ended: Callable[[], None] = lambda: None  # called when it has ended
-        self.steps: Any = None  # the ModelSteps of the model that is called in it
-        self.calls: list[Call] = []  # of that model
+        self.last = last  # returns the nodes that the next captured node would depend on
+        self.ended: Callable[[], None] = lambda: None  # called when the capture has ended
+        self.steps: Any = None  # the ModelSteps of the model that is called in this capture
+        self.calls: list[Call] = []  # calls of that model
         self.spans: list[CapturedCall] = []
-        self.why_not = ""  # why its times would be wrong
+        self.why_not = ""  # why this graph's times would be wrong; "" if they would not
         self.open: list[CapturedCall] = []  # running calls, outermost first
         self._count = 0
 
     def is_in_call_of(self, steps: object) -> bool:
-        """Whether a call of that model is running."""
+        """Whether a call of the model of `steps` is running."""
         return self.steps is steps and bool(self.open)
 
     def begin_model(self, steps: object, call: Call) -> Mark:
@@ -64,7 +65,10 @@ class Capture:
         return self.begin(None, None)
 
     def begin(self, key: Hashable, module: nn.Module | None) -> Mark:
-        """Begin a call here. Returns None if it is not noted: outside of a model's call, or beyond MAX_CALLS."""
+        """Begin a call of `module`, or of a function if `module` is None.
+
+        Returns None, and records nothing, outside of a model's call and after MAX_CALLS calls.
+        """
         if self._count >= MAX_CALLS or (key is not None and not self.open):
             return None
         self._count += 1
@@ -74,18 +78,18 @@ class Capture:
         return span
 
     def end(self, span: Mark, elements: int = 0) -> None:
-        """End that call here."""
+        """End the call `span`, which `begin` returned."""
         if span is not None:
             span.end, span.elements = self.last(), elements
             if span in self.open:
                 del self.open[self.open.index(span) :]
 
     def add(self, spans: list[CapturedCall]) -> None:
-        """Add calls that were made here, and have ended."""
+        """Add calls that were made in the innermost running call, and have ended."""
         (self.open[-1].inside if self.open else self.spans).extend(spans)
 
     def now_in(self, node_of: Callable[[int], int]) -> None:
-        """Replace the noted nodes by the same nodes of a copy of the graph."""
+        """Replace all stored nodes by the nodes of a copy of the graph. `node_of` returns the copy's node."""
         found: dict[int, int] = {}
 
         def moved(last: Last) -> Last:
@@ -103,21 +107,21 @@ class Capture:
             waiting += span.inside
 
     def failed(self, error: Exception) -> None:
-        """Note an error of ours: nothing of this graph is shown."""
+        """Log an error of cbtop, and show nothing of this graph."""
         log_own_error(error, "a captured graph is not shown")
         self.why_not = in_words(error)
 
     @property
     def position(self) -> _Position:
-        """Like a path's: the caller's position. Its step is None outside of this capture."""
+        """The caller's position, like `Path.position`. The position's step is None outside of this capture."""
         return _Position(self if capture_here() is self else None, self.open[-1].key if self.open else None)
 
     def start_brick(self, brick: Hashable, /) -> Mark:
-        """Like a path's: begin a call here."""
+        """Begin a call, like `Path.start_brick`."""
         return self.begin(brick, None)
 
     def stop_brick(self, span: Mark, elements: int, failed: bool = False) -> None:
-        """Like a path's: end that call."""
+        """End a call, like `Path.stop_brick`."""
         self.end(span, elements)
 
 
@@ -130,9 +134,9 @@ class _Position:
         self.scope = self
 
 
-captures: dict[int, Capture] = {}  # by thread
+captures: dict[int, Capture] = {}  # running captures, by id of the thread
 
 
 def capture_here() -> Capture | None:
-    """Return the capture of the calling thread."""
+    """Return the running capture of the calling thread, or None."""
     return captures.get(get_ident()) if captures else None

@@ -1,7 +1,8 @@
-"""Tells which brick a module is, by its path, then by its class. The first rule that matches counts.
+"""Decides which brick a module is, by its path and its class. The first matching rule in `RULES` counts.
 
-There is no torch here: `Described` has all that is known of a module. A leaf that no rule matches becomes a brick
-named after its class, so no leaf is lost or misnamed. The paths come from models of Hugging Face, Meta and vLLM.
+This file does not use torch: a `Described` holds all that the rules know of a module. A module without children that
+no rule matches becomes a brick named after its class, so that it is neither lost nor misnamed. The names in the rules
+come from models of Hugging Face, Meta and vLLM.
 """
 
 from __future__ import annotations
@@ -12,22 +13,22 @@ from dataclasses import dataclass
 
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
-# Bricks other than the fifteen well-known ones, with their categories.
+# Names of the bricks that have no BrickId, and their categories.
 ALIBI_BIAS = "AlibiBias"
-ATTENTION_BLOCK = "AttentionBlock"  # a module of attention: its own time is the time between its parts
+ATTENTION_BLOCK = "AttentionBlock"  # a whole attention module: its self time is the time between its parts
 ATTENTION_FUSED = "Attention (fused)"
 ATTENTION_EAGER = "Attention (eager)"
 ATTENTION_MASK = "AttentionMask"
 KV_EXPANSION = "KvExpansion"
 KV_WRITE = "KvWrite"
-FEED_FORWARD_BLOCK = "FeedForwardBlock"  # a feed-forward network: its own time is the product of gate and up
+FEED_FORWARD_BLOCK = "FeedForwardBlock"  # a whole feed-forward network: its self time is the product gate * up
 GATE_UP_PROJECTION = "GateUpProjection"
 GENERATE_INPUTS = "GenerateInputs"
 MERGE_HEADS = "MergeHeads"
 MIXER = "Mixer"
 MOE_EXPERTS = "MoeExperts"
 MOE_ROUTER = "MoeRouter"
-MULTIHEAD_ATTENTION = "MultiheadAttention"  # torch's own module, which runs as one
+MULTIHEAD_ATTENTION = "MultiheadAttention"  # torch's own module: it does not call its parts
 RESIDUAL_ADD = "ResidualAdd"
 ROTARY_TABLES = "RotaryTables"
 SPLIT_HEADS = "SplitHeads"
@@ -51,7 +52,7 @@ CATEGORIES = {
     ROTARY_TABLES: BrickCategory.ATTENTION,
     SPLIT_HEADS: BrickCategory.ATTENTION,
 }
-# These contain bricks, and their own time is mostly Python's. They are bricks only on a CPU, where that counts.
+# Bricks that contain other bricks. Their self time is mostly Python's, so they are shown only for models on a CPU.
 BLOCKS = frozenset({ATTENTION_BLOCK, FEED_FORWARD_BLOCK})
 
 
@@ -59,9 +60,9 @@ BLOCKS = frozenset({ATTENTION_BLOCK, FEED_FORWARD_BLOCK})
 class Described:
     """The description of a module without torch.
 
-    `path` is its name in the model (`model.layers.3.self_attn.q_proj`). `classes` are the class names of the module
-    and of the modules around it, from near to far. `siblings` are the names of the other modules in its parent, and
-    `holds` the names of its own parts.
+    `path` is the module's name in the model (`model.layers.3.self_attn.q_proj`). `classes` are the class names of the
+    module and of the modules around it, innermost first. `siblings` are the names of the other modules in its parent.
+    `holds` are the names of its children.
     """
 
     path: str
@@ -69,7 +70,7 @@ class Described:
     siblings: frozenset[str] = frozenset()
     holds: frozenset[str] = frozenset()
     in_layer: bool = True
-    gives_vocabulary: bool = False  # a product with one row for each row of the token embedding
+    gives_vocabulary: bool = False  # whether its weight has one row for each row of the token embedding
 
     @property
     def name(self) -> str:
@@ -81,12 +82,12 @@ class Described:
 
     @property
     def lies_in(self) -> str:
-        """The path of its parent."""
+        """The path of the module's parent."""
         return self.path.rpartition(".")[0]
 
     @property
     def in_attention(self) -> bool:
-        """Whether its parent is attention or a part of attention (BERT's `attention.output`)."""
+        """Whether the module's parent is attention or a part of attention (BERT's `attention.output`)."""
         near = self.lies_in.split(".")[-2:]
         named = any([_ATTENTION_NAME.search(part) for part in near]) and not _FEED_FORWARD.search(near[-1])
         return not self.in_mixer and (named or (len(self.classes) > 1 and "Attention" in self.classes[1]))
@@ -98,7 +99,7 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class ModuleKind:
-    """The kind of a module: a well-known brick or a name, and whether its parts are shown inside it."""
+    """The kind of a module: its `BrickId` or its name, and whether its children are shown inside it."""
 
     brick: BrickId | str
     shows_inside: bool = False
@@ -120,14 +121,14 @@ class ModuleKind:
 _ATTENTION_NAME = re.compile(r"att(entio)?n|Attention", re.IGNORECASE)
 _FEED_FORWARD_CLASS = re.compile(r"(MLP|Mlp|FeedForward|FFN|ActDense)$")
 _FEED_FORWARD = re.compile(r"mlp|ffn|feed_?forward|^ff$", re.IGNORECASE)
-# Names of the products for queries, keys and values, inside attention.
+# Names of the linear layers for queries, keys and values, inside attention.
 _QKV = (
     r"(q|k|v|kv|qkv)_proj|(q|k|v|kv)_[ab]_proj(_with_mqa)?"
     r"|c_attn|q_attn|query_key_value|W?qkv|in_proj|fused_qkv_a_proj(_with_mqa)?|qkv_linear"
     r"|q|k|v|w[qkv]|W[qkv]|[qkv]_lin|to_(q|k|v|kv|qkv)|query|key|value|(query|key|value)_proj"
 )
 _MIXER = re.compile(r"(Mixer\d*|Mamba\d*|DeltaNet|ShortConv|RecurrentBlock|Rwkv\w*Attention)$")
-# The layer norm of T5 and its descendants neither centres nor adds: it is RMS norm under an older name.
+# The "LayerNorm" of T5 and its descendants subtracts no mean and adds no bias, so it is an RMS norm.
 _RMS_NORM = re.compile(
     r"RMS_?Norm|(^|M|m|U)T5LayerNorm|(LongT5|Pop2Piano|SwitchTransformers|Udop|Pix2Struct)LayerNorm"
 )
@@ -139,7 +140,7 @@ Rule = Callable[[Described], bool]
 
 
 def _path(pattern: str, *also: Rule) -> Rule:
-    """Return a rule for a module inside a layer if the last name of its path matches `pattern`."""
+    """Return a rule that matches a module inside a layer if the last name of its path matches `pattern`."""
     compiled = re.compile(rf"({pattern})$")
     return lambda it: it.in_layer and compiled.match(it.name) is not None and all([rule(it) for rule in also])
 
@@ -170,7 +171,7 @@ def _leaf(it: Described) -> bool:
 
 
 def _product(it: Described) -> bool:
-    """Whether it may be a product with a weight, however stored: its class is not a norm, activation or embedding."""
+    """Whether the module may multiply by a weight: its class is not a norm, an activation or an embedding."""
     name = it.classes[0]
     return not (_RMS_NORM.search(name) or "Norm" in name or _ACTIVATION.match(name) or "Embedding" in name)
 
@@ -180,7 +181,7 @@ def _linear(it: Described) -> bool:
 
 
 def _in_sequence_of_feed_forward(it: Described) -> bool:
-    """Whether its parent is a Sequential named like `mlp`, or a Sequential in a feed-forward class."""
+    """Whether the module's parent is a Sequential named like `mlp`, or a Sequential in a feed-forward class."""
     if it.in_attention or it.classes[1:2] != ("Sequential",):
         return False
     named = _FEED_FORWARD.search(it.lies_in.rpartition(".")[2]) is not None
@@ -209,7 +210,7 @@ RULES: tuple[tuple[Rule, ModuleKind], ...] = (
     (_path("topk", _beside("experts")), ModuleKind(MOE_ROUTER)),  # SGLang
     # A mixer replaces attention.
     (_class(_MIXER, lambda it: it.in_layer and not it.is_leaf), ModuleKind(MIXER, shows_inside=True)),
-    # Attention. The attention modules of vLLM and SGLang are inside the model's own attention, and are one kernel.
+    # Attention. The attention modules of vLLM and SGLang are single kernels inside the model's own attention module.
     (_path("attn", lambda it: it.classes[0] == "Attention", _in_attention), ModuleKind(ATTENTION_FUSED)),
     (_class(r"^(MLA|Radix|EncoderOnly|ChunkedLocal)Attention$", _in_attention), ModuleKind(ATTENTION_FUSED)),
     (_class("Attention", _holds_qkv, lambda it: it.in_layer), ModuleKind(ATTENTION_BLOCK, shows_inside=True)),
@@ -254,10 +255,10 @@ RULES: tuple[tuple[Rule, ModuleKind], ...] = (
     # torch's own encoder and decoder layers.
     (_path("linear1", _product, _beside("linear2")), ModuleKind(BrickId.UP_PROJECTION)),
     (_path("linear2", _product, _beside("linear1")), ModuleKind(BrickId.DOWN_PROJECTION)),
-    # A feed-forward network that is a Sequential: a norm may come before its first product.
+    # A feed-forward network that is a Sequential: a norm may come before its first linear layer.
     (_path("[01]", _linear, _in_sequence_of_feed_forward), ModuleKind(BrickId.UP_PROJECTION)),
     (_path(r"\d+", _linear, _in_sequence_of_feed_forward), ModuleKind(BrickId.DOWN_PROJECTION)),
-    # Rotary position: inside a layer it rotates queries and keys, outside it makes the tables for that.
+    # Rotary position: inside a layer the module rotates queries and keys, outside it makes the tables for that.
     (_class(r"Rotary|RoPE", _leaf, lambda it: it.in_layer), ModuleKind(BrickId.ROPE_EMBEDDING)),
     (_class(r"Rotary|RoPE", _leaf, _outside), ModuleKind(ROTARY_TABLES)),
     # The head.
@@ -271,7 +272,7 @@ RULES: tuple[tuple[Rule, ModuleKind], ...] = (
         ),
         ModuleKind(BrickId.LM_HEAD),
     ),
-    # vLLM and SGLang do not call the head: this module multiplies by its weights.
+    # vLLM and SGLang do not call the head. Their LogitsProcessor multiplies by the head's weights.
     (_class(r"^LogitsProcessor$", _outside), ModuleKind(BrickId.LM_HEAD)),
     # By class.
     (_class(_RMS_NORM), ModuleKind(BrickId.RMS_NORM)),
@@ -280,15 +281,15 @@ RULES: tuple[tuple[Rule, ModuleKind], ...] = (
     (_class(_ACTIVATION, _leaf), ModuleKind(BrickId.ACTIVATION)),
 )
 
-# Modules that are never called, and modules that run as one because their parts are never called. Layers of torch's
-# eager quantisation hold their weight in a module.
+# Modules that are never called, and modules that never call their children. Layers of torch's eager quantisation have
+# one child, which holds the weight (`_packed_params`).
 _NEVER_CALLED = frozenset({"ModuleList", "ModuleDict", "ParameterList", "ParameterDict"})
 _RUNS_AS_ONE = frozenset({MULTIHEAD_ATTENTION})
 _PACKED_WEIGHT = frozenset({"_packed_params"})
 
 
 def classify(it: Described) -> ModuleKind | None:
-    """Return the kind of `it`, or None if it only contains other modules, which are then classified themselves."""
+    """Return the kind of the module `it`, or None if it is only a container. Then classify its children instead."""
     if it.classes[0] in _NEVER_CALLED:
         return None
     for matches, kind in RULES:

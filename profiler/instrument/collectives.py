@@ -1,14 +1,14 @@
-"""Bricks that are collectives: the communication of a model's step with other processes by torch.distributed.
+"""Times collectives as bricks: the communication of a model's step with other processes by torch.distributed.
 
 Rules
 - torch compares its functions by identity (`P2POp`, its coalescing, Dynamo's rewriting), and programs import them by
-  name before anything is attached. So none is replaced: torch wraps each in a function that closes over it, and the
-  function in the closure is timed. Asynchronous sends and receives have no such wrapper: there the methods of the
-  process group are timed, and a work's `wait`.
-- A call that returns before it is over (`async_op=True`, a functional collective) is called a launch, and no rate is
-  computed from it; waiting for it is a brick of its own. Calls inside a collective are part of it.
-- Elements and `size_bytes` are those of the whole: what all ranks gather or scatter together. Bytes are bus bytes by
-  the factors of nccl-tests (doc/PERFORMANCE.md, "Bus bandwidth"), with all parts equally large.
+  name before anything is attached. So no public function is replaced. torch wraps each function in another one that
+  has the original in its closure, and this original is replaced. Asynchronous sends and receives have no such
+  wrapper. For them, the methods of the process group are timed, and `Work.wait`.
+- A call that returns before its work is done (`async_op=True`, a functional collective) is named a launch, and no
+  rate is computed from it. The wait for the work is a brick of its own. Calls inside a collective belong to it.
+- Elements and `size_bytes` count the data of all ranks together. Bytes are bus bytes by the factors of nccl-tests
+  (doc/PERFORMANCE.md, "Bus bandwidth"), for equally large parts.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ SEND = "Send"
 WAIT = "Wait"
 
 _IN_PARTS = frozenset({ALL_GATHER, ALL_TO_ALL, GATHER, REDUCE_SCATTER, SCATTER})  # each rank already has its own part
-# The functions of torch.distributed, each with its brick, the argument that holds its data, and whether that is only
-# one rank's part. If torch deprecates one for a second one, the second is called and timed.
+# The functions of torch.distributed. For each function: its brick, the argument that holds its data, and whether that
+# argument is only one rank's part. A deprecated function calls its successor, which is timed.
 _FUNCTIONS = {
     "all_gather": (ALL_GATHER, "tensor", True),
     "all_gather_into_tensor": (ALL_GATHER, "output_tensor", False),
@@ -68,7 +68,8 @@ _FUNCTIONS = {
     "scatter": (SCATTER, "tensor", True),
     "send": (SEND, "tensor", False),
 }
-# The same for torch.distributed._functional_collectives, which DTensor calls: they return at once.
+# Functions of torch.distributed._functional_collectives, in the form of `_FUNCTIONS`. DTensor calls these functions.
+# They return at once.
 _FUNCTIONAL = {
     "all_gather_single": (ALL_GATHER, "self", True),
     "all_gather_tensor": (ALL_GATHER, "self", True),
@@ -78,9 +79,10 @@ _FUNCTIONAL = {
     "reduce_scatter_single": (REDUCE_SCATTER, "self", False),
     "reduce_scatter_tensor": (REDUCE_SCATTER, "self", False),
 }
-# Methods of a process group, by the brick that they launch; their second argument is the tensors they send or fill.
+# Methods of a process group, with the brick that each launches. The argument after `self` is the tensors that the
+# method sends or fills.
 _METHODS = {"send": SEND, "recv": RECV, "recv_anysource": RECV, "_end_coalescing": COALESCED}
-# The operation of a work, by torch's number for it (torch/csrc/distributed/c10d/Work.hpp, OpType).
+# The collective of a `Work`, by torch's number of the operation (torch/csrc/distributed/c10d/Work.hpp, OpType).
 _OPERATIONS = {
     0: BROADCAST, 1: ALL_REDUCE, 2: ALL_REDUCE, 3: REDUCE, 4: ALL_GATHER, 5: ALL_GATHER, 6: ALL_GATHER, 7: GATHER,
     8: SCATTER, 9: REDUCE_SCATTER, 10: ALL_TO_ALL, 11: ALL_TO_ALL, 12: SEND, 13: RECV, 14: RECV, 15: BARRIER,
@@ -89,9 +91,9 @@ _OPERATIONS = {
 
 
 def wrap_collectives(functions: TimedFunctions) -> None:
-    """Wrap those that this process has imported and that are not wrapped yet."""
+    """Wrap the collectives that this process has imported and that are not wrapped yet."""
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    if not hasattr(c10d, "ProcessGroup"):  # a torch without them
+    if not hasattr(c10d, "ProcessGroup"):  # a torch without torch.distributed
         return
     for name, (brick, held, is_part) in _FUNCTIONS.items():
         functions.swap(_closed_over(getattr(c10d, name, None)), CONTENTS, _collective(brick, held, is_part))
@@ -101,7 +103,7 @@ def wrap_collectives(functions: TimedFunctions) -> None:
     functional = sys.modules.get("torch.distributed._functional_collectives")
     for name, (brick, held, is_part) in _FUNCTIONAL.items():
         if name.endswith("_tensor") and hasattr(functional, name.replace("_tensor", "_single")):
-            continue  # deprecated for that one, which it calls
+            continue  # deprecated: it calls the `_single` function
         functions.swap(functional, name, _collective(brick, held, is_part, is_launch=True))
     functions.swap(functional, "wait_tensor", _waits)
 
@@ -110,7 +112,10 @@ CONTENTS = "cell_contents"
 
 
 def _closed_over(function: Any) -> Any:
-    """Return the cell of the function that torch wraps as `function`; None without one, or if it only passes on."""
+    """Return the closure cell of `function` that holds the function that torch wraps.
+
+    Returns None if there is no such cell, or if `function` is deprecated and only calls another.
+    """
     closure = getattr(function, "__closure__", None)
     if not closure or hasattr(function, "__deprecated__"):
         return None
@@ -118,10 +123,10 @@ def _closed_over(function: Any) -> Any:
 
 
 def _method(original: Function, name: str) -> Function:
-    """Wrap `original` in a Python method.
+    """Wrap the C++ method `original` in a Python method. The name of its code is `name`.
 
-    If a Python class inherits it, C++ looks for a Python method of this name and finds ours, which calls C++
-    again. C++ stops looking if the calling frame has that name and the same `self`.
+    If a Python class inherits the method, C++ looks for a Python method of this name. It finds this one, which calls
+    C++ again. C++ ends that recursion only if the calling frame has this name and the same `self`.
     """
 
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -163,7 +168,7 @@ def _launched(original: Function, name: str, brick: str) -> Function:
 
 
 def _waits(original: Function) -> Function:
-    """Time waiting for a work or a tensor, with the kind of operation if it is known."""
+    """Time the wait for a `Work` or a tensor as a brick. Its name has the operation if that is known."""
 
     def brick_of(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         around = _around()
@@ -177,25 +182,28 @@ def _waits(original: Function) -> Function:
 
 
 def _around() -> BrickDefinition | None:
-    """Return the collective that the caller is in."""
+    """Return the running collective around the caller, or None."""
     path = recorded_here()
     key = None if path is None else path.position.scope.key
     return key if isinstance(key, BrickDefinition) and key.category is BrickCategory.COMMUNICATION else None
 
 
 def _is_of_others(group: Any) -> bool:
-    """Whether this rank is not in the group: then torch returns at once, and nothing is sent."""
+    """Whether this rank is not in the group. Then torch returns at once, and nothing is sent."""
     members: Any = sys.modules["torch.distributed.distributed_c10d"].GroupMember
     return group is members.NON_GROUP_MEMBER
 
 
 def _is_coalesced() -> bool:
-    """Whether collectives are being collected, to be launched together."""
+    """Whether torch currently collects collectives in order to launch them together."""
     return bool(sys.modules["torch.distributed.distributed_c10d"]._world.pg_coalesce_state)
 
 
 def ranks_of(group: Any) -> int:
-    """Return the number of ranks of a process group, its name, a device mesh or one of its dimensions; 0: unknown."""
+    """Return the number of ranks of `group`, or 0 if unknown.
+
+    `group` is a process group, the name of one, a device mesh, or a tuple of a mesh and one of its dimensions.
+    """
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
     if isinstance(group, str):
         group = c10d._resolve_process_group(group)
@@ -212,26 +220,32 @@ def ranks_of(group: Any) -> int:
 def _about(
     name: str, held: Any, ranks: int, is_part: bool = False, *, is_even: bool = True
 ) -> tuple[BrickDefinition, int | None]:
-    """Return the brick of that name, and the elements of `held`: one tensor or several, one rank's part or all."""
+    """Return the brick called `name`, and the elements of all ranks. The elements are None if unknown.
+
+    `held` is one tensor or several. `is_part`: `held` is only one rank's part.
+    """
     tensors = [one for one in (held if isinstance(held, Sequence) else (held,)) if isinstance(one, Tensor)]
     if not tensors:
         return _brick(name, ranks), 0
     counts = [count for one in tensors if isinstance(count := elements_of((one,), {}), int)]
     if len(counts) < len(tensors) or (is_part and not ranks):
         return _brick(name, ranks), None
-    is_even = is_even and len(set(counts)) == 1  # several tensors are parts
+    is_even = is_even and len(set(counts)) == 1  # several tensors are one part for each rank
     return _brick(name, ranks, tensors[0].element_size(), is_even), sum(counts) * (ranks if is_part else 1)
 
 
 def _bus_factor(name: str, ranks: int) -> float:
-    """Return the bus bytes for each byte of the whole."""
+    """Return the bus bytes for each byte of the data of all ranks."""
     others = (ranks - 1) / ranks
     return 2 * others if name == ALL_REDUCE else others if name in _IN_PARTS else 1.0
 
 
 @functools.lru_cache(maxsize=256)  # all layers of a step are similar
 def _brick(name: str, ranks: int = 0, itemsize: int = 0, has_bus: bool = False) -> BrickDefinition:
-    """Return the brick; 0 stands for unknown values. A launch has no bus bytes, because it has no rate."""
+    """Return the brick called `name`. `ranks` and `itemsize` (bytes of an element) are 0 if unknown.
+
+    A launch has no bus bytes, because no rate is computed from it.
+    """
     bus = _bus_factor(name, ranks) * itemsize if ranks and has_bus and not name.endswith("(launch)") else None
     return BrickDefinition(
         name,
@@ -243,7 +257,10 @@ def _brick(name: str, ranks: int = 0, itemsize: int = 0, has_bus: bool = False) 
 
 
 def settle_before_groups_end(functions: TimedFunctions) -> None:
-    """Release our copies of dropped graphs before a process group ends: NCCL waits until no graph has its kernels."""
+    """Release cbtop's copies of dropped graphs before a process group ends.
+
+    NCCL waits at that end until no graph contains its kernels.
+    """
     for name in ("torch.distributed", "torch.distributed.distributed_c10d"):
         functions.replace(sys.modules.get(name), "destroy_process_group", _ends_a_group)
 

@@ -1,9 +1,10 @@
-"""The times when Dynamo compiles, from its callbacks at begin and end (torch._dynamo.callback).
+"""Announces when Dynamo compiles, from Dynamo's callbacks at the begin and end (torch._dynamo.callback).
 
-While it compiles, that is the activity of the process, so a step that waits for the compiler is no hang.
+While Dynamo compiles, the activity of the process is "compiling". So a step that waits for the compiler is not
+reported as a hang.
 
-Compilations that run together, in several threads or nested, are reported as one. After `torch._dynamo.reset`, which
-drops the callbacks, they are registered again when the model is next looked at, some recorded steps later.
+Compilations that overlap, in several threads or nested, are reported as one compilation. `torch._dynamo.reset` drops
+the callbacks. They are registered again some recorded steps later, when the model is next checked for changes.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ from cbtop.protocol.messages import Activity, Compilation
 
 DYNAMO = "torch._dynamo"
 COMPILING, MAIN_LOOP = Activity("compiling"), Activity("")
-# The frame, and how often it was compiled before: "3/1", "!0/3/1" of autograd's, "3/1_1" tried again.
+# An id of a compilation: the number of the frame, and how often the frame was compiled before ("3/1"). Compiled
+# autograd has a prefix ("!0/3/1"), a new attempt has a suffix ("3/1_1").
 _ID = re.compile(r"(?:!\d+/)?\d+/(\d+)(?:_\d+)?")
 
 
 class Compilations:
-    """The compilations of this process, announced to each profiler that shows a model."""
+    """Announces the compilations of this process to each profiler that shows a model."""
 
     def __init__(self) -> None:
         self._profilers: weakref.WeakSet[BrickProfiler] = weakref.WeakSet()
         self._number = 0
-        self._begun_ns: dict[BrickProfiler, int] = {}  # by each one's clock
+        self._begun_ns: dict[BrickProfiler, int] = {}  # begin of the running compilation, by each profiler's clock
         self._is_awaited = False
 
     def tell(self, profiler: BrickProfiler) -> None:
@@ -43,7 +45,7 @@ class Compilations:
             self._listen()
 
     def end(self) -> None:
-        """Stop announcing."""
+        """Stop announcing compilations, to all profilers."""
         self._profilers.clear()
         self._begun_ns.clear()
         self._is_awaited = False
@@ -69,7 +71,7 @@ class Compilations:
             self._begun_ns = {profiler: profiler.parts.now_ns() for profiler in self._profilers}
             for profiler in self._begun_ns:
                 profiler.announce(COMPILING)
-        except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, "a compilation is not told of")
 
     def _ended(self, *told: Any) -> None:
@@ -81,7 +83,7 @@ class Compilations:
             for profiler, began_ns in begun_ns.items():
                 profiler.announce(Compilation(number, began_ns, profiler.parts.now_ns(), is_again))
                 profiler.announce(MAIN_LOOP)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, "a compilation is not told of")
 
 

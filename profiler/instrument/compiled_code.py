@@ -1,15 +1,16 @@
-"""Inductor's kernels of a model: maps each kernel that generated code launches to the model's modules.
+"""Maps each kernel that inductor's generated code launches to the modules of a model.
 
 Rules
-- Dynamo records the modules and functions around each node of its graph: this is noted when inductor gets the graph.
-  Generated code names, in the comment above each launch, its nodes (`Source Nodes`), as does code from inductor's
-  cache. No setting of torch's is touched, and no pass of ours runs.
-- During the capture of a graph its thread is traced, to see which line of generated code captures which nodes. If the
-  host traces that thread itself (a debugger, some tools for coverage), its trace stays and the graph is left alone.
-- Adjacent kernels of the same modules are one brick. A kernel of several modules is one brick, too, never split, and
-  named by all of them: "Fused: ResidualAdd, RmsNorm".
-- A layer lasts from its first kernel to its last. A kernel fused out of several layers is in the layer during which
-  it runs, or else outside of layers. The same holds for a kernel that inductor has moved away from its layer.
+- Dynamo records the modules and functions around each node of its graph. cbtop stores them when inductor gets the
+  graph. In generated code, also from inductor's cache, the comment above each launch names these nodes (`Source
+  Nodes`). cbtop changes no setting of torch, and adds no compiler pass.
+- While a CUDA graph is captured, the capturing thread is traced, to see which line of generated code captures which
+  nodes. If the host traces this thread itself (a debugger, some tools for coverage), cbtop does not trace it, and the
+  kernels are not named.
+- Adjacent kernels of the same modules are one brick. A kernel of several modules is also one brick. Its name has all
+  of them: "Fused: ResidualAdd, RmsNorm".
+- A layer lasts from its first kernel to its last. A kernel fused from several layers belongs to the layer during
+  which it runs, if any. The same is true of a kernel that inductor has moved away from its layer.
 """
 
 from __future__ import annotations
@@ -43,11 +44,12 @@ if TYPE_CHECKING:
     from cbtop.profiler.instrument.wrapping import BrickCall
 
 COMPILER = "torch._inductor.compile_fx"
-MAX_FILES = 256  # of generated code, the newest
+MAX_FILES = 256  # number of files of generated code that are remembered, the newest
 MAX_NAME_CHARS = 200
 
 _NODES = re.compile(r"\s*# (?:Topologically Sorted|Unsorted) Source Nodes: \[([^\]]*)\]")
-# Loops that inductor writes itself; templates (`triton_tem_…`) multiply, as do its calls (`extern_kernels.mm`).
+# Launches of loops that inductor writes itself. Matrix products run in templates (`triton_tem_…`) and in calls of
+# other libraries (`extern_kernels.mm`).
 _LOOPS = re.compile(r"\s*triton_(?!tem_)\w+\.run\(")
 _FRAME = re.compile(r'File "(?:[^"]*[/\\])?([^"/\\]+?)(?:\.py)?", line \d+, in (\w+)')
 _MODULE = re.compile(r"[LG]\['\w+'\]")  # Dynamo's name of the module whose call it compiles
@@ -56,22 +58,22 @@ _PRODUCTS = {*_MATMULS, "scaled_dot_product_attention", "flex_attention"}
 _ADDS = ("add", "iadd", "add_", "__add__", "__iadd__")
 
 
-# --- what Dynamo says ----------------------------------------------------------------------------------------------
+# --- Dynamo's graph ------------------------------------------------------------------------------------------------
 
 
 class NodeOrigin(NamedTuple):
     """The origin of a node of Dynamo's graph."""
 
-    modules: tuple[str, ...]  # the paths of the modules around it, outermost first
-    functions: tuple[str, ...]  # called there, innermost first, each after the name of its file
+    modules: tuple[str, ...]  # the paths of the modules around the node, outermost first
+    functions: tuple[str, ...]  # the functions around the node, innermost first, as `file.function`
     operation: str
 
 
 @dataclass(slots=True)
 class GraphOrigins:
-    """The origins in a graph of Dynamo. Paths begin at the module whose call was compiled, which is ""."""
+    """The origins of all nodes in one graph of Dynamo. Paths start at the compiled module, which has the path ""."""
 
-    origins: dict[str, NodeOrigin] = field(default_factory=dict)  # by node
+    origins: dict[str, NodeOrigin] = field(default_factory=dict)  # by the node's name
     classes: dict[str, str] = field(default_factory=dict)  # the modules' classes, by path
     elements: dict[str, int] = field(default_factory=dict)  # elements of a module's first tensor argument, by path
 
@@ -101,7 +103,7 @@ class GraphOrigins:
 
 
 def _relative(path: str) -> str | None:
-    """Return the path of a module from the one whose call is compiled; None if that is not known."""
+    """Return the path of a module, starting at the compiled module, from Dynamo's `path`. None if unknown."""
     begin = _MODULE.match(path)
     if begin is None:
         return None
@@ -114,7 +116,7 @@ def _name_of(target: Any) -> str:
 
 
 def _elements(node: Any) -> int:
-    """Return the elements of a node's first tensor; 0 if there is none, or if it is a symbol."""
+    """Return the number of elements of a node's first tensor, or 0 without a tensor or if the number is a symbol."""
     for argument in node.args:
         value = getattr(argument, "meta", {}).get("example_value")
         if isinstance(value, torch.Tensor):
@@ -123,20 +125,23 @@ def _elements(node: Any) -> int:
     return 0
 
 
-# --- following inductor --------------------------------------------------------------------------------------------
+# --- inductor's graphs ---------------------------------------------------------------------------------------------
 
 _compiled: dict[str, GraphOrigins] = {}  # by file of generated code
-_original: list[tuple[Any, Callable[..., Any], Callable[..., Any]]] = []  # of the one function that is replaced
-_compiling: set[int] = set()  # threads
+_original: list[tuple[Any, Callable[..., Any], Callable[..., Any]]] = []  # module, its compile_fx, the replacement
+_compiling: set[int] = set()  # ids of threads that are compiling
 
 
 def follow() -> None:
-    """Note everything that inductor compiles from now on."""
+    """Store the origins of all graphs that inductor compiles from now on."""
     once_imported(COMPILER, _replace)
 
 
 def follow_no_more() -> None:
-    """Restore the original function, unless it was replaced again since; forget all notes."""
+    """Stop following inductor, and forget all graphs.
+
+    Restores inductor's original function unless the host has replaced it in the meantime.
+    """
     stop_awaiting(COMPILER)
     for module, original, replaced in _original:
         if module.compile_fx is replaced:
@@ -162,16 +167,16 @@ def _followed(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def compile_fx(*args: Any, **kwargs: Any) -> Any:
         thread = get_ident()
-        if thread in _compiling:  # it calls itself, with other settings
+        if thread in _compiling:  # compile_fx calls itself, with other settings
             return original(*args, **kwargs)
         found, loaded = None, 0
         _compiling.add(thread)
         try:
             try:
-                with without_torch_function():  # so that the host's do not see our calls
+                with without_torch_function():  # hides cbtop's calls from the host's `__torch_function__`
                     found = GraphOrigins.of((args[0] if args else kwargs["model_"]).graph)
                 loaded = len(_loaded())
-            except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
+            except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
                 log_own_error(error, "kernels of compiled code are not named")
             result = original(*args, **kwargs)
         finally:
@@ -179,7 +184,7 @@ def _followed(original: Callable[..., Any]) -> Callable[..., Any]:
         if found is not None:
             try:
                 _note(found, [module.__file__ for module in _loaded()[loaded:]])
-            except Exception as error:  # noqa: BLE001 - as above
+            except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
                 log_own_error(error, "kernels of compiled code are not named")
         return result
 
@@ -187,7 +192,7 @@ def _followed(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _loaded() -> list[Any]:
-    """Return the modules of generated code, in the order they were loaded."""
+    """Return the Python modules of generated code, in order of loading."""
     cache: Any = sys.modules["torch._inductor.codecache"]
     modules: list[Any] = cache.PyCodeCache.modules
     return modules
@@ -201,11 +206,11 @@ def _note(found: GraphOrigins, files: Iterable[str]) -> None:
         _compiled.pop(next(iter(_compiled)))
 
 
-# --- what a capture runs -------------------------------------------------------------------------------------------
+# --- generated code during a capture -------------------------------------------------------------------------------
 
 
 class Ran(NamedTuple):
-    """A line of generated code that captured nodes."""
+    """A line of generated code that has captured nodes, between `begin` and `end`."""
 
     file: str
     line: int
@@ -214,7 +219,7 @@ class Ran(NamedTuple):
 
 
 def watch(capture: Capture) -> None:
-    """Watch a capture that begins on the calling thread, which may run code that inductor has generated."""
+    """Trace the calling thread during `capture`, which begins now, if there is code that inductor has generated."""
     if _compiled:
         seen = Watch(capture)
         capture.ended = seen.end
@@ -222,15 +227,15 @@ def watch(capture: Capture) -> None:
 
 
 class Watch:
-    """Sees the lines of generated code that capture nodes, from `begin` to `end`, on the calling thread."""
+    """Traces the calling thread from `begin` to `end`, to find the lines of generated code that capture nodes."""
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
         self._ran: list[Ran] = []
-        self._at = ("", 0)  # the line that runs
+        self._at = ("", 0)  # file and number of the current line
         self._last: Last = None
-        self._depth = 0  # nested calls of generated code
-        self._model: CapturedCall | None = None  # of a model's running call around the capture
+        self._depth = 0  # number of nested calls of generated code
+        self._model: CapturedCall | None = None  # the running call of a model that began before the capture
 
     def begin(self) -> None:
         if sys.gettrace() is None:
@@ -246,7 +251,7 @@ class Watch:
 
     def _called(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
         """Handle the call of a function."""
-        if captures.get(get_ident()) is not self._capture:  # it has ended in some way
+        if captures.get(get_ident()) is not self._capture:  # the capture has ended
             sys.settrace(None)
             return None
         if frame.f_code.co_filename not in _compiled:
@@ -254,7 +259,7 @@ class Watch:
         try:
             if not self._depth:
                 self._begin()
-        except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             self._capture.failed(error)
             self.end()
             return None
@@ -262,7 +267,7 @@ class Watch:
         return self._stepped
 
     def _stepped(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
-        """Handle the begin of a line of generated code, or its return."""
+        """Handle the begin of a line of generated code, or the return from a function of it."""
         try:
             last = self._capture.last()
             if last != self._last:
@@ -273,7 +278,7 @@ class Watch:
                 self._depth -= 1
                 if not self._depth:
                     self._end()
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             self._capture.failed(error)
             self.end()
             return None
@@ -305,7 +310,7 @@ class Watch:
 
 
 class Site(NamedTuple):
-    """A place of a model: a brick, and the path of its module, or of the module whose function it is."""
+    """A place of a model: a brick, and the path of its module (for a function: of the module that calls it)."""
 
     brick: BrickDefinition
     path: str
@@ -313,7 +318,7 @@ class Site(NamedTuple):
 
 
 class Naming:
-    """Maps nodes of Dynamo's graph to bricks and layers of a model."""
+    """Maps the nodes of Dynamo's graph to the bricks and layers of a model."""
 
     def __init__(
         self,
@@ -322,7 +327,7 @@ class Naming:
         model: nn.Module | None,
         around: Sequence[nn.Module | None] = (),
     ) -> None:
-        """`model` has `calls`; the calls of `around` are running, outermost first."""
+        """`calls` are the timed calls of `model`. `around` are the modules with running calls, outermost first."""
         self.compiled = compiled
         self._keys = {id(call.module()): call.key for call in calls}
         found = next(filter(None, [self._below(module) for module in reversed(around)]), None)
@@ -334,7 +339,7 @@ class Naming:
         self.is_known = found is not None
 
     def _below(self, module: nn.Module | None, prefix: str = "", known: Any = None) -> dict[str, nn.Module] | None:
-        """Return the modules by their paths, if the call of `module` is what was compiled."""
+        """Return the modules of the graph, by path, if `module` is the compiled module. Otherwise return None."""
         if module is None:
             return None
         inside: dict[str, nn.Module] = dict(module.named_modules(remove_duplicate=False)) if known is None else known
@@ -347,7 +352,10 @@ class Naming:
         return found
 
     def _alone_in(self, model: nn.Module) -> dict[str, nn.Module] | None:
-        """Return the same for the only possible module of `model`; None if that is inside a layer or brick."""
+        """Find the compiled module in `model`. Returns the modules of the graph, by path.
+
+        Returns None if several modules are possible, or if the module is inside a layer or brick.
+        """
         known = dict(model.named_modules(remove_duplicate=False))
         path = next(filter(None, self.compiled.classes), None)
         if path is None:
@@ -363,12 +371,12 @@ class Naming:
         return None if any([id(module) in self._keys for module in around]) else found
 
     def layer(self, origin: NodeOrigin) -> Hashable:
-        """Return the key of its layer; None outside of layers."""
+        """Return the key of the layer that contains `origin`, or None outside of layers."""
         keys = [self._keys.get(id(self._modules.get(path))) for path in ("", *origin.modules)]
         return next((key for key in keys if isinstance(key, tuple)), None)
 
     def site(self, origin: NodeOrigin) -> Site | None:
-        """Return the brick that it is a part of; None for work between bricks."""
+        """Return the brick that contains `origin`, or None for work between bricks."""
         path = origin.modules[-1] if origin.modules else ""
         for around in ("", *origin.modules)[::-1]:
             module = self._modules.get(around)
@@ -385,7 +393,7 @@ class Naming:
         return None if brick is None else Site(brick, path, None)
 
     def class_of(self, origin: NodeOrigin) -> str:
-        """Return the class of the module whose own operation it is."""
+        """Return the class name of the innermost module around `origin`."""
         return type(self._modules[origin.modules[-1] if origin.modules else ""]).__name__
 
 
@@ -400,7 +408,7 @@ class NodeGroup:
         self.sites = tuple({(id(site.brick), site.path): site for site in sites}.values())
         self.classes = () if sites else tuple(dict.fromkeys(map(naming.class_of, origins)))
         layers = {naming.layer(origin) for origin in origins}
-        self.layer = layers.pop() if len(layers) == 1 else None  # the layer of all its origins
+        self.layer = layers.pop() if len(layers) == 1 else None  # None if its origins are in several layers
 
     @property
     def said(self) -> tuple[Any, ...]:
@@ -412,7 +420,7 @@ class NodeGroup:
 
 
 def spans_of(ran: list[Ran], lines: list[str], naming: Naming, around: set[Hashable]) -> list[CapturedCall]:
-    """Return the captured nodes as calls of layers and bricks; `around` are the keys of the calls around them."""
+    """Return the captured nodes as calls of layers and bricks. `around` are the keys of the running calls."""
     kernels: list[NodeGroup] = []
     for one, nodes in zip(ran, _nodes(ran, lines), strict=True):
         known = naming.compiled.origins if naming.is_known else {}
@@ -441,7 +449,7 @@ def spans_of(ran: list[Ran], lines: list[str], naming: Naming, around: set[Hasha
 
 
 def _nodes(ran: list[Ran], lines: list[str]) -> list[list[str]]:
-    """Return the nodes of Dynamo's graph for each line, from the comment above it."""
+    """Return the names of Dynamo's nodes for each line in `ran`, from the comment above the line."""
     launches = {one.line for one in ran}
     found = []
     for one in ran:
@@ -455,15 +463,15 @@ def _nodes(ran: list[Ran], lines: list[str]) -> list[list[str]]:
 
 
 def _computed(origins: list[NodeOrigin], line: str) -> list[NodeOrigin]:
-    """Return the `origins` that the line computes: inductor also names operations that only reshape a result."""
+    """Select the `origins` that the line computes. Inductor also names operations that only reshape a result."""
     products = [at for at, origin in enumerate(origins) if origin.operation in _PRODUCTS]
-    if _LOOPS.match(line):  # products run elsewhere, unless it contains nothing else
+    if _LOOPS.match(line):  # a loop computes matrix products only if it computes nothing else
         return [origin for origin in origins if origin.operation not in _PRODUCTS] or origins
     return origins[products[-1] if products else -1 :]
 
 
 def _layers(kernels: list[NodeGroup]) -> list[Hashable]:
-    """Return the layer of each kernel: see the rules."""
+    """Return the layer that each kernel belongs to, by the last rule at the top of this file."""
     owners = [kernel.layer for kernel in kernels]
     while True:
         owned = [at for at, owner in enumerate(owners) if owner is not None]
@@ -486,7 +494,7 @@ def _layers(kernels: list[NodeGroup]) -> list[Hashable]:
 
 
 def _span(kernel: NodeGroup, compiled: GraphOrigins, uses: dict[str, int]) -> CapturedCall:
-    """Return a kernel as the call of a brick. Its work is known only if all of a module runs in it."""
+    """Return a kernel as the call of a brick. The brick's work is known only if this kernel runs a whole module."""
     sites = kernel.sites
     if len(sites) == 1 and sites[0].module is None:
         return CapturedCall(sites[0].brick, None, kernel.begin, kernel.end)

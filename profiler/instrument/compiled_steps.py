@@ -1,7 +1,7 @@
-"""Lets calls of models begin and end their steps in C (profiler/_model_steps.h), if the hot path is compiled.
+"""Makes calls of models begin and end their steps in C (profiler/_model_steps.h), if the hot path is compiled.
 
-The C code does the same as `ModelCall.__call__` in Python, for a plain step and for a step recorded in the usual way:
-both leave the same records, and the same state in the governor.
+For plain steps and for steps that are recorded in the usual way, the C code does the same as `ModelCall.__call__` in
+Python. It writes the same records, and leaves the governor in the same state.
 """
 
 from __future__ import annotations
@@ -35,14 +35,17 @@ _FLAG = "_is_compiling_flag"
 
 
 def _roles() -> dict[str, int]:
-    """Return the roles of arguments by name, as `describe` looks for them; other arguments are not examined."""
+    """Return the roles of a model's arguments, by name. As in `describe`, arguments with other names are ignored.
+
+    The numbers of the roles TOKENS and CACHES also give the order in which `describe` looks for these arguments.
+    """
     ranked = [(name, rank) for rank, name in enumerate(phases.TOKENS)]
     ranked += [(name, CACHE + rank) for rank, name in enumerate(phases.CACHES)]
     return dict(ranked) | dict.fromkeys((*phases.PICTURES, *phases.POSITIONS, phases.PACKED), ELSE)
 
 
 def compile_steps() -> None:
-    """Use the C code from now on."""
+    """Use the C code for steps from now on. Does nothing if the hot path is not compiled."""
     if chosen() is HotPath:
         return
     from cbtop.profiler import _hot_path

@@ -1,7 +1,7 @@
-"""FLOP and elements of torch's own convolutions, which follow from their settings.
+"""Computes the FLOP and elements of torch's own convolutions from their settings.
 
-A convolution multiplies a part of the weights for each output, a transposed one for each input. If the outputs are
-not a fixed multiple of the inputs, the work is known only for an image of a given size.
+A convolution multiplies a part of the weights for each output. A transposed convolution multiplies a part of the
+weights for each input. If the outputs are not a fixed multiple of the inputs, the work depends on the image size.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TORCHS = "torch.nn.modules.conv"
 
 
 class Convolved(NamedTuple):
-    """The FLOP and outputs of a convolution for each element of its input."""
+    """The FLOP and the output elements of a convolution per element of its input."""
 
     flops: float
     outputs: float
@@ -38,22 +38,25 @@ class _Settings(NamedTuple):
 
 
 def is_convolution(module: nn.Module) -> bool:
-    """Return whether `module` is one of torch's own, not of a class made from it."""
+    """Return whether the class of `module` is one of torch's convolutions, not a subclass."""
     return home_of_class(type(module)) == _TORCHS and "Lazy" not in type(module).__name__
 
 
 def dimensions(module: nn.Module) -> int:
-    """Return the number of axes of the images that a convolution takes."""
+    """Return the number of spatial axes of the images that a convolution takes."""
     return len(attribute_of(module, "kernel_size"))
 
 
 def depends_on_size(module: nn.Module) -> bool:
-    """Return whether the outputs of `module` for each input depend on the size of the image."""
+    """Return whether `module` is a convolution whose work per input element depends on the image size."""
     return is_convolution(module) and convolved(module) is None
 
 
 def convolved(module: nn.Module, size: Sequence[int] | None = None) -> Convolved | None:
-    """Return the work for each element of an image of `size`, or None if the size is needed and not given."""
+    """Return the work of a convolution per input element, for an image of `size`.
+
+    Returns None if the work depends on the size and no size is given, or if there would be no output.
+    """
     it = _settings(module)
     if size is None and not all(map(_keeps_ratio, *_axes(it), [it.is_transposed] * len(it.kernel))):
         return None
@@ -101,7 +104,10 @@ def _axes(it: _Settings) -> tuple[tuple[int, ...], ...]:
 
 
 def _keeps_ratio(kernel: int, stride: int, padding: int, dilation: int, more: int, is_transposed: bool) -> bool:
-    """Return whether an axis of the output is the stride times as long, or as long if it is not transposed."""
+    """Return whether the length of an output axis is a fixed multiple of the length of the input axis.
+
+    The multiple is the stride for a transposed convolution, and 1 for any other.
+    """
     if is_transposed:
         return dilation * (kernel - 1) + more + 1 == stride + padding
     return stride == 1 and padding == dilation * (kernel - 1)

@@ -1,4 +1,4 @@
-"""CuPy's CUDA streams as a device clock: `BrickProfiler(device_clock=cupy_clock())` times their work."""
+"""A device clock for CuPy. `BrickProfiler(device_clock=cupy_clock())` times the work on CuPy's CUDA streams."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cbtop.profiler.device.stamp_clock import StampClock
 def cupy_clock() -> StampClock:  # pragma: no cover - gpu
     """Return a clock of the current CUDA device. Raises DriverError, or CuPy's error, if there is none."""
     runtime, current_stream = cupy.cuda.runtime, cupy.cuda.get_current_stream
-    runtime.deviceSynchronize()  # from here on there is a context
+    runtime.deviceSynchronize()  # makes the context
     device = runtime.getDevice()
 
     def stream() -> int | None:

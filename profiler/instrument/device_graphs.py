@@ -1,4 +1,4 @@
-"""The captured graphs of each device: its clock, the stamps around replays, and the graphs that wait for it."""
+"""The captured graphs of each device, with the device's clock and the stamps around replays."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from cbtop.profiler.instrument.torch_internals import current_device, is_stream_
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.protocol import clock
 
-WAIT_S = 1.0  # for the device, when the books are closed
+WAIT_S = 1.0  # the longest wait for the device when the recording ends, in seconds
 NAP_S = 1e-3
 
 
 class DeviceGraph(Protocol):
-    """A captured graph, as its device sees it: see `captured_graph`."""
+    """The interface of a captured graph that `DeviceGraphs` uses (see `captured_graph.CapturedGraph`)."""
 
     steps: Any
     profiler: Any
@@ -46,14 +46,14 @@ class DeviceGraph(Protocol):
 
 
 class DeviceGraphs:
-    """The graphs of one device, its clock and the stamps around replays."""
+    """The captured graphs of one device, with the device's clock and the stamps around replays."""
 
     def __init__(self, driver: Driver, index: int) -> None:
         self.device = CudaDevice(driver)
         self.index = index
         #: Returns the caller's stream on this device, captured or not.
         self.current_stream: Callable[[], int] = raw_stream_of(index)
-        self._waiting: dict[DeviceGraph, None] = {}  # graphs with launches to read
+        self._waiting: dict[DeviceGraph, None] = {}  # graphs with replays that are not read yet
         self._dropped: dict[DeviceGraph, None] = {}  # graphs to close
         self._live: dict[DeviceGraph, None] = {}
         self.pairs = Pairs(self.device)
@@ -61,19 +61,19 @@ class DeviceGraphs:
         self._settling = threading.Lock()
 
     def stream(self) -> int | None:
-        """Return the caller's stream, or None if it is another device's or is captured."""
+        """Return the caller's stream, or None if it is a different device's stream or is being captured."""
         if current_device() != self.index or is_stream_captured():
             return None
         return int(self.current_stream())
 
     def captured_last(self) -> Last:
-        """Return the nodes of the caller's capture that the next node would follow."""
+        """Return the nodes in the caller's capture that the next captured node would depend on."""
         return self.device.driver.captured_last(self.current_stream())
 
     def cloned(self, capture: Capture) -> int:
-        """Copy the caller's captured graph, and put the nodes of the copy into `capture`. Returns 0 without a graph.
+        """Copy the graph that the caller is capturing, and store the nodes of the copy in `capture`.
 
-        Raises DriverError if it cannot be copied.
+        Returns the copy, or 0 if there is no graph. Raises DriverError if the graph cannot be copied.
         """
         driver = self.device.driver
         graph = driver.captured_graph(self.current_stream())
@@ -102,19 +102,19 @@ class DeviceGraphs:
         self._waiting[graph] = None
 
     def drop(self, graph: DeviceGraph) -> None:
-        """Close `graph`, which is not replayed any longer, as soon as it does not run."""
+        """Close `graph` as soon as it is not running. It is not replayed any longer."""
         self._dropped[graph] = None
 
     @property
     def stamp_ns(self) -> int:
-        """The cost on the device of the two stamps around a replay, or 0 if unknown."""
+        """Nanoseconds that the two stamps around a replay take on the device, or 0 if unknown."""
         return 2 * (self._in_line.stamp_ns or 0)
 
     def settle(self, *, may_wait: bool = False) -> None:
-        """Record finished replays, and close dropped graphs."""
+        """Record finished replays, and close dropped graphs. With `may_wait`, wait up to WAIT_S for running ones."""
         if self.device.is_of_parent or not (self._waiting or self._dropped):
             return
-        if not self._settling.acquire(blocking=False):  # another thread settles, or a signal interrupted this one
+        if not self._settling.acquire(blocking=False):  # another thread is settling, or a signal interrupted this one
             return
         try:
             deadline = clock.monotonic() + WAIT_S
@@ -130,7 +130,7 @@ class DeviceGraphs:
     def _settle(self, *, is_last: bool) -> None:
         self.device.look_at_clocks()
         for graph in list(self._waiting):
-            if graph.profiler.recording:  # otherwise the caller is in a step that is not recorded
+            if graph.profiler.recording:  # False in a step that is not recorded
                 graph.settle(is_last=is_last)
             if not graph.launches:
                 self._waiting.pop(graph, None)
@@ -143,14 +143,14 @@ class DeviceGraphs:
                     kept.pop(graph, None)
 
     def say_how_measured(self, graph: DeviceGraph, cost: StampCost) -> None:
-        """Report how `graph` is measured, with the new cost of a stamp."""
+        """Report how the times of `graph` are measured, with the newly measured cost of a stamp."""
         last = self.device.time.last
         clock = "" if last is None else f", its clock to {self.device.time.error_ns(last.device_ns) / 1000:.1f} us"
         stamps = f"less {cost.cost_ns / 1000:.2f} +- {cost.error_ns / 1000:.2f} us a stamp"
         graph.steps.measured(f"captured graphs on the device, {stamps}{clock}")
 
     def close(self) -> None:
-        """Free everything on the device unless something still runs. Replays that are not read by then are lost."""
+        """Free all memory on the device, unless a replay is still running. Replays that are not read yet are lost."""
         if self.device.is_of_parent:
             return
         for graph in list(self._live):
@@ -158,7 +158,7 @@ class DeviceGraphs:
         self.settle(may_wait=True)
         for graph in list(self._live):
             graph.give_up()
-        if self.pairs.waiting:  # something still runs
+        if self.pairs.waiting:  # a replay is still running
             return
         self.settle()
         if not (self._waiting or self._dropped) and self._in_line.close():
@@ -171,7 +171,7 @@ devices: dict[int, DeviceGraphs] = {}
 
 
 def settle(may_wait: bool) -> None:
-    """Record the finished replays of all devices."""
+    """Record the finished replays of all devices (see `DeviceGraphs.settle`)."""
     for device in list(devices.values()):
         try:
             device.settle(may_wait=may_wait)
@@ -180,7 +180,7 @@ def settle(may_wait: bool) -> None:
 
 
 def device_here() -> DeviceGraphs:
-    """Return the graphs of the caller's device, and make them if it is new."""
+    """Return the `DeviceGraphs` of the caller's device. Makes them at the first call for a device."""
     index = torch.cuda.current_device()
     with _lock:
         found = devices.get(index)
@@ -190,7 +190,7 @@ def device_here() -> DeviceGraphs:
 
 
 def _after_fork() -> None:
-    """Make a new lock in a child process, because other threads are gone."""
+    """Make a new lock in a child process, because a thread that does not exist there may hold the old one."""
     global _lock
     _lock = threading.RLock()
 

@@ -1,10 +1,12 @@
-"""Chooses how a model is timed: by stamps if it is on a single CUDA device, current or not.
+"""Chooses how a model is timed. A model on a single CUDA device, current or not, is timed by stamps on the device.
 
 Rules
-- A clock is made when the first model on its device is planned, never at import; a forked child makes none.
-- All models of a profiler on one device share a path. When the last of them is detached, nothing of it is left.
-- Models on several devices, or on devices other than CUDA's, are timed by the host, as are those whose clock failed
-  or cannot be made. Their times are named launches.
+- A device's clock is made when the first model on the device is planned, never at import. A forked child makes no
+  clock.
+- All models of a profiler on one device share one path. When the last of these models is detached, the path and its
+  clock are removed.
+- The host times models on several devices, models on devices other than CUDA's, and models without a working clock.
+  Such times are named launches.
 """
 
 from __future__ import annotations
@@ -39,25 +41,25 @@ class Timing:
     """How a model is timed, and the meaning of its times."""
 
     path: Path
-    backend: str = ""  # of work on a device
-    is_there: bool = False  # whether it is on its device
-    by_kernels: bool = False  # as CUPTI records them, see kernel_steps.py; else by stamps
+    backend: str = ""  # backend of the bricks; "" for a model on a CPU
+    is_there: bool = False  # whether times are measured on the device
+    by_kernels: bool = False  # whether CUPTI records the kernels (kernel_steps.py); otherwise stamps are used
 
     @property
     def position(self) -> Position:
-        """The caller's place in the graph."""
+        """The caller's position in the graph of steps, layers and bricks."""
         return self.path.position
 
     def start_brick(self, brick: Any) -> Any:
-        """Start timing the brick under its label."""
+        """Start timing `brick`, renamed by `labelled`."""
         return self.path.start_brick(self.labelled(brick))
 
     def stop_brick(self, timer: Any, elements: int, failed: bool = False) -> None:
-        """Record it."""
+        """Stop timing the brick, and record it."""
         self.path.stop_brick(timer, elements, failed)
 
     def labelled(self, brick: Any) -> Any:
-        """Return `brick` renamed for the meaning of its times."""
+        """Return `brick` with the backend that states the meaning of its times."""
         return _named(brick, self.backend, self.is_there) if self.backend else brick
 
 
@@ -91,14 +93,14 @@ def timing_of(profiler: BrickProfiler, model: nn.Module) -> Timing:
     stamped = None if device is None else _on(profiler, device)
     if stamped is not None:
         return Timing(stamped.path, "torch on cuda", is_there=True)
-    given = profiler.parts.paths.device  # on a different kind of clock: the host's own choice
+    given = profiler.parts.paths.device  # the path of a clock that the host has passed to the profiler
     is_given = given is not None and given.kept is None
     backend = f"torch on {min(kinds)}{LAUNCHES}"
     return Timing(given if given is not None and is_given else profiler.parts.paths.host, backend)
 
 
 def leave(profiler: BrickProfiler, used: list[Path]) -> None:
-    """Keep those paths of `profiler` that are in `used`, and remove the others completely."""
+    """Remove all device paths of `profiler` that are not in `used`, with their clocks."""
     known = _stamped.get(profiler, {})
     for device, stamped in list(known.items()):
         if stamped is not None and not any([path is stamped.path for path in used]):
@@ -141,7 +143,7 @@ def _made(profiler: BrickProfiler, device: int) -> _Stamped:
 
     def failed(error: Exception) -> None:
         reraise_host_error(error)
-        if isinstance(error, RecursionError):  # the host is at the end of its stack: this brick is left out
+        if isinstance(error, RecursionError):  # the host's stack is full: only this brick is not recorded
             return
         known = _stamped.get(profiler, {})
         stamped = known.get(device)

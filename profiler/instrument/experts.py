@@ -1,6 +1,6 @@
-"""FLOP of grouped experts: modules of transformers that hold the weights of all experts of a layer in few tensors.
+"""Computes the FLOP of grouped experts: modules of transformers that hold all experts of a layer in a few tensors.
 
-A token runs through `top_k` experts that the router chose.
+Each token runs through `top_k` experts, which the router chooses.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ _TOP_K = ("top_k", "num_experts_per_tok")
 
 
 def chosen_experts(experts: nn.Module, around: nn.Module, beside: Iterable[nn.Module]) -> int | None:
-    """Return how many of `experts` each token runs through, or None.
+    """Return the number of experts that each token runs through (`top_k`), or None if unknown.
 
-    `around` is the block that holds them, `beside` are its other modules, with the router. Returns None if they
-    disagree, or if the router chooses among more than these experts, such as experts that do nothing.
+    `around` is the block that contains `experts`. `beside` are the other modules of the block, including the router.
+    The number is unknown if these modules state different numbers, or if the router chooses among more than `experts`
+    (for example among experts that do nothing).
     """
     held = _matrices(experts)
     if held is None:
@@ -48,7 +49,7 @@ def chosen_experts(experts: nn.Module, around: nn.Module, beside: Iterable[nn.Mo
 
 
 def flops_per_element(experts: nn.Module, top_k: int | None) -> float | None:
-    """Return the FLOP for each element of the tokens given, or None."""
+    """Return the FLOP per element of the input tokens, or None if unknown."""
     held = None if top_k is None else _matrices(experts)
     if held is None or top_k is None:
         return None
@@ -61,7 +62,7 @@ def flops_per_element(experts: nn.Module, top_k: int | None) -> float | None:
 
 
 def _matrices(experts: nn.Module) -> dict[str, Parameter] | None:
-    """Return the matrices of all experts by name, (experts, rows, columns) each; None for any other module."""
+    """Return the matrices of grouped experts by name, with shape (experts, rows, columns). None for other modules."""
     own = experts.__dict__
     if not home_of_class(type(experts)).startswith(_LIBRARY) or not all([name in own for name in _LAYOUT]):
         return None

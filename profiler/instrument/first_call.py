@@ -1,7 +1,7 @@
-"""Loads the instrumentation before the first call of a module of torch, not when torch is only imported.
+"""Loads the instrumentation before the first call of a module of torch. The import of torch alone does not load it.
 
-It also loads at events that must be followed from their beginning: `generate` of transformers, engines,
-`Module.compile`.
+The instrumentation also loads when the host imports an engine or `generate` of transformers, or calls
+`Module.compile`. Each of these must be followed from the beginning.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ EARLIER = ("transformers.generation.utils", "vllm", "sglang")
 
 
 def await_first_call(begin: Callable[[], None]) -> None:
-    """Call `begin` once, before the first call of a module; torch has been imported."""
-    claims = [begin]  # popped by the first of several threads; the others do not wait for it
+    """Call `begin` once, before the first call of a module. Requires that torch has been imported."""
+    claims = [begin]  # the first of several threads takes it; the other threads do not wait for that thread
 
     def first_call(module: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -45,7 +45,7 @@ def await_first_call(begin: Callable[[], None]) -> None:
             is_ours = True
             end()
             without_dynamo(begin)
-        except BaseException:  # from the host's signal handler, at any point: the next call begins it
+        except BaseException:  # from a signal handler of the host, at any point: the next call tries again
             if is_ours:
                 claims.append(begin)
                 wait()

@@ -1,13 +1,13 @@
-"""Bricks that are functions: attention, its masks, rotary position, the cache, sampling, inputs of `generate`.
+"""Times functions as bricks: attention, its masks, rotary position, the cache, sampling, inputs of `generate`.
 
-The function objects do not change; swapping.py times their calls.
+The function objects do not change (see swapping.py).
 
 Rules
-- Only known functions are timed: plain functions in a file of transformers, with the expected first parameter. A name
-  in a program's own file, a static method, a class method and a value are never touched.
-- Functions are timed in recorded steps. Those that mark where a step begins or ends are timed while a model is
-  attached.
-- If our code fails, it logs one line, and the host's function runs unchanged.
+- Only known functions are timed: plain functions in a file of transformers, with the expected first parameter. Names
+  in a program's own file, static methods, class methods and values are never touched.
+- Functions are timed in recorded steps. Functions that mark the begin or end of a step are timed as long as a model
+  is attached.
+- If cbtop's code fails, it logs one line, and the host's function runs unchanged.
 - Fused attention is one brick, "Attention (fused)", and is never split.
 """
 
@@ -53,10 +53,11 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-# From the arguments of a call: its brick and its elements, or None if it is not timed.
+# Takes the positional and the keyword arguments of a call. Returns the brick and the elements of the call, or None if
+# the call is not timed.
 BrickOf = Callable[[Any, Any], tuple[Any, Any] | None]
 
-LIBRARY = "transformers"  # its functions are known by name
+LIBRARY = "transformers"  # the library with the known functions
 # Functions that apply rotary position, each with the accepted names of its first parameter.
 _ROPE = {
     "apply_rotary_pos_emb": ("q", "x", "tensor"),
@@ -65,8 +66,8 @@ _ROPE = {
     "apply_rotary_pos_emb_vision": ("q",),
     "apply_multimodal_rotary_pos_emb": ("q",),
 }
-# Other functions of a model's file and methods of its attention: their bricks, and the accepted names of their first
-# parameter (of methods: the first after `self`).
+# Other functions in a model's file, and methods of its attention. For each: the brick, and the accepted names of the
+# first parameter (after `self`).
 _FUNCTIONS = {
     "create_causal_mask": (classification.ATTENTION_MASK, ("config",)),
     "create_sliding_window_causal_mask": (classification.ATTENTION_MASK, ("config",)),
@@ -85,12 +86,12 @@ _METHODS = {
 }
 _QUERY = ("query", "q")
 _ANYTHING = ()  # no first parameter is expected
-# Arguments by which attention hides keys: of other sequences in the row, of pages, or before a window.
+# Arguments that make attention ignore some keys: keys of other sequences, in other pages, or before a window.
 _HIDE = frozenset({"cu_seq_lens_q", "cu_seqlens_q", "cache", "block_table", "sliding_window", "position_bias"})
 _ATTENTION = "_attention_forward"  # suffix of transformers' names, such as sdpa_attention_forward
 _EAGER = f"eager{_ATTENTION}"
 _CACHE_UPDATE = "cache_utils.update"
-_EAGER_METHOD = "_attn"  # _EAGER in older models (GPT-J): a method of the attention, which is its first argument
+_EAGER_METHOD = "_attn"  # name of eager attention in older models (GPT-J), where it is a method
 GENERATION = "transformers.generation.utils"
 
 
@@ -99,10 +100,10 @@ class TimedFunctions:
 
     def __init__(self, met: Callable[[object], None] = lambda model: None) -> None:
         self._met = met
-        self._wrapped: list[SwapTarget] = []  # while a model is attached, in the order of their start
+        self._wrapped: list[SwapTarget] = []  # functions that are timed as long as a model is attached, oldest first
 
     def wrap(self, modules: Iterable[nn.Module]) -> None:
-        """Time the functions that these modules call."""
+        """Time the known functions that `modules` call."""
         self._swap_attention_of_torch()
         kinds = {base for module in modules for base in type(module).__mro__ if _is_of_library(base)}
         for kind in kinds:
@@ -144,7 +145,10 @@ class TimedFunctions:
         self._swap_known(cache, "update", ("key_states",), _kv_write, is_method=True)
 
     def wrap_generate(self) -> None:
-        """Time the functions that keep a step open until its token is chosen. Call it before the first `generate`."""
+        """Time the functions of `generate` that keep a step open until its token is chosen.
+
+        Must be called before the first `generate`.
+        """
         generation = sys.modules.get(GENERATION)
         mixin = getattr(generation, "GenerationMixin", None)
         self._wrap_known(mixin, "generate", functools.partial(generates, met=self._met))
@@ -159,14 +163,14 @@ class TimedFunctions:
         self._swap_known(kind, "_update_model_kwargs_for_generation", _ANYTHING, update)
 
     def replace(self, owner: Any, name: str, wrapper: Callable[[Function], Function]) -> None:
-        """Time the entry `name` of `owner`, if there is one, while a model is attached."""
+        """Time the function `name` of `owner`, if it exists, as long as a model is attached."""
         function = None if owner is None else held(owner, name)
         if function is not None and not any([one.is_of(function) for one in self._wrapped]):
             self._wrapped.append(_timed_as(owner, name, function, wrapper, stays=True))
             self._wrapped[-1].put()
 
     def swap(self, owner: Any, name: str, wrapper: Callable[[Function], Function]) -> None:
-        """Time the entry `name` of `owner`, if there is one, in recorded steps."""
+        """Time the function `name` of `owner`, if it exists, in recorded steps."""
         function = None if owner is None else held(owner, name)
         if function is not None and not swaps.has(function):
             swaps.add(_timed_as(owner, name, function, wrapper, stays=False))
@@ -189,15 +193,15 @@ class TimedFunctions:
 
 
 def _is_of_library(thing: Any) -> bool:
-    """Return whether a class or function was defined in a file of the library."""
+    """Return whether the class or function `thing` was defined in a file of transformers."""
     return str(getattr(thing, "__module__", "")).partition(".")[0] == LIBRARY
 
 
 def _is_known(owner: Any, name: str, first: tuple[str, ...], *, is_method: bool) -> bool:
-    """Return whether `owner` itself has a plain function of the library with an accepted first parameter.
+    """Return whether `owner` itself has a plain function `name` of transformers with an accepted first parameter.
 
-    Reads the raw entry: static methods, class methods and properties are not plain functions. A function that a
-    program has put in place of the library's is the program's own.
+    Static methods, class methods and properties are not plain functions. A function that a program has put in place
+    of the library's function does not count.
     """
     function: Any = None if owner is None else held(owner, name)
     if not is_plain(function) or not _is_of_library(function):
@@ -205,7 +209,7 @@ def _is_known(owner: Any, name: str, first: tuple[str, ...], *, is_method: bool)
     home = function.__globals__.get("__name__", "")
     parameters = inspect.unwrap(function).__code__.co_varnames
     found = parameters[is_method : is_method + 1]
-    is_at_home = str(home).partition(".")[0] in (LIBRARY, "torch")  # the latter: decorated by `torch.no_grad`
+    is_at_home = str(home).partition(".")[0] in (LIBRARY, "torch")  # torch: `torch.no_grad` has decorated it
     return is_at_home and (not first or (bool(found) and found[0] in first))
 
 
@@ -218,11 +222,12 @@ def _timed_as(
 
 
 class FunctionCall:
-    """Calls a function as a brick if a step is recorded.
+    """Calls a function, and times the call as a brick if a step is recorded.
 
-    The brick is `brick`, with the elements of the first tensor from the argument numbered `first` on; or the result
-    of `brick_of` for the arguments. With a compiled hot path calls are made in C, which does the same. There, `last`
-    is the result of `brick_of` for the last call of attention, whose query is the argument numbered `queries`.
+    Without `brick_of`, the brick is `brick`, with the elements of the first tensor among the arguments from number
+    `first` on. Otherwise `brick_of` returns the brick and its elements. If the hot path is compiled, C code
+    does the same. The C code stores in `last` the result of `brick_of` for the last call of attention. The query of
+    attention is the argument number `queries`.
     """
 
     __slots__ = ("__weakref__", "brick", "brick_of", "first", "last", "name", "original", "queries")
@@ -240,11 +245,11 @@ class FunctionCall:
         self.brick, self.first, self.brick_of, self.queries = brick, first, brick_of, queries
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        path: Any = None  # or a capture
+        path: Any = None  # a Path or a Capture
         timer, elements = None, 0
         try:
             path = recorded_here()
-            # One attention function calls another: a call inside such a brick is a part of it.
+            # One attention function may call another: the inner call is a part of the outer call's brick.
             if path is not None and getattr(path.position.scope.key, "name", None) != self.name:
                 if self.brick_of is None:
                     found: tuple[Any, Any] | None = (self.brick, elements_of(args[self.first :], kwargs))
@@ -253,7 +258,7 @@ class FunctionCall:
                 if found is not None:
                     brick, elements = found
                     timer = path.start_brick(brick)
-        except Exception as error:  # noqa: BLE001 - see the rules
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, f"some calls of {self.name} are not timed")
         if path is None or timer is None:
             return self.original(*args, **kwargs)
@@ -264,7 +269,7 @@ class FunctionCall:
             raise
         try:
             path.stop_brick(timer, elements)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, f"some calls of {self.name} are not timed")
         return result
 
@@ -281,9 +286,9 @@ if chosen() is not HotPath:
 def _unless_it_is_odd(brick_of: BrickOf, name: str) -> BrickOf:
     def guarded(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         try:
-            with without_torch_function():  # so that the host's do not see our calls
+            with without_torch_function():  # hides cbtop's calls from the host's `__torch_function__`
                 return brick_of(args, kwargs)
-        except Exception as error:  # noqa: BLE001 - see the rules
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, f"some calls of {name} are not timed")
         return None
 
@@ -305,7 +310,7 @@ def _call_of(
 
 
 def forget_types() -> None:
-    """Inspect the next call of each attention again: it may multiply a different type now."""
+    """Forget the types that attention multiplies. The next call of each attention function finds its type again."""
     multiplied_type.cache_clear()
     for call in list(_attentions):
         if hasattr(call, "last"):
@@ -321,7 +326,7 @@ def timed(
     brick_of: BrickOf | None = None,
     queries: int | None = None,
 ) -> Function:
-    """Wrap `original`: time its calls in recorded steps; see `FunctionCall`."""
+    """Return a wrapper of `original` that times its calls in recorded steps (see `FunctionCall`)."""
 
     run = _call_of(original, name, brick, first, brick_of, queries)
 
@@ -340,18 +345,18 @@ ROPE = BrickDefinition.of(BrickId.ROPE_EMBEDDING, backend="torch")
 
 
 def _plain(original: Function, name: str) -> Function:
-    """Time `original` as a brick with only a name."""
+    """Return a wrapper of `original` that times it as a brick without known work."""
     return timed(original, name, brick_of_name(name))
 
 
 @functools.cache
 def brick_of_name(name: str) -> BrickDefinition:
-    """Return a brick with only a name."""
+    """Return the brick called `name`, without known work."""
     return BrickDefinition(name, classification.CATEGORIES[name], backend="torch")
 
 
 def brick_of_function(function: str) -> BrickDefinition | None:
-    """Return the brick for calls of `function`: its name, preceded by its file's name and a dot if known."""
+    """Return the brick for calls of `function`, which is a function's name or `file.function`. None if unknown."""
     file, _, name = function.rpartition(".")
     if name in _ROPE:
         return ROPE
@@ -385,7 +390,7 @@ def _call_of_attention(original: Function, label: str, queries: int) -> Function
 
 
 def _fused(label: str, queries: int) -> BrickOf:
-    """Return the brick of fused attention; query, key and value are the arguments from number `queries` on."""
+    """Return the `BrickOf` of fused attention. Query, key and value are the arguments from number `queries` on."""
     name = classification.ATTENTION_FUSED
 
     def brick_of(args: Any, kwargs: Any) -> tuple[Any, int]:
@@ -407,7 +412,10 @@ def _fused(label: str, queries: int) -> BrickOf:
 
 
 def _eager(original: Function) -> Function:
-    """Time attention written out: it multiplies every query with every key, even those that the mask hides."""
+    """Return a wrapper of attention that is written out in Python (eager attention).
+
+    Eager attention multiplies every query by every key, including the keys that the mask hides.
+    """
     name = classification.ATTENTION_EAGER
 
     def brick_of(args: Any, kwargs: Any) -> tuple[Any, int]:
@@ -418,14 +426,15 @@ def _eager(original: Function) -> Function:
 
 
 def named(args: Any, kwargs: Any, at: int, name: str) -> Any:
-    """Return the argument at position `at` or of this name; None if it is not given."""
+    """Return the argument that is given at position `at` or by `name`, or None."""
     return args[at] if len(args) > at else kwargs.get(name)
 
 
 def _attended(name: str, label: str, given: Sequence[Any], has_mask: bool, is_causal: bool) -> tuple[Any, int]:
-    """Return the brick, and the pairs of a query and a key over all heads. Only a device knows a mask's contents.
+    """Return the brick of attention, and its elements: the pairs of a query and a key, over all heads.
 
-    `given` are the queries, keys and values.
+    `given` are the queries, keys and values. With a mask, the work per pair is unknown, because reading the mask's
+    contents would wait for the device.
     """
     query, key, value = given
     if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
@@ -443,7 +452,7 @@ def _pairs(
 ) -> tuple[Any, int]:
     queries, keys, values = shapes
     axes = len(queries)
-    # The axes may be in a different order: keys on their side. One query may be shared by several sequences.
+    # The work is unknown if the axes have a different order (transposed keys), or if sequences share a query.
     is_odd = axes < 3 or len(keys) != axes or len(values) != axes or queries[-1] != keys[-1] or keys[-2] != values[-2]
     if is_odd or any(map(gt, keys[:-2], queries)) or any(map(gt, values[:-2], queries)):
         return _attention_brick(name, label, 0, 0, ""), 0
@@ -453,12 +462,12 @@ def _pairs(
     if is_causal and new > 1 and label == "sdpa":  # torch aligns the first query with the first key
         seen = min(new, kept)
         pairs = seen * (seen + 1) // 2 + (new - seen) * kept
-    elif is_causal and new > 1:  # other kinds align the last with the last
+    elif is_causal and new > 1:  # other kinds align the last query with the last key
         pairs = new * (new + 1) // 2 + new * (kept - new) if kept >= new else pairs
     elements = math.prod(queries[:-2]) * pairs
     if not is_known:
         return _attention_brick(name, label, 0, 0, ""), elements
-    read = 0.0  # bytes for each pair; known if a single query reads all keys and values once
+    read = 0.0  # bytes per pair; known if a single query reads all keys and values once
     if new == 1 and queries[:-3] == keys[:-3] == values[:-3]:
         heads = max(1, queries[-3])
         read = itemsize * (columns * keys[-3] + value_columns * values[-3]) / heads
@@ -467,7 +476,11 @@ def _pairs(
 
 @functools.lru_cache(maxsize=256)
 def _attention_brick(name: str, label: str, columns: int, read_bytes: float, dtype: str) -> BrickDefinition:
-    """Return the brick with `columns` of a key and its value together, and `read_bytes` for each pair; 0: unknown."""
+    """Return a brick of attention.
+
+    `columns` is the length of a key plus the length of a value. `read_bytes` is the number of bytes that are read per
+    pair of a query and a key. Both are 0 if unknown.
+    """
     work = None
     if columns:
         work = Work(flops_per_element=2 * columns, bytes_per_element=read_bytes or None, dtype=dtype)

@@ -1,4 +1,4 @@
-"""The functions of `generate`: a step stays open until its token is chosen, and begins as its inputs are prepared."""
+"""Follows transformers' `generate`. A step lasts from the preparation of its inputs until its token is chosen."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 def generates(original: Function, met: Callable[[object], None] = lambda model: None) -> Function:
-    """Wrap `generate`: call `met` before it, and end its steps after it."""
+    """Wrap `generate`: call `met` with the model before it, and end its steps after it."""
     met = _unless_it_fails(met)
 
     def generate(*args: Any, **kwargs: Any) -> Any:
@@ -33,7 +33,7 @@ def generates(original: Function, met: Callable[[object], None] = lambda model: 
         finally:
             try:
                 _end_generate(depth)
-            except BaseException:  # from a signal handler: steps that have already ended are not ended twice
+            except BaseException:  # from a signal handler: end the remaining steps (an ended step does not end again)
                 _end_generate(depth)
                 raise
 
@@ -45,7 +45,7 @@ def _unless_it_fails(function: Callable[Arguments, Result]) -> Callable[Argument
     def guarded(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result | None:
         try:
             return function(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - see the rules
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, "some steps of generate lack their sampling")
         return None
 
@@ -54,7 +54,7 @@ def _unless_it_fails(function: Callable[Arguments, Result]) -> Callable[Argument
 
 @_unless_it_fails
 def _begin_generate(model: object) -> int:
-    """Begin a call of `generate`. Returns the number of such calls around it."""
+    """Begin a call of `generate`. Returns the number of running calls of `generate` around this call."""
     generations = unit().generations
     generations.append(Generation(model))
     return len(generations) - 1
@@ -75,7 +75,7 @@ def _is_assisted() -> None:
 
 @_unless_it_fails
 def _begin_sampling() -> Any:
-    """Begin choosing a token. Returns the step it is for."""
+    """Begin to choose a token. Returns the step that waits for the token, or None."""
     waiting = _waiting()
     if waiting is not None:
         waiting.begin_sampling()
@@ -84,18 +84,18 @@ def _begin_sampling() -> Any:
 
 @_unless_it_fails
 def _end_sampling(args: tuple[Any, ...]) -> None:
-    """End choosing a token. `args` are the arguments of stopping criteria: the chosen tokens come second."""
+    """End the choice of a token. `args` are the arguments of stopping criteria: `args[1]` are the chosen tokens."""
     waiting = _waiting()
     if waiting is not None:
         words = args[1] if len(args) > 1 else None
-        with without_torch_function():  # so that the host's do not see our calls
+        with without_torch_function():  # hides cbtop's calls from the host's `__torch_function__`
             length = words.shape[-1] if isinstance(words, Tensor) else None
         waiting.end_sampling(length)
 
 
 @_unless_it_fails
 def _prepares_now() -> int:
-    """End the last step, even without a token, because the next inputs are being prepared. Returns the time."""
+    """End the last step, even without a token, because the next inputs are prepared now. Returns the time in ns."""
     waiting = _waiting()
     if waiting is not None:
         waiting.close()
@@ -104,14 +104,14 @@ def _prepares_now() -> int:
 
 @_unless_it_fails
 def _prepared(start_ns: int | None) -> None:
-    """Count the preparation from `start_ns` until now towards the next step, which has not begun."""
+    """Count the preparation of inputs, from `start_ns` until now, as a part of the next step."""
     generation = unit().generation
     if generation is not None and start_ns is not None:
         generation.prepared = start_ns, perf_counter_ns() - start_ns
 
 
 def prepares(original: Function) -> Function:
-    """Wrap a function that prepares inputs: its time is counted in the next step."""
+    """Wrap a function that prepares inputs. Its time is counted in the next step."""
 
     def prepare_inputs(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
@@ -125,7 +125,7 @@ def prepares(original: Function) -> Function:
 
 
 def assists(original: Function) -> Function:
-    """Wrap a function that generates with a draft model: mark its `generate` as assisted."""
+    """Wrap a function that generates with a draft model. Marks the running `generate` as assisted."""
 
     def assisted_decoding(*args: Any, **kwargs: Any) -> Any:
         _is_assisted()
@@ -135,7 +135,7 @@ def assists(original: Function) -> Function:
 
 
 def scores(original: Function) -> Function:
-    """Wrap a function that processes scores: sampling begins when it is called."""
+    """Wrap a function that processes scores. Sampling begins when the function is called."""
 
     def process_scores(*args: Any, **kwargs: Any) -> Any:
         step = None if is_dynamo_compiling() else _begin_sampling()
@@ -143,13 +143,13 @@ def scores(original: Function) -> Function:
             return original(*args, **kwargs)
         finally:
             if step is not None:
-                step.is_running = False  # the scores are there
+                step.is_running = False  # the scores are processed
 
     return process_scores
 
 
 def chooses(original: Function) -> Function:
-    """Wrap a function that checks whether to stop: sampling has ended when it returns."""
+    """Wrap a function that checks whether to stop. Sampling has ended when the function returns."""
 
     def is_done(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
@@ -161,7 +161,7 @@ def chooses(original: Function) -> Function:
 
 
 def _waiting() -> Any:
-    """Return the step of the innermost `generate` whose model has returned."""
+    """Return the step of the innermost `generate` that waits for its token, after its model has returned. Or None."""
     here = unit()
     step = here.open[-1] if here.open else None
     return (

@@ -1,4 +1,4 @@
-"""The names that a profiler has given to models and their bricks: they stay when a model is attached again."""
+"""The names that a profiler has given to models and bricks. A model that is attached again keeps its names."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from cbtop.profiler.profiler import BrickProfiler
     from cbtop.protocol.messages import Ceiling, Manifest
 
-MAX_IN_MODE = 4096  # remembered bricks
+MAX_IN_MODE = 4096  # number of bricks that are remembered
 
 
 @dataclass(slots=True)
 class Said:
-    """The names that a profiler has given a model and its bricks: they stay when the model is attached again."""
+    """The names that a profiler has given to one model and its bricks."""
 
-    model: str  # its name
-    definitions: dict[Hashable, Hashable] = field(default_factory=dict)  # of all plans, by their content
-    in_mode: dict[Hashable, BrickDefinition] = field(default_factory=dict)  # by brick, mode, and size of an image
+    model: str  # the model's name
+    definitions: dict[Hashable, Hashable] = field(default_factory=dict)  # bricks of all plans, by `said_at(…)`
+    in_mode: dict[Hashable, BrickDefinition] = field(default_factory=dict)  # by plan's brick, mode, and image size
 
 
 class Models:
-    """The models that one profiler has shown, and the announcements for the named one."""
+    """The models that one profiler has shown, and the announcements for one of them, the named model."""
 
     def __init__(self) -> None:
         self.said: WeakModuleDict[Said] = WeakModuleDict()
-        self.names: dict[str, int] = {}  # number of uses so far
+        self.names: dict[str, int] = {}  # how often each name has been used
         self.rank = (False, -1)  # the named model's rank: whether it decodes, and the bytes of its weights
         self.manifest: Manifest | None = None
         self.ceilings: dict[str, Ceiling] = {}
@@ -52,10 +52,10 @@ def models_of(profiler: BrickProfiler) -> Models:
 
 
 def said_by(models: Models, root: nn.Module, plan: Plan) -> Said:
-    """Return the names given to `root`.
+    """Return the names given to the model `root`, and give it a name if it is new.
 
-    The first model's name is "", even if only a part of it had been called before. Others have the name of their
-    class, with a number if that was used before.
+    The first model's name is "", even if only a part of the model was called before. Any other model has the name of
+    its class, with a number if that name was used before.
     """
     if root not in models.said:
         others = [said for module, said in models.said.items() if not any([module is one for one in plan.trunk])]
@@ -84,7 +84,7 @@ def key_in(
     mode: Mode,
     size: Any,
 ) -> Hashable:
-    """Return the brick of a module in a mode, for an image of `size`. `key` is the brick of the plan."""
+    """Return the brick of a module in `mode`, for an image of `size`. `key` is the brick in the model's plan."""
     module = reference()
     if module is None or not isinstance(key, BrickDefinition):
         return key
@@ -93,7 +93,7 @@ def key_in(
         top_k = product.top_k
         work = work_of(module, product.brick, is_timed_there=is_timed_there, mode=mode, top_k=top_k, size=size)
         brick = key if work == key.work else replace(key, work=work)
-        if not submodules(module):  # otherwise it may have adapters of its own
+        if not submodules(module):  # a module with children may have adapters, which differ between modules
             if len(said.in_mode) >= MAX_IN_MODE:
                 said.in_mode.clear()
             said.in_mode[key, mode, size] = brick

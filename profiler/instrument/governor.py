@@ -1,28 +1,29 @@
-"""Keeps what instrumentation costs within a share of the program's time, by recording fewer of its steps.
+"""Keeps the cost of instrumentation within a share of the program's time, by recording fewer of its steps.
 
 Rules
-- The first step of each kind (name and model) is recorded, then one in k: each step whose number, times the golden
-  ratio, has a fraction below 1/k (Knuth, The Art of Computer Programming, volume 3, section 6.4). So periodic steps
-  are recorded as often as any other, and no gap is much longer than k. Processes that count the same steps choose the
-  same ones, and the choice for a larger k is a part of the choice for a smaller k. So ranks that wait for each other
-  pay for recording at the same time, not one after another.
-- k is 1 if recording every step is within the share allowed. Then two steps in a row, once in PLAIN_PAIRS steps, are
-  not recorded, so that the cost stays measured: the first takes the timed calls out, the second is plain.
-- The cost is measured in the process itself. A step that pays for recording is compared with the mean of the plain
-  steps of its kind before and after it, so that the growth of steps cancels out. A plain step far from other plain
-  steps is compared with the recorded ones before and after it instead. Three sorts pay: recorded steps; the step in
-  which the timed calls are swapped out again; steps that run in other threads during a recorded one. The cost is the
-  median of these differences, with a 95 % interval from order statistics. The time that plain steps pay to begin, to
-  end and for their record is timed and added, and so is their part of a decision. Not measured: methods that stay
-  wrapped also check in plain steps whether to record.
-- k is so large that the upper end of the interval, spread over the steps, is within four fifths of the share allowed.
-  The rest is for costs that the process cannot see (a captured graph's plain replays took 5 us of 4.9 ms more than
-  measured, on an H200). If plain steps alone use up the share, a fifth of it is for recording anyway: recording
-  nothing would save little more, and show nothing.
-- One in FIRST_EVERY steps of a kind is recorded at any cost until FLOOR are recorded, because fewer show nothing for
-  certain. The first WARM_UP_RECORDED steps of a warm-up (see warm_up.py) are recorded, and none counts for the cost.
-- Until the cost is known one step in FIRST_EVERY is recorded. If it stays unknown, ever fewer are. Recording beyond
-  the share is paid back: until then half as many steps are recorded.
+- The first step of each kind (name and model) is recorded, then one step in k. A step is recorded if its number,
+  times the golden ratio, has a fraction below 1/k (Knuth, The Art of Computer Programming, volume 3, section 6.4).
+  So periodic steps are recorded as often as other steps, and no gap is much longer than k. Processes that count the
+  same steps choose the same steps, and a larger k chooses a subset of the steps for a smaller k. So ranks that wait
+  for each other pay for recording at the same time, not one after another.
+- k is 1 if the cost of recording every step is within the share. Then, once in PLAIN_PAIRS steps, two steps in a row
+  are not recorded, so that the cost stays measured. The first step removes the timed calls, the second is plain.
+- The cost is measured in the process itself. Three sorts of steps pay for recording: recorded steps, the step in
+  which the timed calls are removed again, and steps that run in other threads during a recorded step. Each such step
+  is compared with the mean of the plain steps of its kind before and after it, so that a growth of the steps cancels
+  out. A plain step far from other plain steps is compared with the recorded steps before and after it instead. The
+  cost is the median of these differences, with a 95 % interval from order statistics. The time that plain steps take
+  to begin, to end and for their record is measured and added, and so is their part of a decision. One cost is not
+  measured: methods that stay wrapped check in plain steps, too, whether to record.
+- k is so large that the upper end of the interval, spread over the steps, is within four fifths of the share. The
+  last fifth is for costs that the process cannot see (on an H200, a captured graph's plain replays of 4.9 ms took
+  5 us more than measured). If plain steps alone use up the share, a fifth of it is used for recording anyway:
+  recording nothing would save little more, and show nothing.
+- One in FIRST_EVERY steps of a kind is recorded at any cost until FLOOR steps are recorded, because fewer steps give
+  no reliable figure. The first WARM_UP_RECORDED steps of a warm-up (see warm_up.py) are recorded. Warm-up steps do
+  not count for the cost.
+- Until the cost is known, one step in FIRST_EVERY is recorded. If the cost stays unknown, ever fewer steps are
+  recorded. If recording has cost more than the share, half as many steps are recorded until the excess is paid back.
 """
 
 from __future__ import annotations
@@ -39,36 +40,41 @@ from cbtop.profiler.recorder import Recorder
 from cbtop.protocol.messages import Sampling
 from cbtop.protocol.vocabulary import WARM_UP
 
-FIRST_EVERY = 4  # until the cost is known, and until FLOOR steps are recorded
-FLOOR = 20  # recorded steps of a kind: a figure needs as many
-WARM_UP_RECORDED = 2  # steps of a kind
+FIRST_EVERY = 4  # one step in this number is recorded, until the cost is known and FLOOR steps are recorded
+FLOOR = 20  # recorded steps of a kind that are needed for a figure
+WARM_UP_RECORDED = 2  # recorded warm-up steps of a kind
 MOST_EVERY = 10_000
-PASSED_OVER = 8  # first steps of a kind, not used to measure the cost: they may still fill caches
-SAMPLES = 121  # differences, the newest
+PASSED_OVER = 8  # the first steps of a kind, not used to measure the cost, because they may still fill caches
+SAMPLES = 121  # the newest measured differences that are kept
 ENOUGH = 11
-MAX_WAITING = 16  # steps that wait for a plain one; behind more of them the last plain step is too far away
-LOOKS = 9  # the newest: their median counts
-LOOK_STEPS, LOOK_NS = 64, 250_000_000  # number and time of the steps between two decisions, at least
-LOOK_TIMES = 2_000  # times what a decision takes: the pause after it, at least
-LEARNING_STEPS = 256  # without a known cost, until fewer are recorded
+MAX_WAITING = 16  # steps that wait for a plain step; after more of them the last plain step is too long ago
+LOOKS = 9  # the newest decisions that are kept; the median of their durations counts
+LOOK_STEPS, LOOK_NS = 64, 250_000_000  # smallest number, and time in ns, of steps between two decisions
+LOOK_TIMES = 2_000  # the pause after a decision is at least this multiple of a decision's duration
+LEARNING_STEPS = 256  # if the cost is still unknown after this number of steps, fewer steps are recorded
 MAX_KINDS = 64
-REPLAYED = "replayed"  # in the key of replays, which are counted apart from other steps of their name
+REPLAYED = "replayed"  # part of the key of replays, so that they are counted apart from other steps of their name
 Z_95 = 1.96
 USED = 0.8  # part of the allowed share that is used
 LEAST_USED = 0.2  # part of the allowed share kept for recording, even if plain steps use up the rest
 ONE = 1 << 64
 GOLDEN = 0x9E3779B97F4A7C15  # the golden ratio's fraction, in parts of ONE
-# No k records the steps with a fraction in the first range, or the steps right after them. Both ranges are above
+# For small k, no step with a fraction in one of two ranges is recorded. The first range starts at PLAIN_FROM. The
+# second starts at PLAIN_AFTER and contains the steps right after those in the first. Both ranges are above
 # 1 / FIRST_EVERY, so they change nothing for larger k.
 PLAIN_PAIRS = 64
 PLAIN_FROM = ONE * 3 // 10
 PLAIN_AFTER = (PLAIN_FROM + GOLDEN) % ONE
 PLAIN_WIDTH = ONE // PLAIN_PAIRS
-MOST_APART = 4  # steps between a plain step and the recorded one after it that it is compared with
+MOST_APART = 4  # largest distance, in steps, from a plain step to the recorded step after it, if they are compared
 
 
-class Sort(IntEnum):  # whole numbers: a dictionary finds other enums through a Python function
-    """The sort of a step: what it pays for recording."""
+class Sort(IntEnum):  # an IntEnum, because other enums are hashed by a Python function
+    """The sort of a step, by the cost of recording in it.
+
+    PLAIN: no cost. RECORDED: the step is recorded. AFTER: the timed calls are removed. BESIDE: a step in another
+    thread is recorded meanwhile.
+    """
 
     PLAIN = 0
     RECORDED = 1
@@ -80,7 +86,7 @@ PLAIN, RECORDED, AFTER, BESIDE = Sort
 
 
 class Estimate(NamedTuple):
-    """An estimate of a time in ns, with the ends of its interval."""
+    """An estimate of a time in ns, with its confidence interval."""
 
     low: float
     middle: float
@@ -97,10 +103,10 @@ NOTHING = Estimate(0, 0, 0)
 
 
 class Alone(NamedTuple):
-    """A plain step far from other plain ones: it waits for the recorded step after it.
+    """A plain step far from other plain steps. It will be compared with the next recorded step.
 
-    `number` counts the steps of its kind. `before_ns` is the recorded step that came `distance` steps before it;
-    `after_ns` is the step that took the timed calls out, right before it, or None.
+    `number` counts the steps of its kind. `before_ns` is the time of the last recorded step, which was `distance`
+    steps earlier. `after_ns` is the time of the step right before, if that step removed the timed calls, or None.
     """
 
     number: int
@@ -111,13 +117,13 @@ class Alone(NamedTuple):
 
 
 class StepKind:
-    """Steps of one name and model."""
+    """The steps of one name and model."""
 
     __slots__ = ("alone", "counts", "excess", "plain_ns", "recent", "seen", "waiting")
 
     def __init__(self) -> None:
         self.seen = 0
-        self.recent = 0.0  # the number seen lately: it is halved at each decision
+        self.recent = 0.0  # number of recent steps: it is halved at each decision
         self.counts = [0 for _ in Sort]
         self.excess: list[deque[float]] = [deque(maxlen=SAMPLES) for _ in Sort]
         self.plain_ns: int | None = None  # time of the last plain step
@@ -125,12 +131,15 @@ class StepKind:
         self.alone: Alone | None = None
 
     def estimate(self, sort: Sort) -> Estimate | None:
-        """Return the overhead of a step of that sort, or None if unknown."""
+        """Return the overhead of a step of the given sort, or None if unknown."""
         found = list(self.excess[sort])
         return median_of(sorted(found)) if len(found) >= ENOUGH else None
 
     def compare(self, waiting: list[tuple[Sort, int]], before_ns: int | None, after_ns: int) -> None:
-        """Compare the steps between two plain ones with these, or remember that the second one is alone."""
+        """Compare the steps in `waiting` with the plain steps before and after them.
+
+        After too many steps, store the second plain step as `alone` instead.
+        """
         if len(waiting) > MAX_WAITING:
             sorts = [sort for sort, _ in waiting[-2:]]
             if sorts == [RECORDED, AFTER]:
@@ -142,18 +151,18 @@ class StepKind:
                 self.excess[waited].append(took_ns - (before_ns + after_ns) / 2)
 
     def compare_alone(self, recorded_ns: int) -> None:
-        """Compare the plain step that is alone with the recorded ones before it and, now, after it."""
+        """Compare the plain step `alone` with the recorded steps before and after it. The latter has just ended."""
         alone, self.alone = self.alone, None
         apart = self.seen - alone.number if alone else 0
         if alone and 0 < apart <= MOST_APART:
-            growth_ns = (recorded_ns - alone.before_ns) / (alone.distance + apart)  # from one step to the next
+            growth_ns = (recorded_ns - alone.before_ns) / (alone.distance + apart)  # growth from one step to the next
             self.excess[RECORDED].append(recorded_ns - growth_ns * apart - alone.plain_ns)
             if alone.after_ns is not None:
                 self.excess[AFTER].append(alone.after_ns + growth_ns - alone.plain_ns)
 
 
 class GovernedModel:
-    """A model, whose calls are swapped in and out together; or all models beyond MAX_KINDS."""
+    """A model. Its calls are swapped in and out together. All models after MAX_KINDS share one object."""
 
     __slots__ = ("calls_are_in", "is_many", "recorded", "running")
 
@@ -161,7 +170,7 @@ class GovernedModel:
         self.is_many = is_many
         self.calls_are_in = False
         self.recorded = 0
-        self.running: dict[ref[object], None] = {}  # recorded steps
+        self.running: dict[ref[object], None] = {}  # recorded steps that are running
 
 
 class StepStart(NamedTuple):
@@ -173,7 +182,7 @@ class StepStart(NamedTuple):
 
 
 class Governor:
-    """Decides which steps are recorded: one in `every`."""
+    """Decides which steps are recorded: one step in `every`."""
 
     __slots__ = (
         "_announce",
@@ -203,25 +212,25 @@ class Governor:
 
     def __init__(self, allowed_percent: float, announce: Callable[[Sampling], None]) -> None:
         self.allowed_percent = allowed_percent
-        self.allowed_share = allowed_percent / (100 + allowed_percent)  # of the time, recording included
+        self.allowed_share = allowed_percent / (100 + allowed_percent)  # share of the time, including recording
         self._announce = announce
-        self.models_by_kernels: set[str] = set()  # their steps are all plain, or recorded by kernel_steps.py
-        self.floor = FLOOR  # a benchmark that tells which steps are recorded sets it to 0
+        self.models_by_kernels: set[str] = set()  # models with steps that only kernel_steps.py records
+        self.floor = FLOOR  # a benchmark that chooses the recorded steps itself sets it to 0
         self.forget()
 
     def forget(self) -> None:
         """Reset all measurements, because they were made in another process."""
         self.every = FIRST_EVERY
-        self._begun: dict[object, int] = {}  # the number of each kind's next step; only such steps begin in C
-        self._early: dict[object, list[int]] = {}  # for kinds below the floor: that number, and how many are recorded
+        self._begun: dict[object, int] = {}  # number of the next step, by kind; C begins only steps of these kinds
+        self._early: dict[object, list[int]] = {}  # below the floor: number of the next step, and of recorded steps
         self._has_announced = False
         self._kinds: dict[object, StepKind] = {}
         self._models: dict[object, GovernedModel] = {}
         self._own: deque[float] = deque(maxlen=SAMPLES)  # overhead of beginning and ending a plain step, in ns
-        self.told_ns = 0  # how long the last `ended` took; it counts as overhead of the next step
-        self.look_ns = 0  # how long the last look took; it counts as overhead of all steps until the next look
-        self._looks: deque[int] = deque(maxlen=LOOKS)  # how long the last looks took
-        self.has_looked = False  # whether the last `ended` looked; then it counts as overhead of no plain step
+        self.told_ns = 0  # time of the last `ended`, which counts as overhead of the next step
+        self.look_ns = 0  # time of the last decision, which counts as overhead of all steps until the next decision
+        self._looks: deque[int] = deque(maxlen=LOOKS)  # times of the last decisions
+        self.has_looked = False  # whether the last `ended` made a decision; then its time is no plain step's overhead
         self._seen = self._recorded = self._lived_ns = 0
         self._look_at_step, self._look_at_ns, self._looked_at_step = 0, 0, 0
         self._recent_ns = 0.0
@@ -234,7 +243,10 @@ class Governor:
         return self._is_next_sampled(key)
 
     def is_replay_sampled(self, key: tuple[object, ...]) -> bool:
-        """Return whether to record the replay that begins now, even of a model that is recorded by kernels."""
+        """Return whether to record the replay of kind `key` that begins now.
+
+        Replays are also recorded for models in `models_by_kernels`.
+        """
         return self._is_next_sampled((*key, REPLAYED))
 
     def _is_next_sampled(self, key: object) -> bool:
@@ -242,11 +254,11 @@ class Governor:
         if number is None:
             early = self._early.get(key)
             if early is None and len(self._begun) + len(self._early) < MAX_KINDS:
-                # Each kind starts at another number, so that kinds that take turns are not all recorded at once.
+                # Each kind starts at a different number, so that kinds that alternate are not recorded all together.
                 early = self._early[key] = [(len(self._begun) + len(self._early)) << 32, 0]
             if early is not None:
                 return self._is_sampled_early(key, early)
-            key = None  # all others are one kind, or the first step of each would be recorded
+            key = None  # further kinds count as one kind; otherwise the first step of each would be recorded
             number = self._begun.get(key, 0)
         self._begun[key] = number + 1
         return self._is_next(number, self.every)
@@ -273,7 +285,7 @@ class Governor:
         )
 
     def began(self, step: object, model: str, *, recorded: bool) -> StepStart:
-        """Note that `step` of `model` has begun. Returns the mark for `left` and `ended`."""
+        """Count `step` of `model` as begun. Returns the mark to pass to `left` and `ended`."""
         state = self._models.get(model) or self._model(model)
         if recorded:
             state.recorded += 1
@@ -287,14 +299,14 @@ class Governor:
             sort = AFTER if was_in else PLAIN
         return tuple.__new__(
             StepStart, (sort, state.recorded, state)
-        )  # as `StepStart(…)` does, but without its Python frame
+        )  # like `StepStart(…)`, without its Python frame
 
     def left(self, step: object, mark: StepStart) -> None:
-        """Note that `step` has ended, also by an exception."""
+        """Count `step` as ended, whether it completed or raised an exception."""
         mark.model.running.pop(ref(step), None)
 
     def ended(self, name: str, model: str, duration_ns: int, mark: StepStart, own_ns: int = 0) -> None:
-        """Count a step that did all of its work and paid `own_ns` to begin and end."""
+        """Measure a step that has completed. `own_ns` is the time that cbtop took to begin and end the step."""
         if not self._has_announced and not self.models_by_kernels:
             self._has_announced = True
             self._announce(Sampling(self.every, None, None, None, self.allowed_percent))
@@ -323,7 +335,7 @@ class Governor:
                 if kind.waiting:
                     waiting, kind.waiting = kind.waiting, []
                     kind.compare(waiting, before, duration_ns)
-            elif not (sort is AFTER and mark.model.is_many):  # it is unknown which model of the many it is
+            elif not (sort is AFTER and mark.model.is_many):  # unknown which of many models it is
                 if kind.alone is not None and sort is RECORDED:
                     kind.compare_alone(duration_ns)
                 kind.waiting.append((sort, duration_ns))
@@ -338,7 +350,7 @@ class Governor:
         return None if kind is None else kind.plain_ns
 
     def replayed(self, name: str, model: str, duration_ns: int, own_ns: int, *, is_recorded: bool) -> None:
-        """Count a step that was timed on a device. Such steps end in the order of their work, so none overlap."""
+        """Measure a step that was timed on a device. Such steps run one after another, so they do not overlap."""
         sort = RECORDED if is_recorded else PLAIN
         state = self._model(model)
         self.ended(name, model, duration_ns, StepStart(sort, state.recorded, state), own_ns)
@@ -359,7 +371,7 @@ class Governor:
         if steps <= 0:  # another thread has just looked
             return
         self.has_looked = True
-        # Take the median of looks, because other programs may interrupt one.
+        # Take the median duration of decisions, because other programs may have interrupted one of them.
         self._looks.append(self.look_ns)
         looks = sorted(self._looks)
         pause_ns = max(LOOK_NS, LOOK_TIMES * looks[(len(looks) - 1) // 2])
@@ -383,21 +395,21 @@ class Governor:
         if self._recorded * cost.middle > max(lived_share_ns - self._seen * own.middle, LEAST_USED * lived_share_ns):
             every *= 2
         self.every = every = min(MOST_EVERY, max(1, every))
-        # Noise may make recorded steps seem faster than plain ones: a cost is never below zero.
+        # Because of noise, recorded steps may seem faster than plain steps, but a cost is never below zero.
         low, middle, high = [max(0.0, end) for end in cost.times(1 / every).plus(own).times(100 / step_ns)]
         self._announce(Sampling(every, middle, low, high, self.allowed_percent))
 
 
 def _model_in(key: object) -> str:
-    """Return the model in the key of a kind of step (see `Step`)."""
+    """Return the name of the model in the key of a kind of step, or "" (see `ActiveStep`)."""
     return str(key[2]) if isinstance(key, tuple) and len(key) > 2 else ""
 
 
 def _cost_of_recording(kinds: list[StepKind]) -> Estimate | None:
-    """Return the cost of recording a step, with what other steps pay for it, on average over recent steps.
+    """Return the mean cost of recording one of the recent steps, including the cost for other steps.
 
-    An unknown sort counts as the dearest known one. Returns None if the cost of recording is known for less than half
-    of the recent steps.
+    If the cost of a sort is unknown, the largest known cost is used. Returns None if the cost of recorded steps is
+    known for less than half of the recent steps.
     """
     total = sum(kind.recent for kind in kinds) or 1.0
     estimates = {(kind, sort): kind.estimate(sort) for kind in kinds for sort in Sort if kind.counts[sort]}
@@ -415,7 +427,7 @@ def _cost_of_recording(kinds: list[StepKind]) -> Estimate | None:
 
 
 def median_of(ordered: list[float]) -> Estimate:
-    """Return the median of `ordered`, with the ends of its interval."""
+    """Return the median of `ordered`, with its 95 % interval."""
     count = len(ordered)
     reach = math.ceil(Z_95 * math.sqrt(count) / 2)
     middle = count // 2
@@ -423,7 +435,7 @@ def median_of(ordered: list[float]) -> Estimate:
 
 
 class GovernedProfiler(BrickProfiler):
-    """A profiler whose measurable cost is at most `allowed_percent` of the time of its process's steps."""
+    """A profiler that keeps its measurable cost within `allowed_percent` of the time of the process's steps."""
 
     def __init__(self, allowed_percent: float, *, recorder: Recorder) -> None:
         self.governor = Governor(allowed_percent, self.announce)

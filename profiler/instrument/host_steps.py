@@ -1,9 +1,11 @@
-"""Times the host in some steps of a model that is recorded by its kernels: what each brick costs it to launch.
+"""Measures the host's time to launch each brick, in some steps of a model that is recorded by its kernels.
 
 Rules
-- Such a step is plain in all other respects. Each call in it is timed by two readings of the clock.
-- A brick's time excludes the bricks inside it, and the cost of noting a call, which is measured.
-- Nothing is made in the step that Python's garbage collector counts: a collection more would be in the times.
+- Such a step is otherwise plain. Each call in it is timed by two readings of the host's clock.
+- A brick's time excludes the bricks inside it. It also excludes the time of cbtop's own work per call, which is
+  measured.
+- In such a step, cbtop makes no object that Python's garbage collector counts. An additional collection would distort
+  the times.
 """
 
 from __future__ import annotations
@@ -26,36 +28,39 @@ from cbtop.protocol import clock
 if TYPE_CHECKING:
     from torch import nn
 
-KEPT = 12  # steps: their times are announced
+KEPT = 12  # number of the newest steps; their times are announced
 _EMPTY_CALLS = 64
 _OUTERMOST = -1
 
-Times = dict[Keys, list[float]]  # by place, from below the step: the time of each call in ns
+Times = dict[Keys, list[float]]  # the times of all calls in ns, by the keys from the layer (or brick) inwards
 
 
 class NotingCost(NamedTuple):
-    """The cost of noting a call, in ns: in its own time, and in the time of the call around it."""
+    """Nanoseconds that cbtop's own work for one call adds.
+
+    `inside_ns` is in the time of that call, `outside_ns` is in the time of the call around it.
+    """
 
     inside_ns: float
     outside_ns: float
 
 
 class HostCalls(Capture):
-    """The calls in a step, with the host's time as each began and ended. A call is its number."""
+    """The calls in a step, with the host's times of their begin and end. Calls are identified by number."""
 
     def __init__(self, labelled: Callable[[Any], Any], ended: Callable[[HostCalls], None]) -> None:
         super().__init__(lambda: None)
         self._labelled = labelled
         self._ended = ended
         self.keys: list[Hashable] = []
-        self.around: list[int] = []  # the call around each
+        self.around: list[int] = []  # for each call, the number of the call around it
         self.begins_ns: list[int] = []
         self.ends_ns: list[int] = []
         self._running: list[int] = []
 
     @property
     def recording(self) -> HostCalls:
-        """What is to be ended with the model's call, as in `PlacedCalls`."""
+        """The object to be ended by `end_step` after the model's call, as in `PlacedCalls`."""
         return self
 
     def is_in_call_of(self, steps: object) -> bool:
@@ -89,11 +94,11 @@ class HostCalls(Capture):
             kept.clear()
 
     def end_step(self) -> None:
-        """Give its calls away: the model's call has returned."""
+        """Pass the calls to the callback `ended`, because the model's call has returned."""
         self._ended(self)
 
     def times(self, cost: NotingCost) -> Times:
-        """Return the host's times of the bricks, exclusive."""
+        """Return the exclusive host times of the bricks."""
         places: list[Keys] = []
         own_ns: list[float] = []
         for key, around, begin_ns, end_ns in zip(self.keys, self.around, self.begins_ns, self.ends_ns, strict=True):
@@ -111,13 +116,13 @@ class HostCalls(Capture):
 
 
 class HostSteps:
-    """The times of the latest steps."""
+    """The host's times of the newest KEPT steps."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[Hashable, Times]] = deque(maxlen=KEPT)
 
     def add(self, step: Hashable, calls: HostCalls) -> None:
-        """Add a step of that key."""
+        """Add a step with the key `step`."""
         times = calls.times(noting_cost())
         if times:
             self._steps.append((step, times))
@@ -126,7 +131,7 @@ class HostSteps:
         return len(self._steps)
 
     def times(self) -> Times:
-        """Return the times in all the latest steps, by place from the step down."""
+        """Return the times in all these steps, by the keys from the step inwards."""
         found: Times = {}
         for step, times in self._steps:
             for keys, all_ns in times.items():
@@ -135,7 +140,7 @@ class HostSteps:
 
 
 class _Nothing:
-    """In place of a module: its call does nothing."""
+    """A stand-in for a module. Its call does nothing."""
 
     def _call_impl(self, value: Any) -> Any:
         return value
@@ -143,7 +148,7 @@ class _Nothing:
 
 @functools.cache
 def noting_cost() -> NotingCost:
-    """Return what noting a call of a module costs, measured on calls that do nothing."""
+    """Return the cost of cbtop's own work per call of a module, measured on calls that do nothing."""
     calls = HostCalls(lambda brick: brick, lambda ended: None)
     nothing: Any = _Nothing()
     noted = NotedCall(nothing, "nothing", calls)

@@ -1,12 +1,13 @@
-"""Bursts: for a few steps that a command requests, kernels are recorded and put under their bricks.
+"""Records kernel bursts: a command requests the kernels of a few steps, and each kernel is shown under its brick.
 
 Rules
-- A process looks once a step for a request (`cbtop.protocol.requests`); without one it does nothing else.
-- A step of a burst is a call of a model or of its runner, or a replay of a captured graph outside of both. It is in
-  no statistics, because it takes longer than others. Its module calls are noted as during the capture of a graph.
-- At the end of each step the host waits for its device: a burst is for diagnosis, not for production.
-- A graph that is not looked into is replayed by the host with CUPTI closed: nothing of its inside is shown.
-- Any failure ends the burst with one logged line and an answer to the request; the host's step has run as usual.
+- A process checks once per step for a request (`cbtop.protocol.requests`). Without a request it does nothing else.
+- A step of a burst is a call of a model or of its runner, or a replay of a captured graph outside of both. Such a
+  step is in no statistics, because it takes longer than other steps. Its module calls are recorded as during the
+  capture of a graph (capturing.py).
+- At the end of each step the host waits for the device: a burst is for diagnosis, not for production.
+- If cbtop does not clone a captured graph, the host replays the graph with CUPTI closed. Its kernels are not shown.
+- Any failure ends the burst with one logged line and an answer to the request. The host's step runs as usual.
 """
 
 from __future__ import annotations
@@ -46,52 +47,52 @@ if TYPE_CHECKING:
 BACKEND = "cuda, by CUPTI"
 _FAILED = "kernels are not recorded"
 
-# A test that replaces the device puts its own here.
+# Tests without a device replace these functions.
 new_cupti: Callable[[], Cupti] = TorchsCupti
 new_driver: Callable[[], Driver] = CudaDriver
 is_on_cuda: Callable[[], bool] = torch.cuda.is_initialized
 
-one_at_a_time = threading.Lock()  # CUPTI has one owner in a process
-_here: dict[int, Recording] = {}  # the step of a burst that each thread is in
+one_at_a_time = threading.Lock()  # held by the owner of CUPTI, because a process can have only one
+_here: dict[int, Recording] = {}  # the current step of a burst, by thread
 _is_left_on = False
 
 
 class Owner(Protocol):
-    """The owner of steps that are recorded by their kernels."""
+    """The object that requests kernel records of steps (`Bursts` or `KernelSteps`) and receives the results."""
 
     burst: KernelBurstResults
 
     @property
     def is_running(self) -> bool:
-        """Whether its steps are still to be recorded."""
+        """Whether more records are needed."""
 
     def recorded(self, step: Hashable) -> None:
-        """Count a recorded step with that key."""
+        """Count a recorded step with the key `step`."""
 
     def refuse(self, error: Exception) -> None:
-        """Stop, because of `error`."""
+        """Stop recording, because of `error`."""
 
 
 class Recording:
-    """One step of a burst, in the thread that runs it."""
+    """The kernel record of one step, in the thread that runs the step."""
 
     def __init__(self, bursts: Owner, window: KernelWindow, step: Hashable, stream: int) -> None:
         self.bursts = bursts
         self.window = window
-        self.step = step  # its key
-        self.stream = stream  # the stream it runs on
+        self.step = step  # the step's key
+        self.stream = stream  # the stream that the step runs on
 
     def launch(self, graph: int, places: GraphNodePlaces, stream: int) -> None:
-        """Launch a captured graph as an executable of ours."""
+        """Launch cbtop's own executable of a captured graph, to assign each kernel to its graph node."""
         self.window.launch(graph, lambda node: places.of(node, self.step), stream)
 
     def end_step(self) -> None:
-        """End the step: wait for the device, and keep the records."""
+        """End the step: wait for the device, and store the kernel records in the owner's `burst`."""
         global _is_left_on
         error: Exception | None = None
         try:
             self.window.end(self.stream, self.bursts.burst)
-        except Exception as trouble:  # noqa: BLE001 - an error of ours is not the host's
+        except Exception as trouble:  # noqa: BLE001 - an error of cbtop must not reach the host
             error = trouble
         finally:
             _here.pop(get_ident(), None)
@@ -104,10 +105,10 @@ class Recording:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """`with recording.paused():` CUPTI is closed."""
+        """Close CUPTI inside this context, and open it again after it: `with recording.paused():`."""
         try:
             self.window.end(self.stream, self.bursts.burst)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             self.bursts.refuse(error)
         try:
             yield
@@ -115,26 +116,27 @@ class Recording:
             if self.bursts.is_running and not self.window.is_left_on:
                 try:
                     self.window.begin()
-                except Exception as error:  # noqa: BLE001 - as above
+                except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
                     self.bursts.refuse(error)
 
 
 class _Nobody:
-    """Has no requests, because there is no ring to make them through."""
+    """A stand-in for a recorder without a ring, through which no requests can come."""
 
     asked_word = NOT_ASKED
 
 
 class Bursts:
-    """The bursts of one profiler's process: requests, results and answers."""
+    """Handles the requests for bursts to the process of one profiler, with their results and answers."""
 
     def __init__(self, profiler: BrickProfiler) -> None:
         self._profiler = weakref.ref(profiler)
         recorder = profiler.parts.recorder
         self._recorder = recorder if isinstance(recorder, RingRecorder) else None
-        #: Its `asked_word` holds `looked_at` if there is no new request: so a step can check without a call.
+        #: The object with the current request in its `asked_word`. If there is no new request, `asked_word` equals
+        #: `looked_at`, so a step can check this without a call.
         self.asked: Any = self._recorder or _Nobody
-        self.looked_at = 0  # the word that was handled
+        self.looked_at = 0  # the last request that was handled, as a word
         self._request: Request | None = None
         self.burst = KernelBurstResults()
         if self._recorder is not None:
@@ -142,7 +144,7 @@ class Bursts:
 
     @property
     def is_asked(self) -> bool:
-        """Whether the step that begins is one of a burst."""
+        """Whether the step that begins now belongs to a burst."""
         recorder = self._recorder
         if recorder is None:
             return False
@@ -157,7 +159,7 @@ class Bursts:
         if self._request is not None and self._request.word() == word:
             return True
         self._request, self.looked_at = None, word
-        if not word:  # it was taken back
+        if not word:  # the request was withdrawn
             return False
         request = request_of(word)
         if request is None:
@@ -169,7 +171,10 @@ class Bursts:
         return True
 
     def begin(self, step: Hashable, steps: TimedSteps, *, has_calls: bool) -> Recording | None:
-        """Record the step of that key, which begins. If that is not possible, answer so and return None."""
+        """Begin to record the step with the key `step`, which begins now.
+
+        If that is not possible, returns None. An error is also the answer to the request.
+        """
         if _is_left_on:
             self.refuse(left_on())
             return None
@@ -184,7 +189,7 @@ class Bursts:
             window.begin()
             enter_here(recording)
             around: Any = steps.path.position.step
-            if around is not None:  # it would be longer than others
+            if around is not None:  # the step around would be longer than other steps, so do not record it
                 around.cancel()
         except BaseException as error:
             one_at_a_time.release()
@@ -195,7 +200,7 @@ class Bursts:
         return recording
 
     def recorded(self, step: Hashable) -> None:
-        """Count a recorded step with that key."""
+        """Count a recorded step with the key `step`."""
         request = self._request
         if request is None:
             return
@@ -208,14 +213,14 @@ class Bursts:
         burst, self.burst = self.burst, KernelBurstResults()
         try:
             self.announce(burst, request.number)
-        except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, _FAILED)
             self._answer(Answer(request.number, State.FAILED))
         else:
             self._answer(Answer(request.number, State.DONE, done))
 
     def refuse(self, error: Exception) -> None:
-        """End the burst, because of `error`."""
+        """End the burst because of `error`, and answer the request with it."""
         request, self._request = self._request, None
         if request is not None:
             self.looked_at = request.word()
@@ -224,9 +229,9 @@ class Bursts:
         log_own_error(error, _FAILED)
 
     def announce(self, burst: KernelBurstResults, number: int = 0) -> None:
-        """Make every kernel a node under its brick, and announce its measurements.
+        """Make a node for every kernel under its brick, and announce the kernels' measurements.
 
-        `number` is the request's, or 0 without a request.
+        `number` is the number of the request, or 0 without a request.
         """
         profiler = self._profiler()
         if profiler is None:
@@ -261,7 +266,7 @@ class Bursts:
         profiler.announce(Found(number, steps, tuple(found), burst.unplaced, burst.lost, burst.left_out))
 
     def announce_host_times(self, times: Times, steps: int) -> None:
-        """Announce the host's times of the bricks in the latest `steps` steps."""
+        """Announce the host's times of the bricks, measured in `steps` steps."""
         profiler = self._profiler()
         if profiler is None:
             return
@@ -278,7 +283,7 @@ class Bursts:
 
 
 def _node_of(profiler: BrickProfiler, keys: Keys) -> int:
-    """Return the number of the node at a place, from the step down. NO_NODE: there is no room for it."""
+    """Return the number of the node with these `keys`, from the step inwards. NO_NODE: there is no room for it."""
     scope: Any = profiler.parts.paths.own.position.scope
     while scope.parent is not None:
         scope = scope.parent
@@ -291,7 +296,7 @@ _bursts: weakref.WeakKeyDictionary[BrickProfiler, Bursts] = weakref.WeakKeyDicti
 
 
 def bursts_of(profiler: BrickProfiler) -> Bursts:
-    """Return the bursts of the process as `profiler` records it."""
+    """Return the `Bursts` of `profiler`. Makes them at the first call."""
     found = _bursts.get(profiler)
     if found is None:
         found = _bursts[profiler] = Bursts(profiler)
@@ -299,12 +304,12 @@ def bursts_of(profiler: BrickProfiler) -> Bursts:
 
 
 def enter_here(recording: Recording) -> None:
-    """Note that the calling thread is in that step from now on, until `Recording.end_step`."""
+    """Make `recording` the current step of the calling thread, until `Recording.end_step`."""
     _here[get_ident()] = recording
 
 
 def recording_here() -> Recording | None:
-    """Return the step of a burst that the caller is in."""
+    """Return the current `Recording` of the calling thread, or None."""
     return _here.get(get_ident()) if _here else None
 
 
@@ -314,7 +319,7 @@ def stream_here() -> int:
 
 
 class PlacedCalls(Capture):
-    """The calls in a step of a burst: launches are assigned to the call they are made in."""
+    """The calls in a step that is recorded by its kernels. A launch is assigned to the innermost call around it."""
 
     def __init__(
         self, recording: Recording, labelled: Callable[[Any], Any], elements: Counter[Keys] | None = None
@@ -322,7 +327,7 @@ class PlacedCalls(Capture):
         super().__init__(lambda: None)
         self.recording = recording
         self._labelled = labelled
-        self._elements = elements  # elements of all calls, by place without the step; None if not needed
+        self._elements = elements  # elements of all calls, by keys without the step; None if not needed
         self._around: list[Keys] = [(recording.step,)]
 
     def begin(self, key: Hashable, module: nn.Module | None) -> CapturedCall | None:
@@ -353,7 +358,7 @@ class PlacedCalls(Capture):
 
 
 class GraphNodePlaces:
-    """The place of each node of a captured graph, from its step down."""
+    """For each node of a captured graph: the keys of the layer and brick that the node belongs to."""
 
     def __init__(self, driver: Driver, graph: int, spans: Sequence[CapturedCall]) -> None:
         order = Order(driver, graph)
@@ -361,7 +366,7 @@ class GraphNodePlaces:
         self._put(order, spans, ())
 
     def of(self, node: int, step: Hashable) -> Keys:
-        """Return the keys of `node` and of all around it, from the step inwards."""
+        """Return the keys that lead to `node`, from `step` inwards."""
         return (step, *self._of.get(node, (OTHER,)))
 
     def _put(self, order: Order, spans: Sequence[CapturedCall], around: Keys) -> None:
@@ -374,6 +379,6 @@ class GraphNodePlaces:
 
 
 def _place(keys: Keys) -> Keys:
-    """Return `keys`, with OTHER added for launches in a step or layer outside of its bricks."""
+    """Return `keys`, with OTHER added if they end with a step or a layer, not with a brick."""
     is_brick = bool(keys) and not isinstance(keys[-1], tuple)
     return keys if is_brick else (*keys, OTHER)

@@ -1,18 +1,19 @@
 """Records some steps of an eager model on a CUDA device by their kernels.
 
-Stamps between modules make a step of small kernels wait for the host, so stamps would time launches. So a
-step is recorded as CUPTI sees it: a brick takes as long as its kernels together, and the step takes as long as the
-plain step before it, or as its kernels if these take longer. If the device was idle as the step began, the rest is
-time when it waited. Otherwise it may have run earlier work.
+Stamps between modules make a step of small kernels wait for the host, so stamps would time launches. Therefore CUPTI
+records the kernels of some steps. A brick takes as long as its kernels together. The step takes as long as the plain
+step before it, or as its kernels if they take longer. If the device was idle when the step began, the rest of the
+step's time is idle time. Otherwise the device may have run earlier work in it.
 
 Rules
-- All other steps are plain. The step that CUPTI records is counted once, with this record.
-- A window costs the host the opening, the wait for the device and the closing, 20 to 35 ms. The next one is due when
-  that is within the share allowed, or within 5 % until FLOOR steps are recorded.
-- The host is timed in a plain step half-way between two windows (host_steps.py). The next window comes two steps
-  later at the earliest, because it takes the step before it as plain.
+- All other steps are plain. A step that CUPTI records is counted once, with this record.
+- A window (one step with CUPTI open) costs the host 20 to 35 ms: for opening, waiting for the device, and closing.
+  The next window is due when its cost is within the share allowed, or within 5 % until FLOOR steps are recorded.
+- The host is timed in a plain step half-way between two windows (host_steps.py). The next window comes at least two
+  steps later, because the step before a window counts as plain.
 - Steps of a warm-up are not recorded.
-- If CUPTI is refused or held by another tool, one line says so, and stamps time the model (eager_stamps.py).
+- If CUPTI is not available, or another tool holds it, one line is logged, and stamps time the model
+  (eager_stamps.py).
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE
 
 LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
 FLOOR_SHARE = 5 / 105  # share of the time until FLOOR steps are recorded
-LEAST_WINDOWS = 5  # for a figure of their cost
-LEAST_TOLD = 3  # windows, before it is reported whether the device was idle as steps began
-MOSTLY = 0.8  # of the steps
-KEPT = 3  # windows: the graph shows their kernels
-TOLD_EVERY = 8  # windows
+LEAST_WINDOWS = 5  # windows that are needed to state their cost
+LEAST_TOLD = 3  # windows that are needed to report whether the device was idle when steps began
+MOSTLY = 0.8  # if at least this share of the steps began with an idle device, that is reported
+KEPT = 3  # number of the newest windows; the graph shows their kernels
+TOLD_EVERY = 8  # number of windows between two announcements of kernels
 
 
 class KernelSteps:
@@ -55,13 +56,13 @@ class KernelSteps:
         self._kept: deque[KernelBurstResults] = deque(maxlen=KEPT)
         self._elements: Counter[Keys] = Counter()
         self._windows = 0
-        self._were_idle: deque[bool] = deque(maxlen=SAMPLES)  # whether the device was idle as each step began
-        self._said = ""  # of how the times come about
-        self._costs_ns: deque[float] = deque(maxlen=SAMPLES)  # of the last windows
+        self._were_idle: deque[bool] = deque(maxlen=SAMPLES)  # for each window: was the device idle at its begin
+        self._said = ""  # the reported method of measurement
+        self._costs_ns: deque[float] = deque(maxlen=SAMPLES)  # costs of the last windows
         self._began_ns = self._first_ns = self._paid_ns = 0
         self._plain_ns = 0
         self._call: Any = None
-        self.times_host = False  # whether the next one is for the host's times
+        self.times_host = False  # whether the next step that is due measures the host's times, and is no window
         self._host = HostSteps()
         self._half_pause_ns = LEAST_PAUSE_NS
         profiler: Any = steps.profiler
@@ -69,11 +70,11 @@ class KernelSteps:
         self._governor.models_by_kernels.add(steps.model)
 
     def is_due(self, now_ns: int) -> bool:
-        """Return whether to record the step that begins now."""
+        """Return whether a window, or a step with the host's times, is due for the step that begins now."""
         return now_ns >= self._steps.kernels_due_ns and not self.has_failed
 
     def begin(self, key: Hashable, call: Any) -> PlacedCalls | None:
-        """Record the step of that key, which begins now. Returns None if that is not possible."""
+        """Begin to record the step `key`, which begins now, by its kernels. Returns None if that is not possible."""
         self._began_ns = clock.perf_counter_ns()
         self._pause(LEAST_PAUSE_NS)
         plain_ns = self._governor.last_plain_ns(call.phase, self._steps.model)
@@ -99,7 +100,7 @@ class KernelSteps:
         return PlacedCalls(recording, self._steps.labelled, self._elements)
 
     def begin_host(self, key: Hashable) -> HostCalls:
-        """Time the host in the step of that key, which begins now."""
+        """Begin to measure the host's times in the step `key`, which begins now."""
         self.times_host = False
         begun_ns = clock.perf_counter_ns()
         self._pause(self._half_pause_ns)
@@ -117,7 +118,7 @@ class KernelSteps:
         return HostCalls(self._steps.labelled, ended)
 
     def recorded(self, step: Hashable) -> None:
-        """Record the times of the kernels of `step`, which has ended on the device."""
+        """Record `step` from the times of its kernels. The step has ended on the device."""
         burst, self.burst = self.burst, KernelBurstResults()
         self.is_running = False
         burst.steps[step] += 1
@@ -129,7 +130,7 @@ class KernelSteps:
         self._count(clock.perf_counter_ns())
 
     def refuse(self, error: Exception) -> None:
-        """Time the model by stamps from its next step on, because CUPTI is not available."""
+        """Make stamps time the model from its next step on, because CUPTI is not available."""
         self.is_running, self.has_failed = False, True
         self.burst = KernelBurstResults()
         self._steps.profiler.parts.by_kernels = False
@@ -141,7 +142,7 @@ class KernelSteps:
         self._steps.kernels_due_ns = clock.perf_counter_ns() + pause_ns
 
     def _count(self, ended_ns: int) -> None:
-        """Add the cost of the window. The next one is due when its cost is within the share allowed."""
+        """Count the window that ended at `ended_ns`, and decide from its cost when the next window is due."""
         governor = self._governor
         paid_ns = max(0, ended_ns - self._began_ns - self._plain_ns)
         self._first_ns = self._first_ns or self._began_ns
@@ -200,7 +201,10 @@ class KernelSteps:
 
 
 def _parts(took_ns: dict[Keys, int], begin_ns: int, elements: dict[Keys, int]) -> list[tuple[Keys, int, int, int]]:
-    """Return one part for each place, in the order of their first kernels."""
+    """Return the layers and bricks of a step as parts (keys, begin ns, end ns, elements).
+
+    They follow each other in the order of their first kernels. `took_ns` are the times of their kernels.
+    """
     inside: dict[Keys, list[Keys]] = {}
     for keys in took_ns:
         for length in range(1, len(keys) + 1):
@@ -224,7 +228,7 @@ def _parts(took_ns: dict[Keys, int], begin_ns: int, elements: dict[Keys, int]) -
 
 
 def _together(bursts: deque[KernelBurstResults]) -> KernelBurstResults:
-    """Return the sum of several bursts."""
+    """Return the sum of the results of several bursts."""
     found = KernelBurstResults()
     for burst in bursts:
         found.steps.update(burst.steps)

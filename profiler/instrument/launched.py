@@ -1,4 +1,4 @@
-"""Instruments a process under `cbtop run` before its first call of a module of torch."""
+"""Instruments a process under `cbtop run`, before the process calls a module of torch for the first time."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from cbtop.protocol.signals import reraise_host_error, suppressed
 from cbtop.protocol.vocabulary import NodeKind
 
 _log = logging.getLogger("cbtop")
-EVERY_STEP_PERCENT = 100  # with this allowed overhead or more, every step is recorded
+EVERY_STEP_PERCENT = 100  # if at least this overhead is allowed, every step is recorded
 
 
 END_SUFFIX = ".end"  # suffix of a run's FIFO, the same as in `cbtop.commands.run`
 
 
 class LaunchedRecorder(RingRecorder):
-    """Removes the file that marks a run without records, once there is a step or a logged reason.
+    """A recorder that removes the file `nothing_yet` when there is a step, or a logged reason why there is none.
 
-    It also writes the pid of each process that records steps into the FIFO of the run, for the summary.
+    For the summary of the run, it also writes the pid of a process that records steps into the run's FIFO.
     """
 
     def __init__(self, nothing_yet: str) -> None:
@@ -49,14 +49,14 @@ class LaunchedRecorder(RingRecorder):
         if has_step:
             self._tell()
         if self._nothing_yet and (self.failures or has_step):
-            with suppressed(OSError):  # a different process of the run was first
+            with suppressed(OSError):  # another process of the run has removed it
                 os.unlink(self._nothing_yet)
             self._nothing_yet = ""
 
     def _open_files(self) -> None:
         super()._open_files()
         if any([node.kind is NodeKind.STEP for node in self.nodes()]):
-            self._tell()  # a forked child announces nothing again
+            self._tell()  # a forked child does not announce the nodes again
 
     def _tell(self) -> None:
         """Write the pid of this process into the FIFO once, if there is one."""
@@ -64,7 +64,7 @@ class LaunchedRecorder(RingRecorder):
         if self._told_pid == pid or self._run_end == END_SUFFIX:
             return
         self._told_pid = pid
-        with suppressed(OSError):  # with --quiet there is none
+        with suppressed(OSError):  # there is no FIFO with --quiet
             fifo = os.open(self._run_end, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 os.write(fifo, b"%d\n" % pid)
@@ -73,9 +73,9 @@ class LaunchedRecorder(RingRecorder):
 
 
 def instrument(overhead_percent: float, nothing_yet: str, is_lent: bool) -> None:
-    """Instrument every called model of this process, with an overhead of `overhead_percent` of its time.
+    """Instrument every model that this process calls, with an overhead of at most `overhead_percent` of its time.
 
-    `is_lent`: cbtop is not installed here, so that vLLM does not find it among its plugins.
+    `is_lent`: cbtop is not installed in this environment, so vLLM does not find cbtop among its plugins.
     """
     recorder = LaunchedRecorder(nothing_yet)
     is_governed = overhead_percent < EVERY_STEP_PERCENT
@@ -91,11 +91,11 @@ def instrument(overhead_percent: float, nothing_yet: str, is_lent: bool) -> None
 
 
 def _await_sglang() -> None:
-    """Wait for SGLang's model runner, after SGLang has been imported."""
+    """Wait for the import of SGLang's model runner. Called after SGLang has been imported."""
     try:
         from cbtop.profiler.instrument import sglang_runner
 
         sglang_runner.await_import()
-    except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
+    except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
         reraise_host_error(error)
         _log.warning("cbtop: SGLang is not shown: %s", error)

@@ -1,21 +1,21 @@
-"""llama.cpp: its layers and bricks, by its callback at each node of a graph (`cb_eval`).
+"""Times the layers and bricks of llama.cpp, through its callback for each node of a graph (`cb_eval`).
 
     function, user_data = llama_cpp.callback(BrickProfiler(sample_every=32))
 
-Both are addresses, for `cb_eval` and `cb_eval_user_data` of the parameters of one context.
+Both results are addresses, for `cb_eval` and `cb_eval_user_data` in the parameters of one context.
 
 Rules
-- One step in `sample_every` is recorded. In the others the callback declines all nodes, and ggml computes the graph
-  whole.
+- One step in `sample_every` is recorded. In other steps the callback declines all nodes, and ggml computes the whole
+  graph at once.
 - The nodes of a recorded step are computed and waited for one by one. Otherwise ggml would run several at once, fuse
-  some, or replay a device's graph. So a recorded step is slower than the others. The backend of its bricks says so.
-- A step is one graph: a batch longer than `n_ubatch` has several. The work of llama_decode before and after, and
-  choosing a token, are not part of it.
-- A step is a decode if every token gives logits, even a prompt with all logits. It is a prefill if fewer do, and an
-  encode if none does.
-- A node's name and operation decide its brick. A node that no rule knows is a brick with its operation's name. FLOP
-  and bytes are unknown, because the callback sees no weights.
-- Two contexts have a callback each. A forked child records nothing of llama.cpp.
+  some, or replay a device's graph. So a recorded step is slower than other steps. The backend of its bricks says so.
+- A step is one graph. A batch longer than `n_ubatch` has several graphs. The other work of llama_decode, and the
+  choice of a token, are not part of the step.
+- A step is a decode if every token gives logits, even a prompt with all logits. It is a prefill if only some tokens
+  give logits, and an encode if no token does.
+- A node's name and operation decide its brick. A node that no rule matches becomes a brick named after its operation.
+  FLOP and bytes are unknown, because the callback sees no weights.
+- Each context needs its own callback. A forked child records nothing of llama.cpp.
 """
 
 from __future__ import annotations
@@ -53,14 +53,13 @@ _log = logging.getLogger("cbtop")
 BACKEND = "ggml, one node at a time"
 PREFILL, DECODE, ENCODE = "prefill", "decode", "encode"
 _FUNCTIONS = ("ggml_get_name", "ggml_op_desc", "ggml_nelements", "ggml_nrows")
-_callbacks: list[_Callback] = []  # for as long as the process lives, as are the addresses they hold
+_callbacks: list[_Callback] = []  # kept as long as the process lives, because llama.cpp has their addresses
 
 
 def callback(profiler: BrickProfiler) -> tuple[int, int]:
     """Return the addresses of a function and its user data, for `cb_eval` and `cb_eval_user_data` of one context.
 
-    llama.cpp must be loaded. Raises ValueError if it is not, if this part of cbtop was not compiled, or if threads
-    are greenlets.
+    Raises ValueError if llama.cpp is not loaded, if this part of cbtop was not compiled, or if threads are greenlets.
     """
     made = _Callback(profiler)
     _callbacks.append(made)
@@ -73,7 +72,7 @@ class _Callback:
             from cbtop.profiler import _llama_cpp as compiled
         except ImportError as error:
             raise ValueError(f"cbtop was installed without its compiled part for llama.cpp: {error}") from error
-        if not inspect.isbuiltin(_thread.start_new_thread):  # one that waits would stop all greenlets
+        if not inspect.isbuiltin(_thread.start_new_thread):  # a greenlet that waits would stop all greenlets
             raise ValueError("threads are greenlets here: llama.cpp's steps could not be handed over")
         name_of, operation_of, elements_of, rows_of = _loaded()
         self._compiled = compiled
@@ -84,18 +83,18 @@ class _Callback:
         self.function, self.user_data = compiled.create(
             name_of, operation_of, elements_of, rows_of, profiler.sample_every, self._wake
         )
-        self._steps.show()  # so that its ring is closed at exit after the last hand-over
+        self._steps.show()  # opens the ring, so that it is closed at exit after the last hand-over
         atexit.register(self._finish)
         os.register_at_fork(after_in_child=self._stop)
         _thread.start_new_thread(self._run, ())
 
     def _run(self) -> None:
-        """Hand over the records in a thread of its own, so that the computing thread does not wait."""
+        """Pass on the records in a separate thread, so that the computing thread does not wait."""
         try:
             while True:
                 os.read(self._wake, 8)
                 self._hand_over()
-        except Exception as error:  # noqa: BLE001 - an error of ours is not the host's; no handler of its runs here
+        except Exception as error:  # noqa: BLE001 - not the host's: its signal handlers run in another thread
             self._stop()
             _log.warning("cbtop: llama.cpp is no longer shown: %s: %s", type(error).__name__, error)
 
@@ -142,7 +141,7 @@ class _Callback:
 
 
 def _loaded() -> list[int]:
-    """Return the addresses of ggml's functions, from any loaded library that has them."""
+    """Return the addresses of ggml's `_FUNCTIONS`, from any loaded library that has all of them."""
     mapped = {line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines()}
     for path in sorted(path for path in mapped if ".so" in path):
         try:
@@ -153,12 +152,12 @@ def _loaded() -> list[int]:
     raise ValueError("no library with ggml's functions is loaded: import llama.cpp's binding first")
 
 
-# --- which brick a node is ------------------------------------------------------------------------------------
+# --- bricks of nodes ------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class BrickNodes:
-    """Nodes of one brick that followed each other; `elements` counts the first node's result."""
+    """Consecutive nodes of one brick. `elements` is the number of elements of the first node's result."""
 
     kind: ModuleKind
     layer: int | None
@@ -180,7 +179,7 @@ _MANY = (
     MIXER,
 )
 _ADDS = r"MUL_MAT|ADD"  # a product, and its bias
-# Name without its layer, operation, brick; the first match counts.
+# Rules: name of a node without its layer, operation, brick. The first matching rule counts.
 _RULES = tuple(
     (re.compile(name), re.compile(operation), ModuleKind(brick))
     for name, operation, brick in (
@@ -209,17 +208,17 @@ _RULES = tuple(
     )
 )
 _NAME = re.compile(r"(?P<name>.*?)(-(?P<layer>\d+)|_l(?P<cached>\d+))?( \([^()]*\))*")
-MAX_NAMES = 8192  # remembered names
+MAX_NAMES = 8192  # number of names that are remembered
 _NO_NAME = re.compile(r"(node|leaf)_\d+|")
 
 
 def bricks_of(nodes: list[Node]) -> list[BrickNodes]:
-    """Return the bricks of a graph, in the order they ran."""
+    """Return the bricks of a graph, in the order of execution."""
     bricks: list[BrickNodes] = []
     for full_name, operation, elements, start_ns, end_ns in nodes:
         last = bricks[-1] if bricks else None
         name, layer = _place(full_name)
-        if not name and last is not None:  # it belongs to the same layer as the previous node
+        if not name and last is not None:  # a node without a name is in the layer of the previous node
             layer = last.layer
         kind = _kind(name, operation, last if last and last.layer == layer else None)
         if last is not None and last.layer == layer and _goes_on(last, kind, name, operation):
@@ -232,7 +231,7 @@ def bricks_of(nodes: list[Node]) -> list[BrickNodes]:
 
 @functools.lru_cache(maxsize=MAX_NAMES)
 def _place(full_name: str) -> tuple[str, int | None]:
-    """Return a node's name without its layer, and its layer; "" for one without a name."""
+    """Return a node's name without its layer ("" if it has no name), and the number of the layer or None."""
     found = _NAME.fullmatch(full_name)
     if found is None or _NO_NAME.fullmatch(found["name"]):
         return "", None
@@ -243,9 +242,9 @@ def _place(full_name: str) -> tuple[str, int | None]:
 def _kind(name: str, operation: str, last: BrickNodes | None) -> ModuleKind:
     before = None if last is None else last.kind
     if before is not None and before.brick in _NORMS and "norm" in name and operation in ("MUL", "ADD"):
-        return before  # its weight, or its bias
+        return before  # the norm's weight or bias
     if before is not None and before.brick in _ATTENTION and not name and operation == "MUL_MAT":
-        return ModuleKind(BrickId.OUTPUT_PROJECTION)  # llama.cpp's product of attention's result, before it is named
+        return ModuleKind(BrickId.OUTPUT_PROJECTION)  # llama.cpp does not name this product
     return _by_rule(name, operation)
 
 
@@ -258,7 +257,7 @@ def _by_rule(name: str, operation: str) -> ModuleKind:
 
 
 def _goes_on(last: BrickNodes, kind: ModuleKind, name: str, operation: str) -> bool:
-    """Whether a node belongs to the brick before it."""
+    """Whether a node belongs to the brick `last`."""
     if last.kind.name != kind.name or operation.endswith("NORM"):
         return False
     return kind.brick in (*_NORMS, *_MANY) or last.label == name

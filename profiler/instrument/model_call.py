@@ -1,4 +1,4 @@
-"""The call of a model, which is replaced so that it is a step."""
+"""The wrapper that replaces the call of a model and makes each call a step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from cbtop.protocol import clock
 class ModelCall(CallWrapper):
     """Replaces the call of a model. The call is a step if no step of this model is open.
 
-    On a compiled hot path, C code begins and ends usual steps in the same way (see compiled_steps.py).
+    If the hot path is compiled, C code begins and ends most steps, in the same way (see compiled_steps.py).
     """
 
     __slots__ = ("_axis", "_names", "_steps", "_takes_ids", "has_cache", "without_cache")
@@ -60,9 +60,10 @@ class ModelCall(CallWrapper):
     def begin(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], called_ns: int
     ) -> tuple[Callable[..., Any], OpenStep | None]:
-        """Return what to call with these arguments, and the step that has begun, to be ended after it.
+        """Begin a step. Returns the callable to call with these arguments, and the step, or None without a step.
 
-        The caller does both, so that no frame of cbtop is around the model if C code is the caller.
+        The caller calls the callable and then ends the step. If the caller is C code, no Python frame of cbtop is on
+        the stack while the model runs.
         """
         called = self.instead
         if called is None:
@@ -79,7 +80,7 @@ class ModelCall(CallWrapper):
         if steps.is_of_runner:
             steps.is_called_by_runner()
             return called, None
-        try:  # as in `begun`, but without its frames, because each step has such calls
+        try:  # the same check as in `begun`, but without its frames: every step has such calls inside it
             here = steps.path.position.unit
             step = here.open[-1] if here is not None and here.open else None
             generation = here.generations[-1] if here is not None and here.generations else None
@@ -95,7 +96,7 @@ class ModelCall(CallWrapper):
         if args:
             named = dict(zip(self._names, args, strict=False))
             args, kwargs = args[len(named) :], named | kwargs
-        with without_torch_function():  # the host's torch functions must not see this
+        with without_torch_function():  # hides cbtop's calls from the host's `__torch_function__`
             return describe(
                 args,
                 kwargs,
@@ -107,7 +108,7 @@ class ModelCall(CallWrapper):
             )
 
     def describe_captured(self, args: Any, kwargs: Any) -> phases.Call:
-        """Return what a replay of this captured call does."""
+        """Return the description of a replay of this captured call."""
         named = dict(zip(self._names, args, strict=False))
         return describe_captured(
             args[len(named) :],
@@ -119,7 +120,10 @@ class ModelCall(CallWrapper):
         )
 
     def call_captured(self, capture: Capture, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the model while a graph is captured. Nothing runs, so it is not a step; `capture` notes the calls."""
+        """Call the model during the capture of a graph, and record its calls in `capture`.
+
+        The call is not a step, because the device runs nothing during a capture.
+        """
         steps = self._steps
         if not steps.profiler.enabled or capture.is_in_call_of(steps):
             return self.plain(*args, **kwargs)

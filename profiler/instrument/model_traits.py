@@ -1,4 +1,4 @@
-"""Traits of a model that tell the phase and the tokens of its calls, found in its signature, names and flags."""
+"""Finds traits of a model that decide the phase and tokens of its calls, from its signature, names and flags."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _CACHE_ARGUMENTS = ("past_key_values", "cache_params", "state", "past_key_value"
 
 
 def takes_a_cache(module: nn.Module) -> bool:
-    """Return whether `module`, or the module it only wraps, takes a cache as an argument."""
+    """Return whether `module`, or the only child that it wraps, takes a cache as an argument."""
     known = set(_CACHE_ARGUMENTS)
     if not type(module).__module__.startswith("transformers."):
-        known.remove("state")  # in a model written by hand it may be the state of any recurrent network
+        known.remove("state")  # in a hand-written model, `state` may be the state of any recurrent network
     return any([not known.isdisjoint(parameters) for parameters in _parameters(module)])
 
 
 def has_words(module: nn.Module) -> bool:
-    """Return whether `module` has a lookup table, or a part named like one, so that integer inputs may be ids."""
+    """Return whether `module` has an embedding, or a part named like one. Then integer inputs may be token ids."""
     if any([isinstance(rows, int) for rows in attributes_of(holders_of(module, "num_embeddings"), "num_embeddings")]):
         return True
     names: set[str] = set()
@@ -37,7 +37,7 @@ def has_words(module: nn.Module) -> bool:
 
 
 def looks_both_ways(module: nn.Module) -> bool:
-    """Return whether the flags of `module` say that none of its attention is causal."""
+    """Return whether no attention in `module` is causal, according to the flags of its modules."""
     modules = holders_of(module, "is_causal") + holders_of(module, "is_decoder")
     pairs = zip(attributes_of(modules, "is_causal"), attributes_of(modules, "is_decoder"), strict=True)
     flags = [is_decoder if is_causal is None else is_causal for is_causal, is_decoder in pairs]
@@ -46,7 +46,7 @@ def looks_both_ways(module: nn.Module) -> bool:
 
 
 def is_called_encoder(module: nn.Module) -> bool:
-    """Return whether `module`, or the module it only wraps, is an encoder by its class name."""
+    """Return whether `module`, or the only child that it wraps, has the class name of an encoder."""
     inner: nn.Module | None = module
     while inner is not None:
         if "Encoder" in type(inner).__name__ and "Decoder" not in type(inner).__name__:
@@ -57,9 +57,9 @@ def is_called_encoder(module: nn.Module) -> bool:
 
 
 def axis_of_sequences(module: nn.Module) -> int | None:
-    """Return the axis of sequences in the input of `module`, from its `batch_first`, or None if that is unknown.
+    """Return the axis of sequences in the input of `module`, from its attribute `batch_first`. None: unknown.
 
-    For torch's own encoders it comes from their parts.
+    For torch's own encoders, `batch_first` is read from the modules inside them.
     """
     is_of_torch = type(module).__module__.startswith("torch.nn.")
     flags = attributes_of(modules_of(module) if is_of_torch else [module], "batch_first")
@@ -68,7 +68,7 @@ def axis_of_sequences(module: nn.Module) -> int | None:
 
 
 def positional_arguments(module: nn.Module) -> tuple[str, ...]:
-    """Return the names of the positional arguments of `module`, or of the module it only wraps."""
+    """Return the names of the positional arguments of `module`, or of the only child that it wraps."""
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     named = [
         tuple(name for name, parameter in parameters.items() if parameter.kind in by_position)
@@ -78,7 +78,7 @@ def positional_arguments(module: nn.Module) -> tuple[str, ...]:
 
 
 def _parameters(module: nn.Module) -> list[dict[str, inspect.Parameter]]:
-    """Return the parameters of `module` and of each module it only wraps, because a wrapper passes them on."""
+    """Return the parameters of `module`, then those of its only child, and so on: a wrapper passes arguments on."""
     found = []
     inner: nn.Module | None = module
     while inner is not None:

@@ -1,9 +1,10 @@
-"""The type of the numbers that a product multiplies: the type of its weights, or the type of autocast.
+"""Finds the type of the numbers that a matrix product multiplies: the type of its weights, or the type of autocast.
 
 Rules
-- A type that cannot be known is `UNKNOWN_TYPE`, which has no roof.
-- A step asks once, when its first layer begins: a program may enter autocast around the model or inside it.
-- Autocast that is switched for a part of a model only is not seen.
+- An unknown type is `UNKNOWN_TYPE`, which has no roof.
+- Autocast is checked once per step, when the first layer begins, because a program may enter autocast around the
+  model or inside it.
+- If autocast is switched only for a part of a model, cbtop does not see that.
 """
 
 from __future__ import annotations
@@ -16,47 +17,47 @@ import torch
 from cbtop.profiler.instrument.torch_internals import precision_of_float32
 from cbtop.protocol.attributes import UNKNOWN_TYPE
 
-# Types that autocast converts. It leaves float64 and whole numbers as they are.
+# Types that autocast converts. It does not convert float64 or integers.
 _CONVERTED = frozenset({torch.float32, torch.float16, torch.bfloat16})
-_FULL = ("none", "ieee")  # a float32 product multiplies float32
+_FULL = ("none", "ieee")  # with these settings of torch, a product of float32 multiplies float32
 _BACKENDS = {"cpu": "mkldnn", "cuda": "cuda"}
-AUTOCAST_DEVICES = frozenset(_BACKENDS)  # autocast is looked up for these
+AUTOCAST_DEVICES = frozenset(_BACKENDS)  # devices for which autocast is checked
 PRODUCT, CONVOLUTION = "matmul", "conv"
 
 
 class Mode(NamedTuple):
-    """The state of a program that decides what products multiply, besides their weights."""
+    """The state of a program that, together with the weights, decides which types products multiply."""
 
-    autocast: torch.dtype | None = None  # None: it is off
-    adapters: Any = None  # adapters of the first layer that has any: see adapters.py
+    autocast: torch.dtype | None = None  # None: autocast is off
+    adapters: Any = None  # state of the adapters of the first layer that has any (see adapters.py)
     products: str = "float32"  # the type that a product of float32 multiplies
     convolutions: str = "float32"
 
 
 PLAIN = Mode()
-# Linear layers of torch's eager quantisation by the file of their class, with the bytes of an activation.
+# Linear layers of torch's eager quantisation: the Python module of their class, and the bytes of an activation.
 PACKED = {"torch.ao.nn.quantized.dynamic.modules.linear": 4, "torch.ao.nn.quantized.modules.linear": 1}
 
 
 def autocast_type(device: str) -> torch.dtype | None:
-    """Return the type that autocast converts to on `device` here and now; None if it is off."""
+    """Return the type that autocast currently converts to on `device`, or None if autocast is off."""
     if device not in AUTOCAST_DEVICES or not torch.is_autocast_enabled(device):
         return None
     return torch.get_autocast_dtype(device)
 
 
 def type_of_float32(device: str, operator: str) -> str:
-    """Return the type that products of float32 multiply on `device`, by torch's settings."""
+    """Return the type that products of float32 multiply on `device`, according to torch's settings."""
     setting = _setting(device, operator)
     if setting in _FULL:
         return "float32"
     if device == "cuda" and setting == "tf32":
         return "tf32"
-    return UNKNOWN_TYPE  # a CPU that cannot do it in a lower precision ignores the setting
+    return UNKNOWN_TYPE  # a CPU without the lower precision ignores the setting
 
 
 def types_of_float32(device: str) -> tuple[str, str]:
-    """Return the types that products and convolutions of float32 multiply."""
+    """Return the types that products of float32, and convolutions of float32, multiply on `device`."""
     return type_of_float32(device, PRODUCT), type_of_float32(device, CONVOLUTION)
 
 
@@ -75,18 +76,18 @@ def _setting(device: str, operator: str) -> str:
 
 @functools.lru_cache(maxsize=64)
 def multiplied_type(stored: torch.dtype, device: str, autocast: torch.dtype | None) -> str:
-    """Return the multiplied type of tensors of type `stored`. Clear the cache when torch's settings change."""
+    """Return the type that products of `stored` tensors multiply. Clear this cache when torch's settings change."""
     mode = Mode(autocast, products=type_of_float32(device, PRODUCT))
     return type_name(computed_type(stored, mode), mode)
 
 
 def computed_type(stored: torch.dtype, mode: Mode) -> torch.dtype:
-    """Return the type that a product with weights of type `stored` computes in."""
+    """Return the type that a product with weights of type `stored` is computed in."""
     return stored if mode.autocast is None or stored not in _CONVERTED else mode.autocast
 
 
 def type_name(computed: torch.dtype, mode: Mode, operator: str = PRODUCT) -> str:
-    """Return the name of the type that a product in `computed` multiplies."""
+    """Return the name of the type that a product multiplies if it is computed in the type `computed`."""
     if computed is torch.float32:
         return mode.convolutions if operator == CONVOLUTION else mode.products
     return str(computed).removeprefix("torch.") if computed.is_floating_point else UNKNOWN_TYPE

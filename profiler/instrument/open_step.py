@@ -1,8 +1,8 @@
-"""Open steps of models: one from the model's call until its end, on the thread, task or greenlet that made the call.
+"""The open steps of models. A step is open from the model's call until the step ends.
 
 Rules
-- In `generate` of transformers, a step begins as its inputs begin to be prepared, and stays open until the token has
-  been chosen. The host's work between two steps, such as printing a token, is in no step.
+- In `generate` of transformers, a step lasts from the begin of the preparation of its inputs until its token is
+  chosen. The host's work between two steps, such as printing a token, is in no step.
 - Each thread, task and greenlet has its own open steps (`Unit`).
 - If cbtop's code fails, the step ends, the model is detached, and the model's call continues.
 """
@@ -50,11 +50,11 @@ class Generation:
     __slots__ = ("is_assisted", "length", "model", "prepared")
 
     def __init__(self, model: object) -> None:
-        self.model = model  # the one that generates
-        self.is_assisted = False  # a draft proposes tokens
-        # When the preparation of the next step's inputs began, and how long it took. None after a step has ended.
+        self.model = model  # the generating model
+        self.is_assisted = False  # whether a draft model proposes tokens
+        # When the preparation of the next step's inputs began, and how long it took, in ns. None after a step's end.
         self.prepared: tuple[int, int] | None = None
-        self.length: int | None = None  # length of its sequences when the last token was chosen
+        self.length: int | None = None  # length of the sequences when the last token was chosen
 
 
 class Unit:
@@ -72,7 +72,7 @@ class Unit:
         return self.generations[-1] if self.generations else None
 
     def end_generate(self, depth: int) -> None:
-        """End the call of `generate` at `depth`: close the steps in it that waited for a token."""
+        """End the call of `generate` at `depth`, and close its steps that still wait for a token."""
         ended = self.generations[depth:]
         del self.generations[depth:]
         while self.open and self.open[-1].generation in ended:
@@ -84,9 +84,9 @@ _INPUTS = BrickDefinition(GENERATE_INPUTS, CATEGORIES[GENERATE_INPUTS], backend=
 
 
 def recorded_here() -> HotPath | Path | Timing | Capture | None:
-    """Return the path that times the caller's recorded step, or notes its capture. None outside of both."""
+    """Return the path that times the caller's recorded step, or the caller's running `Capture`, or None."""
     paths = set(swapped_in.values())
-    if len(paths) == 1:  # the compiled path finds its position at a tenth of the cost of `unit`
+    if len(paths) == 1:  # `path.position`, if compiled, takes a tenth of the time of `unit()`
         path = paths.pop()
     elif (capture := capture_here()) is not None:
         path = capture
@@ -115,18 +115,18 @@ class Called(Protocol):
     """A callable whose call is a step: a model, or a runner with its model."""
 
     def describe(self, args: Any, kwargs: Any, generation: Generation | None) -> phases.Call:
-        """Return the phase, tokens and sequences of the call with these arguments."""
+        """Return the phase, tokens and sequences of a call with these arguments."""
 
     @property
     def waits(self) -> bool:
-        """Whether a token may be chosen after the call, in the same step, outside of `generate`."""
+        """Whether, outside of `generate`, a step stays open after the call because a token may be chosen."""
 
     def may_wait(self, generation: Generation | None) -> bool:
-        """Return whether a token may be chosen after the call, in the same step, inside `generation` or outside."""
+        """Return whether, inside `generation`, a step stays open after the call because a token may be chosen."""
 
 
 class OpenStep:
-    """A step from the model's call to its end."""
+    """A step that is open: from the model's call until the step ends."""
 
     __slots__ = (
         "_begun_ns",
@@ -147,11 +147,11 @@ class OpenStep:
     def __init__(self, steps: TimedModel, unit: Unit, called: Called, args: Any, kwargs: Any) -> None:
         self.steps = steps
         self.profiler = steps.profiler
-        self.is_running = True  # the model's call has not returned
+        self.is_running = True  # False after the model's call has returned
         self.is_recorded = False
         generations = unit.generations
         self.generation = generation = generations[-1] if generations else None
-        self.waits = called.waits if generation is None else called.may_wait(generation)  # for its token to be chosen
+        self.waits = called.waits if generation is None else called.may_wait(generation)  # for a token
         self._unit = unit
         self._sampling: Any = None
         self.call = called.describe(args, kwargs, generation)
@@ -202,7 +202,7 @@ class OpenStep:
 
     @_unless_it_fails
     def ended(self) -> None:
-        """End the step after the model's call, or let it wait for its token."""
+        """Handle the return of the model's call: end the step, or let the step wait for its token."""
         if self.waits:
             self.returned()
         else:
@@ -210,21 +210,21 @@ class OpenStep:
             self.close()
 
     def returned(self) -> None:
-        """Note that the model's call has returned, and that the step waits for its token."""
+        """Handle the return of the model's call in a step that stays open until its token is chosen."""
         self.is_running = False
         if self._in_burst is not None:
             self._end_in_burst()
 
     @_unless_it_fails
     def begin_sampling(self) -> None:
-        """Begin the choice of a token from the scores. The model may be called for that, too."""
+        """Begin the choice of a token from the scores. The choice may call the model, too."""
         self.is_running = True
         if self._sampling is None and self.is_recorded:
             self._sampling = self.steps.timing.start_brick(self.steps.labelled(BrickId.SAMPLING))
 
     @_unless_it_fails
     def end_sampling(self, length: int | None) -> None:
-        """End the choice: each sequence has a token more, or one has several, and sequences are `length` long."""
+        """End the choice of tokens, and end the step. The sequences now have `length` tokens (None: unknown)."""
         if self._sampling is not None:
             self.steps.timing.stop_brick(self._sampling, self.call.sequences)
             self._sampling = None
@@ -236,7 +236,7 @@ class OpenStep:
 
     @_unless_it_fails
     def accept(self, tokens: int) -> None:
-        """Set the tokens of a verifying step: the accepted tokens of the draft, and one for each sequence."""
+        """Set the number of tokens of a step that verifies a draft: the accepted tokens, plus one per sequence."""
         if self.call.phase == VERIFY:
             self.active.tokens = tokens
 
@@ -259,7 +259,7 @@ class OpenStep:
                     opened[-1].close()
                 try:
                     self.active.__exit__(kind, error, trace)
-                except BaseException:  # of a signal handler: parts that have ended by then do not end again
+                except BaseException:  # from a signal handler: end the rest (ended parts do not end again)
                     self.active.__exit__(kind, error, trace)
                     raise
                 if kind is None and self.active.key[1].endswith(WARM_UP):
@@ -275,23 +275,26 @@ class OpenStep:
                     try:
                         for step in ended:
                             step.steps.recorded_steps.discard(step)
-                    except BaseException:  # as above
+                    except BaseException:  # from a signal handler: discard the rest
                         for step in ended:
                             step.steps.recorded_steps.discard(step)
                         raise
                     finally:
                         if self in opened:
                             del opened[opened.index(self) :]
-        except Exception as trouble:  # noqa: BLE001 - as in _unless_it_fails
+        except Exception as trouble:  # noqa: BLE001 - an error of cbtop must not reach the host
             self.steps.failed(trouble)
 
     def _is_due(self, by_kernels: KernelSteps) -> bool:
-        """Return whether to look closer at this step, which is outside of others and no warm-up."""
+        """Return whether to record this step by kernels, or to measure the host in it.
+
+        That is never done for a step inside another step or for a warm-up step.
+        """
         is_due = by_kernels.is_due(clock.perf_counter_ns())
         return is_due and len(self._unit.open) == 1 and not self.active.key[1].endswith(WARM_UP)
 
     def _begin_by_kernels(self, by_kernels: KernelSteps) -> bool:
-        """Record this step by its kernels. Returns whether that is possible."""
+        """Begin to record this step by its kernels. Returns False if that is not possible."""
         self.steps.follow(None)
         placed = by_kernels.begin(self.active.key, self.call)
         if placed is None:
@@ -306,7 +309,7 @@ class OpenStep:
         noting.begin(self.call)
 
     def _begin_in_burst(self) -> bool:
-        """Record its kernels instead of its times. Returns whether they are recorded."""
+        """Begin to record this step as a part of the requested burst. Returns False if that is not possible."""
         self.steps.follow(None)
         recording = self.steps.bursts.begin(self.active.key, self.steps, has_calls=True)
         if recording is None:
@@ -326,7 +329,7 @@ class OpenStep:
 
 
 class Noting:
-    """Lets `capture` note the calls of a model during one call of the model."""
+    """Makes `capture` record the calls of a model's modules during one call of the model."""
 
     def __init__(self, model: TimedModel, capture: Capture) -> None:
         self.capture = capture
@@ -336,7 +339,7 @@ class Noting:
         self._span: CapturedCall | None = None
 
     def begin(self, call: phases.Call) -> None:
-        """Begin to note: the model is called as `call` describes."""
+        """Begin to record the calls. `call` describes the model's call."""
         capture = self.capture
         try:
             swaps.swap_in(self._me, capture)
@@ -349,7 +352,7 @@ class Noting:
             capture.failed(error)
 
     def end(self) -> None:
-        """End the noting: the model's call has returned."""
+        """Stop recording the calls, because the model's call has returned."""
         try:
             self.capture.end(self._span)
             for one in self._noted:
@@ -358,7 +361,7 @@ class Noting:
                 swaps.swap_out(self._me)
             else:
                 swaps.swap_in(self._me, self._before)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             self._model.failed(error)
 
 

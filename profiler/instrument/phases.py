@@ -1,9 +1,9 @@
-"""The description of a model's call: phase, tokens, sequences and cached positions, from its arguments alone.
+"""Describes a model's call by its arguments alone: phase, tokens, sequences and cached positions.
 
-Nothing here waits for a device: facts that only a device tensor's contents could tell are unknown. Known arguments
-are Hugging Face's names, the names of hand-written models (llama's reference, gpt-fast) for the positions of new
-tokens, and a first tensor of token ids (sequences x tokens). A spectrogram, a picture, or a first tensor of other
-numbers does not tell the tokens: its shape gives only the phase, and the sequences if their axis is known.
+Nothing here waits for a device: facts that are only in the contents of a device tensor are unknown. Known arguments
+are Hugging Face's names, the names in hand-written models (llama's reference, gpt-fast) for the positions of new
+tokens, and a first tensor of token ids (sequences x tokens). From a spectrogram, a picture, or a first tensor of
+other numbers, the tokens are unknown. Its shape gives only the phase, and the sequences if their axis is known.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ from cbtop.profiler.instrument.module_tree import can_be_asked, dictionary_of, h
 
 PREFILL, DECODE, EXTEND, MIXED, VERIFY = "prefill", "decode", "extend", "mixed", "verify"
 NO_CACHE = "decode, no cache"  # `generate` computes the whole sequence again for each token
-ENCODE = "encode"  # the model has no cache and its attention looks both ways: an encoder
+ENCODE = "encode"  # the model is an encoder: it has no cache, and its attention is bidirectional
 FORWARD = "forward"  # not known to be prefill, decode or encode
 
-# Ids and their embeddings. The decoder's come first: in a model with an encoder, the step is its decoder's.
+# Names of arguments for token ids or their embeddings. The decoder's are first, because a step counts the decoder's
+# tokens.
 TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds", "tokens", "idx")
 PICTURES = ("input_features", "pixel_values")  # their shape has no axis of tokens
 CACHES = ("past_key_values", "cache_params", "state")
-POSITIONS = ("start_pos", "input_pos", "cache_position", "cache_pos", "past_length", "seqlen_offset")  # of new tokens
+# Names of arguments for the positions of new tokens.
+POSITIONS = ("start_pos", "input_pos", "cache_position", "cache_pos", "past_length", "seqlen_offset")
 PACKED = "cu_seq_lens_q"  # where the sequences of a packed row end
 _STAND = frozenset(POSITIONS)
 TYPES_OF_IDS = (int64, int32)
-_LENGTH = (
-    "get_seq_length"  # the method of caches that gives their length; an object that answers to any name lacks it
-)
+_LENGTH = "get_seq_length"  # method that returns a cache's length; the class must define it, not a `__getattr__`
 _OF_CACHE, _OF_LAYER = ("self_attention_cache", "layers"), ("is_initialized", "has_previous_state")
 
 
 class Call(NamedTuple):
-    """`cached`: positions that the cache held for each sequence before; None if they differ or only a device knows.
+    """The description of a model's call.
 
-    `tokens` and `sequences` are 0 if their number is not known.
+    `cached` is the number of positions that the cache held for each sequence before the call. It is None if sequences
+    differ, or if the number is stored on a device. `tokens` and `sequences` are 0 if unknown.
     """
 
     phase: str
@@ -58,12 +59,11 @@ def describe(
     axis: int | None = None,
     takes_ids: bool = True,
 ) -> Call:
-    """Describe a call with these arguments. `has_cache`: whether the model can take one at all.
+    """Describe a call with these arguments.
 
-    `without_cache` is the phase of a model that cannot.
-
-    `axis` is the axis of sequences in arguments without a known name; None: not known. `takes_ids`: whether integers
-    without a known name can be token ids.
+    `has_cache`: whether the model can take a cache. `without_cache` is the phase of a model that cannot. `axis` is
+    the axis of sequences in arguments without a known name, or None if unknown. `takes_ids`: whether integers without
+    a known name can be token ids.
     """
     new, sequences, length, tokens = _new_tokens(args, kwargs, axis, takes_ids)
     if new is None:  # a batch as one argument
@@ -90,8 +90,8 @@ def describe(
         starts = _starts(stand[0], sequences, length) if stand else set()
         cached = min(starts) if len(starts) == 1 else None
         if new is not None and new.dim() == 1 and len(starts) > 1:
-            sequences = 0  # packed sequences: it is not known where each ends
-        # If only a device knows the positions of several new tokens, they are taken for a prompt.
+            sequences = 0  # packed sequences: their ends are unknown
+        # If the positions of several new tokens are only on a device, the tokens count as a prompt.
         is_known = bool(starts) or (held is not None and not _counts_on_a_device(held))
         is_prompt, is_mixed = starts == {0} or (not is_known and length > 1), 0 in starts
     if is_prompt:
@@ -104,7 +104,7 @@ def describe(
         phase = DECODE
     else:
         phase = EXTEND
-    return tuple.__new__(Call, (phase, tokens, sequences, cached))  # as `Call` does in a Python frame
+    return tuple.__new__(Call, (phase, tokens, sequences, cached))  # like `Call(…)`, without its Python frame
 
 
 def describe_captured(
@@ -116,9 +116,9 @@ def describe_captured(
     axis: int | None = None,
     takes_ids: bool = True,
 ) -> Call:
-    """Describe a replay of a call with these arguments: with one new token of each sequence, it decodes.
+    """Describe a replay of a captured call with these arguments. With one new token per sequence it is a decode.
 
-    No cache is read, because its work to answer might be captured, too.
+    The cache is not asked for its length, because that could launch work, which would be captured.
     """
     _, sequences, length, tokens = _new_tokens(args, kwargs, axis, takes_ids)
     is_given = any([kwargs.get(name) is not None for name in CACHES])
@@ -132,20 +132,23 @@ def describe_captured(
 
 
 def _batch(value: Any) -> dict[str, Any] | None:
-    """Return the entries of a dictionary, or of a UserDict (a batch of transformers). Runs no code of the host."""
+    """Return the entries of a dictionary or of a UserDict (a batch of transformers). None for other values.
+
+    Runs no code of the host.
+    """
     if issubclass(type(value), UserDict):
         value = dictionary_of(value).get("data")
     return dict(dict.items(value)) if issubclass(type(value), dict) else None
 
 
 def _is_tensor(value: Any) -> TypeGuard[Tensor]:
-    return issubclass(type(value), Tensor)  # `isinstance` would ask objects of the host's for their class
+    return issubclass(type(value), Tensor)  # `isinstance` may run the host's `__class__`
 
 
 def _new_tokens(
     args: tuple[Any, ...], kwargs: dict[str, Any], axis: int | None, takes_ids: bool
 ) -> tuple[Tensor | None, int, int, int]:
-    """Return the likeliest tensor of new tokens, its sequences, the length of each, and the total of tokens."""
+    """Return the likely tensor of new tokens, the number of sequences, their length, and the number of all tokens."""
     for name in (*TOKENS, *PICTURES):
         if name in kwargs and issubclass(type(kwargs[name]), Tensor):
             new = kwargs[name]
@@ -175,14 +178,20 @@ def _new_tokens(
 
 
 def of_sequence(new: int, cached: int, *, writes: bool) -> str:
-    """Return an engine's phase for one sequence: `new` tokens after `cached` ones; `writes` once it has output."""
+    """Return the phase of one sequence in an engine, with `new` tokens after `cached` tokens.
+
+    `writes`: whether the sequence has output tokens already.
+    """
     if writes and new == 1:
         return DECODE
     return EXTEND if cached else PREFILL
 
 
 def of_several(sequences: Iterable[str]) -> str:
-    """Return the phase of a step with sequences of these phases. In a step that verifies, others may decode."""
+    """Return the phase of a step that contains `sequences` with these phases.
+
+    A step in which some sequences verify a draft and the others decode is a verifying step.
+    """
     found = set(sequences)
     if found == {DECODE, VERIFY}:
         return VERIFY
@@ -216,13 +225,13 @@ def cached_positions(cache: Any) -> int | None:
             and getattr(first, "is_initialized", None) is True
             and hasattr(first, _LENGTH)
         ):
-            found = length()  # almost always, and with fewer calls
+            found = length()  # the usual case, with few calls
         else:
             if _is_fresh(cache, layers):
                 return 0
             found = length() if _counts_positions(layers) else None
         return found if isinstance(found, int) else _on_the_host(found)
-    if issubclass(type(cache), (tuple, list)):  # before there were caches: layers of (keys, values)
+    if issubclass(type(cache), (tuple, list)):  # the older form of a cache: layers of (keys, values)
         first = cache[0] if cache else None
         keys = first[0] if isinstance(first, (tuple, list)) and first else None
         return int(keys.shape[-2]) if _is_tensor(keys) and keys.dim() > 2 else None
@@ -230,14 +239,17 @@ def cached_positions(cache: Any) -> int | None:
 
 
 def _counts_on_a_device(cache: Any) -> bool:
-    """Whether only a device knows the cached positions, as with a static cache, which may have been emptied since."""
+    """Whether the number of cached positions is stored on a device, as in a static cache.
+
+    The host does not know whether such a cache has been emptied.
+    """
     is_known = can_be_asked(type(cache), *_OF_CACHE) and has_method(type(cache), _LENGTH)
     found = cache.get_seq_length() if is_known and _counts_positions(_layers_of(cache)) else None
     return _is_tensor(found) and not found.is_cpu
 
 
 def _on_the_host(found: Any) -> int | None:
-    """Return the integer that all elements of a tensor on the host are, or None. A tensor subclass may have none."""
+    """Return the integer that all elements of a host tensor equal, or None. Returns None for tensor subclasses."""
     if type(found) is not Tensor or not found.is_cpu or found.is_floating_point():
         return None
     numbers = set(found.flatten().tolist())
@@ -245,9 +257,10 @@ def _on_the_host(found: Any) -> int | None:
 
 
 def _starts(given: Any, sequences: int, length: int) -> set[int]:
-    """Return where sequences begin, from one number, one of each, or the positions of all new tokens; empty: unknown.
+    """Return the positions of the sequences' first new tokens, or an empty set if unknown.
 
-    Positions that are not consecutive may each begin a sequence, unless there is one for each sequence.
+    `given` is one number, one number per sequence, or the positions of all new tokens. In the last case, each
+    position may be the first of a sequence unless all positions are consecutive.
     """
     if type(given) is Tensor:
         if not given.is_cpu or given.is_floating_point():
@@ -266,14 +279,14 @@ def _starts(given: Any, sequences: int, length: int) -> set[int]:
 
 
 def _layers_of(cache: Any) -> list[Any]:
-    """Return the layers of a cache of transformers, of the decoder's own one if there are two."""
+    """Return the layers of a cache of transformers (of an encoder-decoder cache: the layers for self-attention)."""
     own = getattr(cache, "self_attention_cache", cache)
     layers = getattr(own, "layers", None) if can_be_asked(type(own), *_OF_CACHE) else None
     return layers if type(layers) is list else []
 
 
 def _is_fresh(cache: Any, layers: list[Any]) -> bool:
-    """Whether nothing has been put into a cache: it has no layer, or none has been used."""
+    """Whether a cache is empty: it has no layers, or no layer has been used."""
     is_known = False
     for layer in layers:
         for name in ("is_initialized", "has_previous_state"):
@@ -286,7 +299,10 @@ def _is_fresh(cache: Any, layers: list[Any]) -> bool:
 
 
 def _truth(value: object) -> bool:
-    """Whether a value, or any in a list, is True: a layer with several states has a list of whether each was used."""
+    """Whether a value is True, or any value inside a list or dictionary is.
+
+    A cache layer with several states has a list that states for each whether it was used.
+    """
     if isinstance(value, (list, tuple)):
         return any(map(_truth, value))
     if isinstance(value, dict):
@@ -295,10 +311,10 @@ def _truth(value: object) -> bool:
 
 
 def _counts_positions(layers: list[Any]) -> bool:
-    """Whether any layer of a cache counts its positions. Layers of mixers keep a state instead."""
+    """Whether any layer of a cache counts its positions. Mixer layers store a state instead."""
     if not layers:
         return True
-    for layer in layers:  # noqa: SIM110 - the first decides, mostly; any() would cost more than the question
+    for layer in layers:  # noqa: SIM110 - usually the first layer decides, and any() would take longer
         if has_method(type(layer), _LENGTH):
             return True
     return False

@@ -1,7 +1,7 @@
-"""The plan of a model: its stacks of layers, the brick of each module, and the modules that lead to a stack.
+"""Makes the plan of a model: its stacks of layers, the brick of each module, and the modules that contain a stack.
 
-Stacks are the outermost lists with two or more possible layers of one class: modules with children, or with weights
-of their own. A model without stacks has a plan without layers, if two of its modules have weights.
+A stack is an outermost list with two or more possible layers of one class. A possible layer is a module with children
+or with weights of its own. A model without stacks has a plan without layers if two of its modules have weights.
 """
 
 from __future__ import annotations
@@ -39,56 +39,59 @@ if TYPE_CHECKING:
 
 _LISTS = ("ModuleList", "Sequential")
 _NO_PRODUCTS = frozenset({BrickId.EMBEDDING, BrickId.ACTIVATION, BrickId.RMS_NORM, BrickId.LAYER_NORM})
-LEAST_BLOCK_WEIGHTS = 1 << 17  # some 20 us: timing a block takes 1 us
+LEAST_BLOCK_WEIGHTS = 1 << 17  # a block with this number of weights takes some 20 us, and timing it takes 1 us
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The facts that decide the work of a brick, besides its module and the mode. See `work_of`."""
+    """The facts that, together with the module and the mode, decide the work of a brick (see `work_of`)."""
 
     brick: BrickId | str
     top_k: int | None = None
-    may_be_first: bool = False  # whether it multiplies and comes before the first layer
-    axes: int = 0  # axes of the images, if the work depends on their size
+    may_be_first: bool = False  # whether the brick multiplies and comes before the first layer
+    axes: int = 0  # number of the images' axes if the work depends on the images' size, otherwise 0
 
 
 class TimedModule(NamedTuple):
-    """A module that is timed: `key` is its definition, or (NodeKind.LAYER, index[, stack])."""
+    """A module that is timed. `key` is a brick's definition, or (NodeKind.LAYER, index[, stack]) for a layer."""
 
     path: str
     module: nn.Module
     key: Hashable
     product: Product | None = None
-    place: Hashable = None  # where it is defined; equal in similar layers; all experts of a list share one
+    place: Hashable = None  # (path in layer, path of stack): equal for similar layers, and for all experts of a list
 
 
 @dataclass(slots=True)
 class Section:
-    """A piece of a plan that is replaced as a whole: one layer, or everything outside of layers.
+    """A part of a plan that is replaced as a whole: one layer, or everything outside of layers.
 
-    `state` is what a layer was planned from, or None if it must be planned each time. `visited` are the ids of the
-    modules inside it that no other section plans.
+    `state` is the state from which a layer was planned (see `state_of`), or None if the layer must be planned each
+    time. `visited` are the ids of the modules that only this section plans.
     """
 
-    place: Hashable  # path, key, classes around it, and what else its bricks depend on
+    place: Hashable  # path and key of the layer, the classes around it, and the settings that its bricks depend on
     state: list[object] | None = None
     visited: set[int] = field(default_factory=set)
     parts: list[TimedModule] = field(default_factory=list)
     others: list[nn.Module] = field(default_factory=list)
-    is_unchanged: bool = False  # the section known at this place stays, and `parts` and `others` are empty
+    is_unchanged: bool = False  # the known section stays; `parts` and `others` are empty
 
 
 class _Pattern(NamedTuple):
-    """The plan of a layer, for all layers of its stack with the same build. Numbers are indices in `modules_of`."""
+    """The plan of one layer, to be used for all layers of its stack with the same build.
 
-    bricks: list[tuple[int, str, BrickDefinition, Product | None, Hashable]]  # with the path in the layer
+    A module is given as its index in `modules_of(layer)`.
+    """
+
+    bricks: list[tuple[int, str, BrickDefinition, Product | None, Hashable]]  # module, path in the layer, …
     others: list[int]
     visited: list[int]
-    weights: list[object]  # the end of `state_of`
+    weights: list[object]  # the second part of `state_of`
 
 
 class Known(Protocol):
-    """A section of the previous plan with all its modules alive."""
+    """A section of the previous plan. All its modules are alive."""
 
     state: list[object] | None
     visited: set[int]
@@ -98,11 +101,11 @@ class Known(Protocol):
 class Plan:
     """The timed modules of a model, and how they are timed."""
 
-    stacks: dict[str, int] = field(default_factory=dict)  # layers by the stack's name; of a single one it is ""
-    trunk: list[nn.Module] = field(default_factory=list)  # hold a stack, outermost first: a call of one begins a step
-    parts: list[TimedModule] = field(default_factory=list)  # layers and bricks
-    others: list[nn.Module] = field(default_factory=list)  # hold bricks, or are inside one: their calls cost nothing
-    sections: list[Section] = field(default_factory=list)  # hold all of `parts` and `others`
+    stacks: dict[str, int] = field(default_factory=dict)  # number of layers by name of the stack ("" if only one)
+    trunk: list[nn.Module] = field(default_factory=list)  # modules that contain a stack; a call of one begins a step
+    parts: list[TimedModule] = field(default_factory=list)  # timed modules: layers and bricks
+    others: list[nn.Module] = field(default_factory=list)  # modules whose calls are neither timed nor reported
+    sections: list[Section] = field(default_factory=list)  # contain all of `parts` and `others`
 
     @property
     def layers(self) -> list[TimedModule]:
@@ -114,12 +117,12 @@ class Plan:
 
 
 def holds_a_stack(root: nn.Module) -> bool:
-    """Whether `root` is a model with layers that its calls show."""
+    """Whether `root` contains a stack of layers."""
     return bool(_Stacks(root).found)
 
 
 def has_products(root: nn.Module) -> bool:
-    """Whether two or more modules inside `root` have weights, so that it may be a model without a list of layers."""
+    """Whether two or more modules inside `root` have weights. Then `root` may be a model without a list of layers."""
     leaves = [module for module in modules_of(root) if own_parameters(module) and not children_of(module)]
     return len(leaves) > 1
 
@@ -131,9 +134,10 @@ def plan_of(
     known: Mapping[Hashable, Known] | None = None,
     mode: Mode = PLAIN,
 ) -> Plan | None:
-    """Return the plan of `root`, timed by the host or on its device; None if it is not a model.
+    """Return the plan of `root`, or None if `root` is not a model.
 
-    A layer with the same state as the section `known` at its place is not planned again.
+    `is_timed_there`: whether the model is timed on its device, not by the host. `known` are the sections of the
+    previous plan, by place. A layer with the same state as its known section is not planned again.
     """
     stacks = _Stacks(root)
     found = stacks.found
@@ -158,9 +162,12 @@ def plan_of(
 
 
 def state_of(root: nn.Module) -> list[object]:
-    """Return the state that a plan of `root` depends on: its modules, and the first weight of each."""
+    """Return the state that a plan of `root` depends on.
+
+    The state has the ids of all modules, then the dtype, device and shape of each module's first weight.
+    """
     modules = modules_of(root)
-    return [*map(id, modules), *_weights_in(modules)]  # by identity, not held
+    return [*map(id, modules), *_weights_in(modules)]
 
 
 def _weights_in(modules: list[nn.Module]) -> list[object]:
@@ -182,9 +189,9 @@ def devices_in(state: list[object]) -> set[object]:
 
 
 class _Stacks:
-    """The stacks of a model with their paths, and the modules that hold them, outermost first.
+    """The stacks of a model with their paths, and the modules that contain the stacks, outermost first.
 
-    Each module is visited once, even if it is a child of several or of itself.
+    Each module is visited once, even if it is a child of several modules or of itself.
     """
 
     def __init__(self, root: nn.Module) -> None:
@@ -219,14 +226,14 @@ def _is_stack(module: nn.Module) -> bool:
 
 
 def _may_be_layer(module: nn.Module) -> bool:
-    """Whether it has modules inside, or is of a class that is not torch's and computes with its own parameters."""
+    """Whether `module` has children, or has its own parameters and a class that is not one of torch's."""
     if children_of(module):
         return True
     return bool(own_parameters(module)) and not home_of_class(type(module)).startswith("torch.")
 
 
 def _names(paths: list[str]) -> list[str]:
-    """Return names for stacks: the path of each without the common beginning; "" for a single one."""
+    """Return names for stacks: their paths without the common beginning. A single stack has the name ""."""
     if len(paths) == 1:
         return [""]
     parts = [path.split(".") for path in paths]
@@ -237,23 +244,23 @@ def _names(paths: list[str]) -> list[str]:
 
 
 def _vocabulary(root: nn.Module) -> int:
-    """Return the rows of the largest embedding of a model: its vocabulary."""
+    """Return the number of rows of the model's largest embedding, or 0. This is the size of its vocabulary."""
     rows = attributes_of(holders_of(root, "num_embeddings"), "num_embeddings")
     return max((size for size in rows if isinstance(size, int)), default=0)
 
 
 def _is_large(block: nn.Module) -> bool:
-    """Whether a block is large enough that timing it as well costs little."""
+    """Whether a block is so large that timing the block itself costs little (see LEAST_BLOCK_WEIGHTS)."""
     return bool(sum(weights.numel() for weights in parameters_of(block)) >= LEAST_BLOCK_WEIGHTS)
 
 
 class _Found(NamedTuple):
-    """A brick before it has its definition."""
+    """A module that will be a brick, but has no definition yet."""
 
     path: str
     module: nn.Module
     kind: ModuleKind
-    top_k: int | None  # of grouped experts
+    top_k: int | None  # number of experts that each token runs through, for grouped experts
     may_be_first: bool
 
 
@@ -265,22 +272,22 @@ def _product_of(found: _Found) -> Product:
 class _Planner:
     def __init__(self, stacks: dict[int, str], root: nn.Module, is_timed_there: bool) -> None:
         self.plan = Plan()
-        self.section = Section(None)  # the section that is planned now
+        self.section = Section(None)  # the section that is being planned
         self.known: Mapping[Hashable, Known] = {}
         self.mode = PLAIN
         self._has_met_layers = False
-        self._shares_modules = False  # the current section leaves out modules that it shares
+        self._shares_modules = False  # whether the current section omits modules that it shares with another
         self._is_timed_there = is_timed_there
         self._shows_blocks = not is_timed_there and device_of(root) == "cpu"
         self._stacks = stacks
-        self._backend = backend_of(root, is_timed_there=is_timed_there)  # of modules without weights
+        self._backend = backend_of(root, is_timed_there=is_timed_there)  # backend of modules without weights
         self._vocabulary = _vocabulary(root)
         self._context = (is_timed_there, self._backend, self._vocabulary, self._shows_blocks)
         self._seen: set[int] = set()
-        self._found: list[_Found] = []  # bricks of the layer, or of everything outside of layers
-        self._experts: dict[str, BrickDefinition] = {}  # by the path of their list: a layer's are one brick
-        # Layers of a stack are similar: the kind of a module in one holds for its counterpart in the next.
+        self._found: list[_Found] = []  # bricks of the current layer, or of everything outside of layers
+        self._experts: dict[str, BrickDefinition] = {}  # by path of the experts' list: one list is one brick
         self._layer = ("", "")  # the path of the current layer, and of its stack
+        # Layers of a stack are similar, so corresponding modules of two layers share kinds and definitions.
         self._kinds: dict[tuple[object, ...], ModuleKind | None] = {}
         self._alike: dict[tuple[object, ...], BrickDefinition] = {}
         self._builds = Builds(stacks)
@@ -302,8 +309,8 @@ class _Planner:
         *,
         in_layer: bool,
     ) -> None:
-        """Plan `child` of `module`. `path` and `classes` are its own."""
-        if id(child) in self._seen:  # a module shared by several layers is planned at its first
+        """Plan `child` of `module`. `path` and `classes` are those of `child`."""
+        if id(child) in self._seen:  # a module that several layers share is planned in the first of them
             self._shares_modules |= id(child) not in self.section.visited
             return
         self._seen.add(id(child))
@@ -334,7 +341,7 @@ class _Planner:
             self.section.others += modules_of(child)[1:]
 
     def walk_stack(self, stack: nn.Module, path: str, classes: tuple[str, ...], name: str) -> None:
-        """Plan the layers of `stack`. A single product or activation between them is not a layer."""
+        """Plan the layers of `stack`. A single product or activation in the stack is not a layer."""
         self.section.others.append(stack)
         siblings = frozenset(index for index, _ in children_of(stack))
         for at, (index, layer) in enumerate(children_of(stack)):
@@ -383,7 +390,7 @@ class _Planner:
         self.section, self._layer = outer, outer_layer
 
     def _follow_pattern(self, section: Section, pattern: _Pattern, modules: list[nn.Module], path: str) -> bool:
-        """Plan a layer like the one `pattern` was made from. Returns False if it shares modules with other layers."""
+        """Plan a layer by `pattern`. Returns False, and plans nothing, if the layer shares modules with others."""
         visited = {id(modules[at]) for at in pattern.visited}
         if not self._seen.isdisjoint(visited):
             return False
@@ -398,7 +405,10 @@ class _Planner:
         return True
 
     def _pattern_of(self, section: Section, modules: list[nn.Module]) -> _Pattern | None:
-        """Return the pattern of the layer that was planned as `section`; None if a label has its number in it."""
+        """Return the pattern of the layer that was planned as `section`.
+
+        Returns None if a label contains the number of the layer.
+        """
         at = {id(module): place for place, module in enumerate(modules)}
         bricks = []
         for path, module, key, product, place in section.parts[1:]:
@@ -411,8 +421,10 @@ class _Planner:
         return _Pattern(bricks, others, visited, _weights_in(modules))
 
     def _place(self, path: str) -> tuple[str, str]:
-        """Return the path in the layer and the path of the stack: both are equal for corresponding modules of similar
-        layers."""
+        """Return the path of a module in its layer, and the path of the stack.
+
+        Both are equal for corresponding modules of similar layers.
+        """
         layer, stack = self._layer
         return (path[len(layer) :], stack) if layer and path.startswith(layer) else (path, "")
 
@@ -423,7 +435,7 @@ class _Planner:
         return self._kinds[key]
 
     def finish(self) -> None:
-        """Define the bricks found since the last time. A label that two of a name share grows by one part."""
+        """Define the bricks in `_found`. If bricks have the same name and label, their labels get one more part."""
         count: dict[tuple[str, str], int] = {}
         for path, _, kind, *_ in self._found:
             place = (kind.name, _label(path, 1))
@@ -472,9 +484,12 @@ class _Planner:
 
 
 def _weights_of(module: nn.Module) -> tuple[object, ...] | None:
-    """The inputs of the work of a module with plain parameters and nothing else; None for any other."""
+    """Return the shape, dtype and device of each parameter of `module`, if its work depends on nothing else.
+
+    Returns None for other modules.
+    """
     if submodules(module) or own_buffers(module) or not own_parameters(module) or is_convolution(module):
-        return None  # for a convolution it also follows from its settings
+        return None  # the work of a convolution also depends on its settings
     held: list[object] = []
     for weight in own_parameters(module).values():
         if weight is not None:

@@ -1,10 +1,10 @@
-"""The roofs over a model: the stored measurements of its device.
+"""Finds the roofs over a model: the stored measurements of its device.
 
 Rules
-- Nothing is measured here: one small file is read when the model is attached, and after its weights were changed.
-  Roofs that are measured later are added by the viewers.
-- A compute roof has a type, and applies to bricks that multiply that type. All are announced: autocast may multiply a
-  type other than that of the weights, and a verdict recommends a faster type that the machine has.
+- Nothing is measured here. One small file is read when the model is attached, and after its weights have changed.
+  Viewers add the roofs that are measured later.
+- A compute roof has a type, and applies to bricks that multiply that type. The roofs of all types are announced,
+  because autocast may multiply a different type than that of the weights. A verdict may also recommend a faster type.
 - If no roof was measured for the type of most weights, the manifest says so.
 """
 
@@ -38,11 +38,11 @@ _INT8 = "dot_int8"  # announced if a model has weights of torch's eager quantisa
 
 
 def roofs_over(model: nn.Module) -> tuple[Sequence[Ceiling], str]:
-    """Return the roofs over `model`, and a text why some are not known ("": nothing to report)."""
+    """Return the roofs over `model`, and the reason why some are unknown ("" if there is nothing to report)."""
     try:
         packed = any([home_of_class(type(module)) in PACKED for module in kinds_of(model)])
         return _roofs_over(parameters_of(model), multiplies_int8=packed)
-    except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
+    except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
         reraise_host_error(error)
         return (), f"{in_words(error)}; run `cbtop calibrate`"
 
@@ -67,7 +67,7 @@ def _roofs_over(parameters: Sequence[Any], *, multiplies_int8: bool) -> tuple[Se
 
 
 def _measured_of(device: torch.device) -> tuple[DeviceRoofs | None, str]:
-    """Return the roofs of `device`, or None, and what to do if there are none."""
+    """Return the roofs of `device` or None, and what the user can do if there are no roofs."""
     if device.type == "cpu":
         threads = torch.get_num_threads()
         return roofs_of_cpu(known_roofs(), threads), way_out_on_cpu(threads)

@@ -1,10 +1,10 @@
-"""Engines that run their model through a runner: each of its runs is a step, with the model's bricks inside.
+"""Follows engines that run their model through a runner. Each run is a step, with the model's bricks inside.
 
 Rules
-- The engine's own file has the names of its classes, and describes a run. It loads nothing of the engine.
-- An unexpected runner is reported in one line, and runs on without us.
-- The model's own calls are not steps, because the engine also calls it to warm up and to capture graphs.
-- An engine that runs its model compiled or as captured graphs calls no module of it: then only steps are shown.
+- For each engine, one file here has the names of its classes, and describes a run. It imports nothing of the engine.
+- An unexpected runner is reported in one line, and runs on uninstrumented.
+- The model's own calls are not steps, because the engine also calls the model to warm up and to capture graphs.
+- An engine that runs a compiled model or captured graphs calls no module of it. Then only steps are shown.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The facts about an engine, from its own file."""
+    """The facts about an engine, defined in the engine's file here."""
 
     name: str
     model_of: Callable[[Any], nn.Module]
-    bricks: Callable[[Any], tuple[bool, str]]  # whether its runner calls the modules; what to report if not always
-    describe: Callable[..., Call | None]  # describes a run with these arguments; None if it is not a step
-    samples_later: Callable[[Any], bool]  # after a run with this result: tokens are chosen in the same step
+    bricks: Callable[[Any], tuple[bool, str]]  # whether the runner calls the modules; what to report if not always
+    describe: Callable[..., Call | None]  # describes a run with these arguments; None: the run is not a step
+    samples_later: Callable[[Any], bool]  # whether tokens are chosen after a run with this result, in the same step
 
 
 _attachments: weakref.WeakKeyDictionary[Any, Attachment | None] = weakref.WeakKeyDictionary()  # None: not shown
@@ -51,9 +51,9 @@ _functions = TimedFunctions()
 def once_there(
     engine: Engine, module: str, kind: str, wrappers: Mapping[str, Callable[[Function], Function]]
 ) -> None:
-    """When `module` is imported, replace methods of its class `kind` by the results of `wrappers`.
+    """Once `module` is imported, wrap methods of its class `kind`. `wrappers` has a wrapper for each method.
 
-    The first method must exist; the others are replaced if they exist.
+    The first method must exist. The other methods are wrapped if they exist.
     """
 
     def wrap() -> None:
@@ -62,7 +62,7 @@ def once_there(
             vars(owner)[next(iter(wrappers))]
             for name, wrapper in wrappers.items():
                 _functions.replace(owner, name, wrapper)
-        except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             reraise_host_error(error)
             _say_other(engine, error)
 
@@ -70,7 +70,7 @@ def once_there(
 
 
 class RunnerCall:
-    """One run of a runner, called as a step."""
+    """Describes one run of a runner as a step (see `Called`)."""
 
     waits = True
 
@@ -85,7 +85,7 @@ class RunnerCall:
 
 
 def runs(original: Function, engine: Engine) -> Function:
-    """Wrap a function that runs the model: each run is a step."""
+    """Wrap a function that runs the model. Each run is a step."""
 
     @functools.wraps(original)
     def run(runner: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -95,7 +95,7 @@ def runs(original: Function, engine: Engine) -> Function:
             return original(runner, *args, **kwargs)
         try:
             what = engine.describe(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - as in once_there
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             reraise_host_error(error)
             _leave(runner, engine, error)
             what = None
@@ -111,14 +111,17 @@ def runs(original: Function, engine: Engine) -> Function:
 
 
 def loads(original: Function, engine: Engine) -> Function:
-    """Wrap a function that loads the model: attach at the runner's first run, not at the model's first call."""
+    """Wrap a function that loads the model, so that the model is attached at the runner's first run.
+
+    The model's first call, which may be a part of a warm-up, does not attach it.
+    """
 
     @functools.wraps(original)
     def load_model(runner: Any, /, *args: Any, **kwargs: Any) -> Any:
         result = original(runner, *args, **kwargs)
         try:
             leave_alone(engine.model_of(runner))
-        except Exception as error:  # noqa: BLE001 - as in once_there
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             reraise_host_error(error)
             _leave(runner, engine, error)
         return result
@@ -127,14 +130,17 @@ def loads(original: Function, engine: Engine) -> Function:
 
 
 def samples(original: Function) -> Function:
-    """Wrap a function that chooses tokens: time it as the brick Sampling of the open step."""
+    """Wrap a function that chooses tokens, and time it as the brick Sampling of the open step."""
     return timed(
         original, "Sampling", brick_of=lambda args, kwargs: (BrickId.SAMPLING, unit().open[-1].call.sequences)
     )
 
 
 def ends(original: Function, accepted: Callable[[Any], int | None]) -> Function:
-    """Wrap a function that ends the step of the last run. `accepted` returns its number of tokens, if known."""
+    """Wrap a function that ends the step of the last run.
+
+    `accepted` returns the number of tokens of the step from the function's result, or None if unknown.
+    """
 
     @functools.wraps(original)
     def end(runner: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -150,7 +156,7 @@ def ends(original: Function, accepted: Callable[[Any], int | None]) -> Function:
                 tokens = accepted(result)
                 if tokens is not None:
                     step.accept(tokens)
-            except Exception as error:  # noqa: BLE001 - as in once_there
+            except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
                 log_own_error(error, "accepted tokens are not counted")
             step.close()
         return result
@@ -159,12 +165,12 @@ def ends(original: Function, accepted: Callable[[Any], int | None]) -> Function:
 
 
 def _waiting(runner: Any) -> OpenStep | None:
-    """Return the step of a runner's last run, if it is still open."""
+    """Return the step of a runner's last run if it is still open, or None."""
     attachment = None
     try:
         attachment = _attachments.get(runner)
         step = None if attachment is None else attachment.steps.open_in(unit())
-    except Exception as error:  # noqa: BLE001 - as in once_there
+    except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
         reraise_host_error(error)
         if attachment is not None:
             attachment.steps.failed(error)
@@ -175,13 +181,13 @@ def _waiting(runner: Any) -> OpenStep | None:
 def _samples_later(engine: Engine, result: Any) -> bool:
     try:
         return engine.samples_later(result)
-    except Exception as error:  # noqa: BLE001 - as in once_there
+    except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
         log_own_error(error, f"steps of {engine.name} lack their sampling")
         return False
 
 
 def _attachment_of(runner: Any, engine: Engine) -> Attachment | None:
-    """Return the attachment of a runner's model, from its first run on; None if there is none."""
+    """Return the attachment of a runner's model, or None if the model is not shown. Attaches at the first run."""
     profiler = installed()
     if profiler is None:
         return None
@@ -193,7 +199,7 @@ def _attachment_of(runner: Any, engine: Engine) -> Attachment | None:
             if limits:
                 log_once(f"{engine.name} {limits}")
         attachment = _attachments.get(runner)
-    except Exception as error:  # noqa: BLE001 - as in once_there
+    except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
         reraise_host_error(error)
         _leave(runner, engine, error)
         return None
@@ -202,7 +208,7 @@ def _attachment_of(runner: Any, engine: Engine) -> Attachment | None:
 
 def _leave(runner: Any, engine: Engine, error: Exception) -> None:
     _say_other(engine, error)
-    with suppressed(TypeError):  # one that cannot be kept: its next run tries again
+    with suppressed(TypeError):  # the runner cannot be a weak key: its next run tries again
         _attachments[runner] = None
 
 

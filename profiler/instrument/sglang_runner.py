@@ -1,12 +1,13 @@
-"""SGLang: under `cbtop run` each forward of its model runner is a step.
+"""Follows SGLang: under `cbtop run` each forward of its model runner is a step.
 
 Rules
-- SGLang has no plugins for this: its classes are patched when its modules are imported.
-- The names are those of its runtime (srt). No SGLang was available: this is tested on stand-ins with its names and
-  signatures.
+- SGLang has no plugins for this, so its classes are patched when its modules are imported.
+- The names here are those of SGLang's runtime (srt). No SGLang was available: this code is tested on stand-ins with
+  the same names and signatures.
 - A step begins with the runner's `forward`, and ends with the worker's `forward_batch_generation`, which chooses the
-  tokens. Outside of that (a draft's forwards, embeddings) it ends with `forward`.
-- The tokens of a step that verifies are the drafts': the accepted ones are known later, and on the device.
+  tokens. Without such a worker call around it (a draft's forwards, embeddings), a step ends with `forward`.
+- The tokens of a step that verifies are the draft's tokens. The number of accepted tokens is known only later, and on
+  the device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The plan of the stamps in a captured graph: its stamped places, and the layers and bricks between them."""
+"""Plans the stamps in a captured graph: the stamped places, and the layers and bricks between these places."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cbtop.profiler.instrument.capturing import OTHER, CapturedCall, Last
 
 
 class StampedInterval:
-    """A layer or brick between two stamps of a plan. `keys` lead to it from the step down."""
+    """A layer or brick between two stamps of a plan. `keys` lead to it from the step inwards."""
 
     __slots__ = ("begin", "elements", "end", "keys")
 
@@ -22,12 +22,12 @@ class StampedInterval:
 
 
 class StampPlan:
-    """The places of a graph that are stamped, and the stretches between them."""
+    """The places of a graph that are stamped, and the intervals between them."""
 
     def __init__(self, shape: StampSites, spans: list[CapturedCall]) -> None:
         self._shape = shape
-        self._found: list[tuple[tuple[Hashable, ...], int, int, int]] = []  # by number of place
-        self.left_out = 0  # calls that cannot be stamped
+        self._found: list[tuple[tuple[Hashable, ...], int, int, int]] = []  # keys, begin, end, elements
+        self.left_out = 0  # number of calls that cannot be stamped
         first, last = shape.places[START], shape.places[shape.end]
         self._walk(spans, (), first, last, names_gaps=True)
         numbers = sorted({first, last}.union(*({begin, end} for _, begin, end, _ in self._found)))
@@ -45,7 +45,10 @@ class StampPlan:
     def _walk(
         self, spans: list[CapturedCall], keys: tuple[Hashable, ...], begin: int, end: int, *, names_gaps: bool
     ) -> None:
-        """Store `spans` between two places, each after the spans inside it; with `names_gaps`, also the gaps."""
+        """Store the intervals of `spans`, which are between the places `begin` and `end`.
+
+        A span is stored after the spans inside it. With `names_gaps`, the gaps between spans are stored, too.
+        """
         at, some = begin, False
         for span in spans:
             first, last = self._number(span.begin), self._number(span.end)
@@ -55,7 +58,7 @@ class StampPlan:
                 self._walk(span.inside, keys if span.key is None else (*keys, span.key), at, end, names_gaps=False)
                 at = max([at, *(found[2] for found in self._found[before:])])
                 continue
-            if first == last:  # it runs nothing on the device
+            if first == last:  # the call runs nothing on the device
                 continue
             if span.key is None:  # the model itself
                 if names_gaps and first > at:
@@ -75,7 +78,10 @@ class StampPlan:
 
 
 def times_without_stamps(times: list[int], cost_ns: float) -> list[int]:
-    """Return the times of the places, in ns after the first, without the cost of the stamps between them."""
+    """Return the times of the places in ns, relative to the first, without the cost of the stamps.
+
+    `cost_ns` is the cost of one stamp, which is subtracted from each interval.
+    """
     at, found = 0.0, [0]
     for before, after in pairwise(times):
         at += max(0.0, after - before - cost_ns)

@@ -1,8 +1,8 @@
-"""Steps of a model: which of its calls are steps.
+"""Decides which calls of a model are steps, and begins these steps.
 
 Rules
-- The outermost call of a model, or of a part of it that holds a stack, is a step.
-- A `generate` inside a model's call has its own steps there. A call made to choose a token is in that token's step.
+- The outermost call of a model, or of a part of the model that contains a stack, is a step.
+- A `generate` inside a model's call has its own steps. A call that is made to choose a token is in the token's step.
 - If an engine's runner runs the model, the runner's call is the step, and the model's own calls are not steps.
 """
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class ModelSteps(TimedModel):
-    """The steps of one model: begins them, and ends those that fail."""
+    """The steps of one model: begins steps, and ends steps that fail."""
 
     __slots__ = ("_keys", "_shared_with")
 
-    _keys: tuple[object, ...]  # of the last plain step; stored by C code
+    _keys: tuple[object, ...]  # keys of the last step that C code has begun; only C code uses them
 
     def __init__(
         self,
@@ -42,14 +42,15 @@ class ModelSteps(TimedModel):
         self._shared_with: dict[ref[ModelSteps], object] = {}  # models that share a part with this one
 
     def after_fork(self) -> None:
-        """Make a new lock in a child process, and keep only this thread's steps: other threads are gone."""
+        """Make a new lock in a child process, and keep only the steps of its only thread."""
         swaps.lock = threading.RLock()
         self.recorded_steps.intersection_update(unit().open)
 
     def failed(self, error: Exception) -> None:
-        """Stop showing this model after `error` in cbtop's code, unless the host caused it or its stack is full.
+        """Stop showing this model after `error` in cbtop's code.
 
-        A step of it that waits for a token here ends, because it may never be ended otherwise.
+        Does not stop if the host caused the error, or if the host's stack is full. Ends the model's steps in this
+        thread that wait for a token, because nothing else may end them.
         """
         reraise_host_error(error)
         if not isinstance(error, RecursionError):
@@ -66,7 +67,7 @@ class ModelSteps(TimedModel):
         return found[-1] if found else None
 
     def is_called_by_runner(self) -> None:
-        """Time nothing if a runner's warm-up calls the model, which is outside any step."""
+        """Handle a call of the model by its runner. Time nothing if the call is outside of a step (a warm-up)."""
         try:
             if self.open_in(unit()) is None:
                 self.follow(None)
@@ -76,14 +77,14 @@ class ModelSteps(TimedModel):
     def run(
         self, call: Called, called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], called_ns: int
     ) -> Any:
-        """Call `called` as a step that `call` describes. Inside a step of the same model, only call it.
+        """Call `called` as a step that `call` describes. Inside a step of the same model, make no new step.
 
         `called_ns` is the time when the host made the call.
         """
         return call_in(self.begun(call, args, kwargs, called_ns), called, args, kwargs)
 
     def begun(self, call: Called, args: tuple[Any, ...], kwargs: dict[str, Any], called_ns: int) -> OpenStep | None:
-        """Begin a step and return it. Returns None inside a step of this model, or if it fails."""
+        """Begin a step and return it. Returns None inside a step of this model, or after an error of cbtop."""
         step: OpenStep | None = None
         try:
             if not self.profiler.enabled:
@@ -103,12 +104,12 @@ class ModelSteps(TimedModel):
                     mine = one
             if mine is not None:
                 if not mine.is_running:
-                    mine.close()  # it waited for a token, but this is already the next call
+                    mine.close()  # the step waited for a token, but this is already the next call
                 else:
                     generation = here.generations[-1] if here.generations else None
                     if mine.generation is generation or not call.may_wait(generation):
                         mine.active.own_ns += clock.perf_counter_ns() - called_ns
-                        return None  # otherwise the model calls `generate` inside its own call
+                        return None  # otherwise `generate` runs inside the model's call, and has its own steps
             if self._shared_with:
                 others = [ref(step.steps) for step in here.open if step.is_running]
                 if not self._shared_with.keys().isdisjoint(others):
@@ -126,5 +127,5 @@ class ModelSteps(TimedModel):
         return step
 
     def share(self, other: ModelSteps) -> None:
-        """Note that `other` shares a part with this model: a call in a step of `other` is not a step of this one."""
+        """Store that `other` shares a part with this model. Calls in steps of `other` are not steps of this one."""
         self._shared_with[ref(other, self._shared_with.pop)] = None

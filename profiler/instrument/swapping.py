@@ -1,12 +1,12 @@
 """Times functions of the host while calls of a model are timed.
 
 Rules
-- The function objects do not change: identity, hash, name, pickle, signature and source stay. A plain function runs a
-  different `__code__` (trampolines.py), a builtin function a different vectorcall. Cells and methods of C++ classes
-  have neither: the value in the cell or class is replaced.
+- Function objects keep their identity, hash, name, pickle, signature and source. A plain function runs a different
+  `__code__` (trampolines.py), a builtin function a different vectorcall. Functions in cells, and methods of C++
+  classes, are replaced in the cell or class.
 - Functions are timed from a recorded step until the next step that is not recorded.
 - Dynamo guards on `__code__`. When Dynamo starts to compile, or if it has compiled before, plain functions keep the
-  host's code. So Dynamo compiles the same graphs as without us.
+  host's code. So Dynamo compiles the same graphs as without cbtop.
 - A value that the host has replaced in the meantime is not touched.
 """
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from cbtop.profiler.path import Path
 
 DYNAMO = "torch._dynamo"
-# The models whose calls are timed, with what times them. Nothing is recorded while this is empty.
+# The models whose calls are timed, and the object that times the calls. Nothing is recorded while this is empty.
 swapped_in: dict[ref[Any], HotPath | Path | Timing | Capture] = {}
 Function = Callable[..., Any]
 
 
 def held(owner: Any, name: str) -> Any:
-    """Return the entry `name` of `owner` itself, without inheritance; of a cell its contents."""
+    """Return the entry `name` of `owner` itself, not of a base class. If `owner` is a cell, return its contents."""
     if isinstance(owner, CellType):
         return owner.cell_contents
     return owner.get(name) if isinstance(owner, MutableMapping) else vars(owner).get(name)
@@ -45,22 +45,22 @@ def held(owner: Any, name: str) -> Any:
 class SwapTarget(Protocol):
     """A function of the host that can be timed."""
 
-    is_seen_by_dynamo: bool  # whether Dynamo would see the change
+    is_seen_by_dynamo: bool  # whether Dynamo would notice the change
 
     def is_of(self, function: Any) -> bool:
-        """Return whether `function` is the host's function, or our replacement."""
+        """Return whether `function` is this function of the host, or cbtop's replacement of it."""
 
     def put(self) -> None:
-        """Start to time its calls."""
+        """Start timing calls of the function."""
 
     def take(self) -> None:
-        """Restore the host's."""
+        """Stop timing calls, and restore the host's function."""
 
 
 class TimedFunction:
-    """A plain Python function: a call runs the result of `wrapper`, which gets a copy of the function.
+    """A plain Python function. While it is timed, a call runs the result of `wrapper` for a copy of the function.
 
-    A `traceable` one can stay while Dynamo compiles.
+    If `traceable`, the change can stay while Dynamo compiles.
     """
 
     is_seen_by_dynamo = True
@@ -86,7 +86,7 @@ class TimedFunction:
 
 
 class TimedEntry:
-    """An entry of a cell or a class: it is replaced by the result of `wrapper`."""
+    """A function in a cell or a class. While it is timed, the result of `wrapper` is there instead."""
 
     is_seen_by_dynamo = True
 
@@ -134,16 +134,16 @@ class Swaps:
     """The functions of this process that are timed while calls of a model are timed."""
 
     def __init__(self) -> None:
-        # Also used for the calls of models, which may share modules. Reentrant, because a handler of the host's may
-        # call one when a signal interrupts us in here.
+        # The lock also protects the calls of models, which may share modules. It is reentrant, because a signal may
+        # interrupt cbtop while it holds the lock, and the host's signal handler may call a model.
         self.lock = threading.RLock()
-        self._functions: list[SwapTarget] = []  # in the order they were added
-        self._are_in: bool | None = False  # None: some of them may be
+        self._functions: list[SwapTarget] = []  # oldest first
+        self._are_in: bool | None = False  # whether the functions are being timed; None: some of them may be
         self._stay_out = False
         self._watched: Any = None  # Dynamo's list of callbacks for the begin of compiling
 
     def add(self, function: SwapTarget) -> None:
-        """Add a function, and start to time it if calls are timed now."""
+        """Add a function, and start timing it if calls of a model are being timed."""
         with self.lock:
             if not self._functions:
                 once_imported(DYNAMO, self._watch)
@@ -152,11 +152,11 @@ class Swaps:
                 function.put()
 
     def has(self, function: Any) -> bool:
-        """Return whether that function is already timed."""
+        """Return whether `function` was already added."""
         return any([one.is_of(function) for one in self._functions])
 
     def clear(self) -> None:
-        """Restore all functions and remove them."""
+        """Restore all functions, and remove them from this object."""
         with self.lock:
             self._swap(False)
             self._functions.clear()
@@ -171,7 +171,7 @@ class Swaps:
         with self.lock:
             swapped_in[model] = times
             if self._watched is not None and self._compiles not in self._watched:
-                self._stay_out, self._are_in = True, None  # the host has reset Dynamo: our callback says it compiles
+                self._stay_out, self._are_in = True, None  # the host has reset Dynamo, which removed the callback
             if self._are_in is not True:
                 self._swap(True)
 
@@ -192,7 +192,7 @@ class Swaps:
         return not (self._stay_out and function.is_seen_by_dynamo)
 
     def _watch(self) -> None:
-        """Add our callback for the begin of compiling to Dynamo, which has been imported."""
+        """Register `_compiles` with Dynamo as a callback for the begin of compiling. Dynamo has been imported."""
         dynamo: Any = sys.modules[DYNAMO]
         self._watched = getattr(getattr(dynamo, "callback_handler", None), "start_callbacks", None)
         frames = getattr(sys.modules.get(f"{DYNAMO}.utils"), "counters", {}).get("frames")

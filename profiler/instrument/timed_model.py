@@ -1,8 +1,8 @@
-"""A model whose modules' calls are timed in its recorded steps.
+"""A model with its recorded steps, in which the calls of modules are timed.
 
 Rules
 - Timed calls of modules are swapped in for a recorded step, and out again at the next step that is not recorded.
-- Whether the model, its autocast or its adapters have changed is checked in recorded steps alone.
+- Only recorded steps check whether the model, its autocast or its adapters have changed.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from cbtop.profiler.path import Path
     from cbtop.profiler.profiler import BrickProfiler
 
-LOOK_EVERY = 8  # recorded steps: looking through 400 modules takes as long as timing them
-MODULES_PER_STEP = 200  # to look through per recorded step, on average: 0.3 ms
+LOOK_EVERY = 8  # recorded steps per check of the model; a check of 400 modules takes as long as timing them
+MODULES_PER_STEP = 200  # modules that are checked per recorded step, on average; this takes 0.3 ms
 
 
 class TimedModel(ABC):
-    """The calls that are timed in the steps of one model, and what times them."""
+    """The calls that are timed in the steps of one model, and the object that times them."""
 
     __slots__ = (
         "__weakref__",
@@ -80,14 +80,14 @@ class TimedModel(ABC):
         self.profiler = profiler
         self.time_on(Timing(profiler.parts.paths.host))
         self.model = model
-        self.changed = changed  # plans anew if the model has changed
+        self.changed = changed  # plans the model again if it has changed
         self.give_up = give_up
         self.bursts = bursts_of(profiler)
         self.kernel_steps: KernelSteps | None = None  # records steps by their kernels, if not None
-        self.kernels_due_ns = 0  # when the next such step is due, on the host's clock; 0: never; read by C code
+        self.kernels_due_ns = 0  # when `kernel_steps` is next due, on the host's clock; 0: never; C code reads this
         self.calls: Sequence[BrickCall] = ()
-        self.is_of_runner = False  # True: the model's own calls are not steps
-        self.on_device: dict[Hashable, Hashable] = {}  # bricks timed by the host: the same on the device
+        self.is_of_runner = False  # whether a runner's calls are the steps, and the model's calls are not
+        self.on_device: dict[Hashable, Hashable] = {}  # for a brick timed by the host: the same brick on the device
         self.measured: Callable[[str], None] = lambda how: None  # receives how the device's times are measured
         self.root: Callable[[], nn.Module | None] = lambda: None  # the model
         # Called with the type of autocast and the adapters, if they have changed since the last step.
@@ -95,17 +95,17 @@ class TimedModel(ABC):
         self._asked: tuple[torch.dtype | None, object] = (None, None)
         self._device = ""  # the device whose autocast is checked
         self._adapted: ref[nn.Module] | None = None  # the layer whose adapters are checked
-        self.trains = False  # gradients are computed between its steps
-        self.weight_version: int | None = None  # the version of its first weight that can have a gradient
-        self.looks = 0  # recorded steps that have begun
-        self.look_every = LOOK_EVERY  # recorded steps
-        self.calls_are_in: bool | None = False  # whether the timed calls are; None: some of them may be
-        self.recorded_steps: set[object] = set()  # recorded steps that run
+        self.trains = False  # whether gradients are computed between its steps
+        self.weight_version: int | None = None  # version of the first weight that requires a gradient
+        self.looks = 0  # number of recorded steps that have begun
+        self.look_every = LOOK_EVERY  # number of recorded steps per check of the model
+        self.calls_are_in: bool | None = False  # whether the timed calls are swapped in; None: some may be
+        self.recorded_steps: set[object] = set()  # recorded steps that are running
 
     def time_on(self, timing: Timing) -> None:
-        """Use `timing` for its steps and their bricks from now on."""
+        """Use `timing` for the model's steps and bricks from now on."""
         self.timing, self.labelled = timing.path, timing.labelled
-        #: Times the calls of modules and functions. It is the hot path itself, called from C, if there is one.
+        #: Times the calls of modules and functions. If the hot path is compiled, this is the hot path itself.
         self.path: HotPath | Path = getattr(timing.path, "hot_path", timing.path)
         self.times = timing if timing.backend and not timing.by_kernels else self.path
         self.profiler_steps = self.profiler.parts.steps.on(timing.path)
@@ -115,7 +115,10 @@ class TimedModel(ABC):
         """Stop showing this model after `error` in cbtop's code."""
 
     def follow(self, recorded: object | None) -> None:
-        """Swap timed calls in for a recorded step, and out for another step if no recorded one is running."""
+        """Swap the timed calls in for the step `recorded`.
+
+        If `recorded` is None, swap the timed calls out unless a recorded step is running.
+        """
         if recorded is None and self.calls_are_in is False:
             return
         with swaps.lock:
@@ -141,7 +144,7 @@ class TimedModel(ABC):
     def ask(self) -> None:
         """Update the bricks for this step if autocast or the adapters have changed.
 
-        It takes 0.2 us, or 0.35 us under autocast, which is too long for each brick.
+        A call takes 0.2 us, or 0.35 us under autocast. That is too long for each brick, so it is made once per step.
         """
         try:
             device, autocast, adapters = self._device, None, None
@@ -157,30 +160,31 @@ class TimedModel(ABC):
             self.failed(error)
 
     def ask_of(self, device: str, adapted: nn.Module | None, mode: Mode) -> None:
-        """Check autocast on `device` and the adapters of `adapted` from now on. Their state now is `mode`."""
+        """Check autocast on `device` and the adapters of `adapted` from now on. `mode` has their current state."""
         self._device = device if device in AUTOCAST_DEVICES else ""
         self._adapted = None if adapted is None else ref(adapted)
         self._asked = mode.autocast, mode.adapters
 
     def look_through(self, modules: int) -> None:
-        """Set how often to look again, so that the time per recorded step does not grow with `modules`."""
-        self.look_every = LOOK_EVERY * max(1, modules // (MODULES_PER_STEP * LOOK_EVERY))  # C checks each LOOK_EVERY
+        """Set how often to check the model, so that the mean time per recorded step does not grow with `modules`."""
+        self.look_every = LOOK_EVERY * max(1, modules // (MODULES_PER_STEP * LOOK_EVERY))  # a multiple, as C expects
 
     def look_again(self) -> None:
         """Check whether the model has changed."""
         if not self.recorded_steps and not self.is_of_runner:
-            with without_torch_function():  # the host's torch functions must not see this
+            with without_torch_function():  # hides cbtop's calls from the host's `__torch_function__`
                 self.changed()
 
     def look_for_gradients(self) -> None:
-        """Announce that the process trains if the first weight that can have a gradient has one, or has changed.
+        """Announce that the process trains if the first weight that requires a gradient has one, or has changed.
 
-        Optimizers change weights in place, which torch counts, and most clear gradients before the next step.
+        Optimizers change weights in place, and torch counts these changes. Most programs clear gradients before the
+        next step, so the gradient alone is not enough.
         """
         root = self.root()
         if root is None:
             return
-        with without_torch_function():  # the host's torch functions must not see this
+        with without_torch_function():  # hides cbtop's calls from the host's `__torch_function__`
             for weight in root.parameters():
                 if weight.requires_grad:
                     if not weight.is_leaf:
@@ -192,7 +196,7 @@ class TimedModel(ABC):
                     return
 
     def remove(self) -> None:
-        """Time nothing from now on."""
+        """Stop timing all calls of the model."""
         with swaps.lock:
             swaps.swap_out(ref(self))
             for call in self.calls:

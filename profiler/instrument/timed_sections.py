@@ -1,4 +1,4 @@
-"""The calls that time the modules of a plan, section by section."""
+"""Makes the wrappers that time the modules of a plan, section by section."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class TimedSection:
-    """A section of the plan with the calls that time it. Holds no module."""
+    """A section of the plan, with the wrappers that time its modules. Refers to modules only weakly."""
 
     state: list[object] | None
     visited: set[int]
@@ -32,7 +32,7 @@ class TimedSection:
 
     @property
     def modules(self) -> list[nn.Module]:
-        """The modules that are alive."""
+        """The modules of this section that are alive."""
         return [module for module in (other() for other in self.others) if module is not None]
 
 
@@ -44,12 +44,12 @@ class CallMaker:
         self._said = said
         self._mode = mode
         self._is_timed_there = is_timed_there
-        self._made: dict[int, tuple[Hashable, KeyIn]] = {}  # by the id of the product, which similar layers share
+        self._made: dict[int, tuple[Hashable, KeyIn]] = {}  # by the id of the `Product`, which similar layers share
 
     def sections(
         self, sections: list[Section], former: Mapping[Hashable, TimedSection] = MappingProxyType({})
     ) -> dict[Hashable, TimedSection]:
-        """Make the calls of all sections, by place. Those that are unchanged keep the ones in `former`."""
+        """Make the timed sections, by place. An unchanged section keeps its calls from `former`."""
         return {
             section.place: former[section.place] if section.is_unchanged else self._timed(section)
             for section in sections
@@ -78,7 +78,7 @@ class CallMaker:
         return call
 
     def _key_of(self, part: TimedModule, product: Product) -> tuple[Hashable, KeyIn]:
-        """Return the brick of `part`, and a function that gives its brick in other modes."""
+        """Return the brick of `part`, and a function that returns the brick of `part` in other modes."""
         key, place = part.key, part.place
         if isinstance(key, BrickDefinition):
             key = self._said.definitions.setdefault(said_at(place, key), key)

@@ -1,4 +1,4 @@
-"""torch's CUDA streams as a device clock: `BrickProfiler(device_clock=torch_clock())` times their work."""
+"""A device clock for torch. `BrickProfiler(device_clock=torch_clock())` times the work on torch's CUDA streams."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cbtop.profiler.instrument.torch_internals import device_exchange, stream_fu
 
 
 def torch_clock() -> StampClock:
-    """Return a clock of the current CUDA device. Raises DriverError, or torch's error, if there is none.
+    """Return a clock of the current CUDA device. Raises DriverError, or torch's error, if there is no device.
 
-    Its marks are on the caller's stream of that device, even if a different device is current then.
+    The clock's marks are on the caller's stream of this device, even if another device is current at the time.
     """
     driver = CudaDriver()
     if not driver.context():
-        torch.cuda.synchronize()  # from here on there is one
+        torch.cuda.synchronize()  # makes the context
     device = torch.cuda.current_device()
     is_capturing, stream_of = stream_functions()
 
@@ -34,7 +34,7 @@ def torch_clock() -> StampClock:
 
 
 def while_current(device: int) -> contextlib.AbstractContextManager[object]:
-    """`with while_current(1):` makes it the current CUDA device, and restores the previous one at the end."""
+    """Return a context that makes `device` the current CUDA device, and restores the previous device at its end."""
     return contextlib.nullcontext() if torch.cuda.current_device() == device else torch.cuda.device(device)
 
 

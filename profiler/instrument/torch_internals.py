@@ -1,7 +1,8 @@
-"""The private names of torch that the instrumentation uses, each named once. Checked with torch 2.11 and 2.13.
+"""The private names of torch that the instrumentation uses. Checked with torch 2.11 and 2.13.
 
-A few more are named where they are called, because a function in between would cost each call, and in
-`call_attribute`, which processes load that call no module. What a build without CUDA lacks is read when it is called.
+Only two sorts of private names are not here. Some are used directly in hot code, to save a function call. Others are
+in `call_attribute`, because every process with torch loads that file. Names that a build without CUDA lacks are read
+only inside functions.
 """
 
 from __future__ import annotations
@@ -22,23 +23,24 @@ from torch._C import (
     _TorchDispatchModeKey,
 )
 
-#: `with without_torch_function():` the host's `__torch_function__` does not see our calls.
+#: A context that hides cbtop's calls from the host's `__torch_function__`: `with without_torch_function():`.
 without_torch_function = DisableTorchFunction
-#: Whether a tensor's class has a `__torch_function__` of the host's.
+#: Returns whether the class of a tensor overrides `__torch_function__`.
 has_torch_function = _has_torch_function_unary
-#: Whether `torch.jit.trace` runs.
+#: Returns whether `torch.jit.trace` is running.
 is_tracing = _is_tracing
-#: The number of `__torch_dispatch__` modes that are active.
+#: Returns the number of active `__torch_dispatch__` modes.
 dispatch_modes = _len_torch_dispatch_stack
-#: Returns the active mode of one of the keys below, or None.
+#: Returns the active mode with a key such as those in SYMBOLIC_MODES, or None.
 dispatch_mode = _get_dispatch_mode
 #: The keys of the modes in which tensors have no contents, or are traced by `make_fx`.
 SYMBOLIC_MODES = (_TorchDispatchModeKey.FAKE, _TorchDispatchModeKey.PROXY)
 
-#: Returns the precision of float32 by backend and operator; None in a torch before 2.9.
+#: Returns the precision of float32 for a backend and an operator. None in torch before 2.9.
 precision_of_float32: Callable[[str, str], str] | None = getattr(_C, "_get_fp32_precision_getter", None)
 
-#: Return what a module itself holds, by name: a C function, so that walking thousands of modules stays fast.
+#: Each returns the children, parameters or buffers of a module itself, by name. These are C functions, which are fast
+#: enough for thousands of modules.
 submodules: Callable[[nn.Module], dict[str, nn.Module | None]] = attrgetter("_modules")
 own_parameters: Callable[[nn.Module], dict[str, Any]] = attrgetter("_parameters")
 own_buffers: Callable[[nn.Module], dict[str, Any]] = attrgetter("_buffers")
@@ -48,7 +50,7 @@ version_of: Callable[[Tensor], int] = attrgetter("_version")
 
 
 def compiled_versions(code: CodeType) -> list[Any]:
-    """Return what Dynamo has compiled of `code`."""
+    """Return Dynamo's cache entries for `code`, one for each compiled version."""
     return list(_C._dynamo.eval_frame._debug_get_cache_entry_list(code))
 
 
@@ -56,17 +58,17 @@ def compiled_versions(code: CodeType) -> list[Any]:
 
 
 def is_in_bad_fork() -> bool:
-    """Whether this process was forked from one that uses CUDA, and so cannot use it."""
+    """Whether this process was forked from a process that uses CUDA. Then it cannot use CUDA."""
     return bool(cuda._is_in_bad_fork())
 
 
 def current_device() -> int:
-    """Return the index of the caller's CUDA device, without making a context."""
+    """Return the index of the caller's current CUDA device, without making a context."""
     return int(_C._cuda_getDevice())
 
 
 def is_stream_captured() -> bool:
-    """Whether the caller's current stream is captured into a graph."""
+    """Whether the caller's current stream is being captured into a graph."""
     return bool(stream_functions()[0]())
 
 
@@ -76,10 +78,16 @@ def raw_stream_of(index: int) -> Callable[[], int]:
 
 
 def stream_functions() -> tuple[Callable[[], bool], Callable[[int], int]]:
-    """Return the C functions that tell whether the current stream is captured, and the current stream of a device."""
+    """Return two C functions.
+
+    The first returns whether the current stream is being captured, the second the current stream of a given device.
+    """
     return _C._cuda_isCurrentStreamCapturing, _C._cuda_getCurrentRawStream
 
 
 def device_exchange() -> tuple[Callable[[int], int], Callable[[int], int]]:
-    """Return two C functions: one makes a device current and returns the previous one, the other restores it."""
+    """Return two C functions.
+
+    The first makes a given device current and returns the previous device. The second restores the previous device.
+    """
     return _C._cuda_exchangeDevice, _C._cuda_maybeExchangeDevice

@@ -11,17 +11,17 @@ import inspect
 from types import CodeType, FunctionType
 from typing import Any
 
-_PLACE = 0x5CB70B  # a constant of the code that is replaced by the callable
+_PLACE = 0x5CB70B  # a constant in the compiled code, which the callable replaces
 _UNUSUAL = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 def is_plain(function: object) -> bool:
-    """Return whether `function` is a Python function, and no generator or coroutine."""
+    """Return whether `function` is a Python function, but not a generator or coroutine."""
     return type(function) is FunctionType and not function.__code__.co_flags & _UNUSUAL
 
 
 def copy_of(function: FunctionType) -> FunctionType:
-    """Return a new function with the present code of `function`."""
+    """Return a copy of `function`, with its current code."""
     copied = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
@@ -32,21 +32,21 @@ def copy_of(function: FunctionType) -> FunctionType:
 
 
 def trampoline_of(function: FunctionType, called: Any) -> CodeType:
-    """Return a code for `function` that calls `called` with the same arguments and returns its result.
+    """Return code for `function` that calls `called` with the same arguments and returns its result.
 
-    Dynamo must not trace it: the callable is a constant of the code, and Dynamo does not accept that.
+    Dynamo must not trace this code: a constant of the code is the callable, which Dynamo does not accept.
     """
     code = _code(function.__code__, f"{_PLACE}")
     constants = tuple(called if type(one) is int and one == _PLACE else one for one in code.co_consts)
     return code.replace(co_consts=constants)
 
 
-#: The callables of traceable codes, by number.
+#: The callables that traceable code calls, by number.
 calls: dict[int, Any] = {}
 
 
 def traceable_trampoline_of(function: FunctionType, called: Any) -> CodeType:
-    """Return a code as `trampoline_of` does that Dynamo can trace. A call takes 0.3 µs longer."""
+    """Return code like `trampoline_of` does, but code that Dynamo can trace. Each call takes 0.3 µs longer."""
     number = len(calls)
     calls[number] = called
     return _code(function.__code__, f"calls[{number}]", f"        from {__name__} import calls\n")
@@ -60,7 +60,8 @@ def _code(own: CodeType, called: str, before: str = "") -> CodeType:
     body = f"{uses}{before}        {call} = {called}; return {call}({arguments})\n"
     source = f"def around():\n{cells}    def code({parameters}):\n{body}"
     around = compile(source, own.co_filename, "exec", dont_inherit=True).co_consts[0]
-    # A list, because `next` would leave a generator half-way, which loses an exception of a signal handler.
+    # This is a list, not `next` of a generator: an exception that a signal handler raises while an unfinished
+    # generator ends would be lost.
     code, *_ = [one for one in around.co_consts if isinstance(one, CodeType)]
     return code.replace(
         co_flags=own.co_flags,
@@ -72,7 +73,7 @@ def _code(own: CodeType, called: str, before: str = "") -> CodeType:
 
 
 def _signature(own: CodeType) -> tuple[str, str]:
-    """Return the source of the parameter list and of the arguments that pass them on."""
+    """Return the source of the parameter list, and the source of the arguments that pass the parameters on."""
     names = list(own.co_varnames)
     given = names[: own.co_argcount]
     only_named = names[own.co_argcount : own.co_argcount + own.co_kwonlyargcount]
@@ -94,7 +95,7 @@ def _signature(own: CodeType) -> tuple[str, str]:
 
 
 def _free_name(own: CodeType) -> str:
-    """Return a variable name that the function does not use."""
+    """Return a variable name that the code `own` does not use."""
     name = "call"
     while name in (*own.co_varnames, *own.co_freevars):
         name += "_"
@@ -102,9 +103,9 @@ def _free_name(own: CodeType) -> str:
 
 
 def _on_one_line(code: CodeType) -> bytes:
-    """Return a line table with every instruction on the first line."""
-    # Entries of PEP 626's successor (Objects/locations.md): 0x80 | kind 13 (no columns) << 3 | length - 1, then a
-    # signed delta of lines, which is 0.
+    """Return a line table for `code` that puts every instruction on the first line."""
+    # The format of an entry is in CPython's Objects/locations.md: 0x80 | kind 13 (no columns) << 3 | length - 1, then
+    # the signed difference of the line number, here 0.
     units = len(code.co_code) // 2
     table = bytearray()
     while units:

@@ -1,4 +1,4 @@
-"""Errors of ours inside a host: each is logged in one line, once. Exceptions of the host's own go on to the host."""
+"""Handles errors of cbtop's code inside a host: logs each in one line, once. The host's own exceptions are raised."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _said: dict[str, None] = {}
 
 
 def log_once(what: str) -> None:
-    """Log one line, once. A logging handler of the host's that fails does not reach the host's model."""
+    """Log a line, unless it was logged before. An error of the host's logging handler is suppressed."""
     if what not in _said and len(_said) < MAX_SAID:
         _said[what] = None
         with suppressed(Exception):
@@ -21,14 +21,14 @@ def log_once(what: str) -> None:
 
 
 def first_said() -> str:
-    """Return the first logged line; "" if there is none."""
+    """Return the first line that was logged, or ""."""
     return next(iter(_said), "")
 
 
 def log_own_error(error: Exception, what: str) -> None:
-    """Log `what` and the error; raise it again if a signal handler of the host raised it in our code.
+    """Log `what` and the error. If a signal handler of the host raised the error, raise it again instead.
 
-    At the end of the host's stack nothing is logged: the host will find that out by itself.
+    A RecursionError is not logged, because the host's stack is full and the host will soon notice that itself.
     """
     reraise_host_error(error)
     if not isinstance(error, RecursionError):
@@ -36,7 +36,7 @@ def log_own_error(error: Exception, what: str) -> None:
 
 
 def in_words(error: Exception) -> str:
-    """Return its type and its message, if it has a usable one."""
+    """Return the type of `error`, with its message unless the message raises an exception."""
     with suppressed(Exception):
         return f"{type(error).__name__}: {error}"
     return type(error).__name__

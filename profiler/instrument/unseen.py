@@ -1,4 +1,4 @@
-"""Calls that are not shown, and the reason if a process has shown nothing in the end."""
+"""Remembers calls that are not shown, to explain at the end of a process why nothing was shown."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cbtop.profiler.instrument.trouble import first_said
 
 MAX_KINDS = 256
 
-_called: dict[str, int] = {}  # modules by class
-_once: set[str] = set()  # classes of models without a list of layers that were called once
+_called: dict[str, int] = {}  # number of called modules, by name of their class
+_once: set[str] = set()  # class names of models without a list of layers that were called once
 
 
 def note_call(module: nn.Module) -> None:
-    """Note the first call of a `module` that is not a model to show.
+    """Count the first call of a `module` that is not shown as a model.
 
-    A module that a second one calls, or that holds no other, tells nothing and is not noted.
+    A module that another module calls, or that has no children, explains nothing and is not counted.
     """
     kind = type(module).__name__
     if (kind in _called or len(_called) < MAX_KINDS) and children_of(module) and not is_called_by_another():
@@ -29,7 +29,7 @@ def note_call(module: nn.Module) -> None:
 
 
 def note_once(module: nn.Module) -> None:
-    """Note the first call of `module`, which has no list of layers and is shown from its second call on."""
+    """Remember the first call of `module`, which has no list of layers and is shown from its second call on."""
     if len(_once) < MAX_KINDS:
         _once.add(type(module).__name__)
 
@@ -43,7 +43,7 @@ def is_called_by_another() -> bool:
 
 
 def why() -> str:
-    """Return why nothing is shown, if it is known; "" if nothing was seen."""
+    """Return the reason why nothing is shown, or "" if it is unknown."""
     failed = first_said()
     if failed:
         return failed

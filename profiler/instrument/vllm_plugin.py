@@ -1,15 +1,16 @@
-"""vLLM's plugin (`vllm.general_plugins`): under `cbtop run` each run of its model runner is a step.
+"""A plugin for vLLM (`vllm.general_plugins`). Under `cbtop run` each run of vLLM's model runner is a step.
 
-vLLM calls `register` in every process that it starts. This loads nothing of vLLM, and without `cbtop run` nothing of
-ours.
+vLLM calls `register` in every process that it starts. This file imports nothing of vLLM. Without `cbtop run` it also
+imports nothing else of cbtop.
 
 Rules
-- The names are those of vLLM's engine of version 1, with either of its model runners. No vLLM was available: this is
-  tested on stand-ins with its names and signatures.
-- A step begins with the runner's `execute_model` and ends with `sample_tokens`, if vLLM calls that separately.
-- The scheduled requests decide the phase. A request without output is a prompt: with no computed tokens it is a
-  prefill, with some (a later chunk, or a cached prefix) an extend. One with a draft's tokens is verified.
-- Tokens are the scheduled ones; of a step that only verifies, the accepted ones if they are on the host.
+- The names here are those of vLLM's engine version 1, with both of its model runners. No vLLM was available: this
+  code is tested on stand-ins with the same names and signatures.
+- A step begins with the runner's `execute_model`, and ends with `sample_tokens` if vLLM calls that separately.
+- The scheduled requests decide the phase. A request without output is a prompt: a prefill if no tokens are computed
+  yet, or else an extend (a later chunk, or a cached prefix). A request with a draft's tokens is a verify.
+- The tokens of a step are the scheduled tokens. In a step that only verifies, they are the accepted tokens if the
+  host has them.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
 
     from cbtop.profiler.instrument import phases
 
-# The modules of its runners, and each one's method that chooses tokens. Runners for other devices derive from the
-# first.
+# The Python modules of vLLM's runners, and the runner's method that chooses tokens. Runners for other devices derive
+# from the first runner.
 RUNNERS = {"vllm.v1.worker.gpu_model_runner": "_sample", "vllm.v1.worker.gpu.model_runner": "sample"}
 
 
 def register() -> None:
-    """Patch vLLM's runners. vLLM calls this, in some processes more than once."""
+    """Patch vLLM's runners. vLLM calls this function, in some processes more than once."""
     if os.environ.get("CBTOP_RUN", "0") == "0" or "torch" not in sys.modules:
         return
     from cbtop.profiler.instrument.runners import Engine, ends, loads, once_there, runs, samples
@@ -54,7 +55,7 @@ def _bricks(runner: Any) -> tuple[bool, str]:
     config = runner.vllm_config.compilation_config
     if int(config.mode if hasattr(config, "mode") else config.level):  # the latter until 0.11
         return False, "compiles its model: its steps are shown, its bricks with enforce_eager"
-    graphs = config.cudagraph_mode.value  # a number, or one for decode and one for other steps
+    graphs = config.cudagraph_mode.value  # one number, or two: for decode steps and for other steps
     if any(graphs) if isinstance(graphs, tuple) else graphs:
         return True, "replays captured graphs: steps that do have no bricks, unless with enforce_eager"
     return True, ""

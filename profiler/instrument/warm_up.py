@@ -1,21 +1,19 @@
-"""Tells the first steps of a kind, its warm-up, from those that follow.
-
-The first steps compile, tune, allocate and fill caches. The steps themselves show how long that lasts.
+"""Decides which steps of a kind are warm-up steps: the first steps compile, tune, allocate and fill caches.
 
 Rules
-- A warm-up ends when steps stop becoming faster: the faster of the last two took at least SETTLED of the faster of
-  the two before. Steps with less and less to do become faster, too. So it also ends when steps take no less time a
-  token (without tokens: a sequence).
-- If another kind of its model has settled, it ends after the first step of its kind.
-- It ends after MOST steps in any case: the steps of such a program never settle, and all are shown.
-- Its steps have a name of their own, so that no figure of later steps contains them.
+- A warm-up ends when the steps no longer become faster. That is so if the faster of the last two steps took at least
+  SETTLED times as long as the faster of the two steps before. Steps with less and less work become faster, too.
+  So a warm-up also ends when the time per token no longer decreases (without tokens: per sequence).
+- If another kind of the same model has settled, a warm-up ends after its first step.
+- A warm-up ends after MOST steps in any case. Some programs never settle, and their steps must be shown.
+- Warm-up steps have a different name, so that figures of later steps do not include them.
 """
 
 from __future__ import annotations
 
 from cbtop.protocol.vocabulary import WARM_UP
 
-LEAST, MOST = 4, 32  # steps
+LEAST, MOST = 4, 32  # smallest and largest number of steps in a warm-up
 SETTLED = 0.9
 MAX_KINDS = 64
 
@@ -29,23 +27,23 @@ class WarmUps:
 
     def __init__(self) -> None:
         self.settled: set[Kind] = set()
-        # For each step, while the kind warms up: its duration, and the duration per token.
+        # For each warm-up step of a kind that has not settled: the duration, and the duration per token, in ns.
         self._took_ns: dict[Kind, list[tuple[float, float]]] = {}
 
     def named(self, phase: str, model: str) -> str:
-        """Return the name of a step that begins now: `phase`, or another one in the warm-up."""
+        """Return the name of a step that begins now: `phase`, with a suffix during the warm-up."""
         kind = (phase, model)
         if self._took_ns.get(kind) and any([other == model for _, other in self.settled]):
-            self._settle(kind)  # the model is warm, and the first step of this kind is over
+            self._settle(kind)  # another kind of this model has settled, and this kind has had its first step
         if kind in self.settled or len(self.settled) + len(self._took_ns) > MAX_KINDS:
             return phase
         self._took_ns.setdefault(kind, [])
         return phase + WARM_UP
 
     def took(self, phase: str, model: str, duration_ns: int, size: int = 0) -> None:
-        """Take the duration of a step of the warm-up, and see whether that is over.
+        """Store the duration of a warm-up step, and end the warm-up if the steps have settled.
 
-        `size` is how many tokens it had, or sequences; 0 if that is not known.
+        `size` is the number of tokens of the step, or else of sequences, or 0 if both are unknown.
         """
         took_ns = self._took_ns.get((phase, model))
         if took_ns is None:

@@ -1,12 +1,12 @@
-"""FLOP and bytes of a module's call: derived from its stored weights and from the elements the call is given.
+"""Computes the FLOP and bytes of a module's call from the module's stored weights and the elements of the call.
 
 Rules
-- The elements of a call are its first tensor's (`rows x columns`): the work is a straight line in them.
-- Bytes are the weights as stored (4-bit weights count their packed bytes and scales) and the activations.
-- Unknown facts stay unknown: a class of its own, the experts that the router chooses, a mask's contents.
-- The multiplied type is part of the work. Under autocast it differs from the type of the weights: see multiplied.py.
-- A module on a device other than the CPU has no work if only the host times it, because the host sees only the
-  launch, and no rate is computed from that.
+- The elements of a call are those of its first tensor (`rows x columns`). The work is a linear function of them.
+- Bytes are the weights as stored (packed bytes and scales for 4-bit weights) and the activations.
+- Unknown work stays unknown: of custom classes, of the experts that a router chooses, of masks with unknown contents.
+- The multiplied type is part of the work. Under autocast it differs from the type of the weights (see multiplied.py).
+- If only the host times a module on another device, its work is unknown. The host sees only the launch, and no rate
+  is computed from a launch.
 """
 
 from __future__ import annotations
@@ -51,16 +51,17 @@ from cbtop.protocol.vocabulary import LAUNCHES, BrickId
 if TYPE_CHECKING:
     from torch import nn
 
-_NORM_FLOPS = 4  # square, add up, scale, weigh each element of an RMS norm; a layer norm's mean is one more
+_NORM_FLOPS = 4  # per element of an RMS norm: square, sum, scale, times weight; a layer norm also has a mean
 _NORMS = {BrickId.RMS_NORM: _NORM_FLOPS, BrickId.LAYER_NORM: _NORM_FLOPS + 1}
-# Names of the sizes of linear layers: torch and most, AutoGPTQ, vLLM and SGLang (a rank's own), Conv1D of GPT-2.
+# Attributes with the sizes of a linear layer: in torch and most libraries, in AutoGPTQ, in vLLM and SGLang (first the
+# sizes of one rank), in GPT-2's Conv1D.
 _COLUMNS = ("in_features", "infeatures", "input_size_per_partition", "input_size", "nx")
 _ROWS = ("out_features", "outfeatures", "output_size_per_partition", "output_size", "nf")
-SIZES = frozenset((*_COLUMNS, *_ROWS, "embedding_dim", "weight"))  # attributes that the work of a module follows from
+SIZES = frozenset((*_COLUMNS, *_ROWS, "embedding_dim", "weight"))  # attributes that decide the work of a module
 
-# Modules whose products multiply in the type of their weights, or in the type of autocast.
+# Libraries with products that multiply in the type of their weights, or in the type of autocast.
 _KNOWN = ("torch.nn.modules.", "transformers.", "vllm.", "sglang.")
-_TORCHS = "torch.nn.modules.linear"  # the linear layers of torch itself: others pack their weights
+_TORCHS = "torch.nn.modules.linear"  # Python module of torch's own linear layers; other layers pack their weights
 
 
 def work_of(
@@ -72,10 +73,10 @@ def work_of(
     top_k: int | None = None,
     size: Sequence[int] | None = None,
 ) -> Work:
-    """Return the work of a call of `module`, as far as it is known.
+    """Return the work of a call of `module`. Parts of the work may be unknown.
 
-    `is_timed_there`: it is timed on its device. `top_k`: a token runs through this number of grouped experts. `size`:
-    the size of the image for a convolution.
+    `is_timed_there`: whether the module is timed on its device. `top_k` is the number of grouped experts that each
+    token runs through. `size` is the size of the image for a convolution.
     """
     if device_of(module) != "cpu" and not is_timed_there:
         return UNKNOWN_WORK
@@ -84,7 +85,7 @@ def work_of(
         return _work_of_norm(module, _NORMS[brick], itemsize, mode)  # type: ignore[index]
     if brick == BrickId.EMBEDDING:
         columns = attribute_of(module, "embedding_dim")
-        # A row is read and written for each token.
+        # For each token, a row is read and written.
         return (
             Work(flops_per_call=0, bytes_per_element=2 * columns * itemsize) if columns and itemsize else UNKNOWN_WORK
         )
@@ -95,7 +96,7 @@ def work_of(
     if is_convolution(module):
         return _work_of_convolution(module, mode, size)
     flops = flops_per_element(module, top_k)
-    if flops is not None:  # the contents of the tokens decide which experts are read
+    if flops is not None:  # bytes are unknown, because the contents of the tokens decide which experts are read
         return Work(flops_per_element=flops, dtype=_type_of_experts(module, mode))
     return _work_of_product(module, mode)
 
@@ -106,7 +107,7 @@ def _work_of_norm(module: nn.Module, flops: int, itemsize: int, mode: Mode) -> W
         return UNKNOWN_WORK
     is_double = any([tensor.dtype is torch.float64 for tensor in tensors_of(module)])
     dtype = "float64" if is_double else "float32"  # half-precision inputs are converted, too
-    if not itemsize or mode.autocast is not None:  # its input may have a different type
+    if not itemsize or mode.autocast is not None:  # the input may have a different type
         return Work(flops_per_element=flops, dtype=dtype)
     return Work(
         flops_per_element=flops, bytes_per_call=stored_bytes(module), bytes_per_element=2 * itemsize, dtype=dtype
@@ -122,15 +123,15 @@ def _work_of_product(module: nn.Module, mode: Mode) -> Work:
     if packed is not None:
         return _work_of_packed(packed, columns, rows)
     if any([first_tensor(child) is not None for _, child in children_of(module)]):
-        return UNKNOWN_WORK  # it computes its weights, or multiplies by more
+        return UNKNOWN_WORK  # the module computes its weights, or multiplies by more than one matrix
     if all([one is None for one in (*own_parameters(module).values(), *own_buffers(module).values())]):
-        return Work(flops_per_element=2 * rows, dtype=UNKNOWN_TYPE)  # its weights are stored elsewhere
+        return Work(flops_per_element=2 * rows, dtype=UNKNOWN_TYPE)  # the weights are stored elsewhere
     weight = own_parameters(module).get("weight", attribute_of(module, "weight"))
-    shape = tuple(getattr(getattr(weight, "_local_tensor", weight), "shape", ()))  # of a DTensor this rank's part
+    shape = tuple(getattr(getattr(weight, "_local_tensor", weight), "shape", ()))  # a DTensor's local part
     if len(shape) > 2:
         return _work_of_matrices(module, rows, mode)
     if home_of_class(type(module)) == _TORCHS and len(shape) == 2 and all(shape):
-        rows, columns = shape  # the real sizes, whatever its attributes say
+        rows, columns = shape  # the real sizes, which the attributes may not have
     itemsize, dtype = _types(module, mode)
     if not itemsize:
         return Work(flops_per_element=2 * rows, dtype=dtype)
@@ -138,7 +139,7 @@ def _work_of_product(module: nn.Module, mode: Mode) -> Work:
 
 
 def _work_of_matrices(module: nn.Module, rows: int, mode: Mode) -> Work:
-    """Return the work of a module with a matrix for each expert, where each row meets one expert."""
+    """Return the work of a module with one matrix per expert. Each row of the input is multiplied by one matrix."""
     kind = type(module)
     if not home_of_class(kind).startswith("transformers.") or not kind.__name__.endswith("ParallelExperts"):
         return UNKNOWN_WORK
@@ -154,7 +155,7 @@ def _work_of_convolution(module: nn.Module, mode: Mode, size: Sequence[int] | No
 
 
 def _work_of_adapted(module: nn.Module, mode: Mode) -> Work:
-    """Return the work of a product and the low-rank products that are added to it."""
+    """Return the work of a matrix product with the low-rank products that its adapters add."""
     found = low_rank_products(module)
     base = UNKNOWN_WORK if found is None else _work_of_product(found[0], mode)
     sizes = None if found is None else product_sizes(found[0])
@@ -177,7 +178,7 @@ class _Packed(NamedTuple):
 
     itemsize: int  # bytes of a weight
     bias_bytes: int
-    is_whole: bool  # integers are multiplied
+    is_whole: bool  # whether integers are multiplied
     activation_bytes: int
 
 
@@ -195,7 +196,7 @@ def _packed_weights(module: nn.Module) -> _Packed | None:
 
 
 def _work_of_packed(packed: _Packed, columns: int, rows: int) -> Work:
-    """Return the work with these weights. Scales are not counted: 8 bytes a row at most."""
+    """Return the work of a product with packed weights. Scales are not counted: at most 8 bytes per row."""
     return Work(
         flops_per_element=2 * rows,
         bytes_per_call=columns * rows * packed.itemsize + packed.bias_bytes,
@@ -205,7 +206,7 @@ def _work_of_packed(packed: _Packed, columns: int, rows: int) -> Work:
 
 
 def _types(module: nn.Module, mode: Mode, operator: str = PRODUCT) -> tuple[int, str]:
-    """Return the bytes of an activation, 0 if unknown, and the type that the product multiplies."""
+    """Return the bytes of one activation (0 if unknown), and the type that the product multiplies."""
     held = [tensor for name in ("_parameters", "_buffers") for tensor in getattr(module, name).values()]
     tensors = [getattr(tensor, "_local_tensor", tensor) for tensor in held if tensor is not None]
     if not tensors:
@@ -215,19 +216,19 @@ def _types(module: nn.Module, mode: Mode, operator: str = PRODUCT) -> tuple[int,
         return _itemsize(module), UNKNOWN_TYPE
     kind: Any = type(module)
     if not home_of(kind, "forward").startswith(_KNOWN):
-        return 0, UNKNOWN_TYPE  # it may convert its weights to the type of its input
+        return 0, UNKNOWN_TYPE  # the class may convert its weights to the type of its input
     computed = computed_type(largest.dtype, mode)
     return computed.itemsize, type_name(computed, mode, operator)
 
 
 def _type_of_experts(experts: nn.Module, mode: Mode) -> str:
-    """Return the type that grouped experts multiply. Their kernels may ignore autocast."""
+    """Return the type that grouped experts multiply. Unknown under autocast, which their kernels may ignore."""
     weights = first_tensor(experts)
     return UNKNOWN_TYPE if weights is None or mode.autocast is not None else type_name(weights.dtype, mode)
 
 
 def _read_bytes(module: nn.Module, mode: Mode) -> int:
-    """Return the bytes of weights that a call reads at least. Autocast may keep converted weights."""
+    """Return the bytes of weights that a call reads at least. Autocast may have cached smaller converted weights."""
     stored = stored_bytes(module)
     if mode.autocast is None:
         return stored
@@ -237,21 +238,21 @@ def _read_bytes(module: nn.Module, mode: Mode) -> int:
 
 
 def mode_of(root: nn.Module) -> Mode:
-    """Return the mode in which `root` is called here and now."""
+    """Return the current mode of `root`: autocast, adapters, and torch's settings for float32."""
     device, adapted = device_of(root), adapted_in(root)
     adapters = None if adapted is None else state_of_adapters(adapted)
     return Mode(autocast_type(device), adapters, *types_of_float32(device))
 
 
 def adapted_in(root: nn.Module) -> nn.Module | None:
-    """Return the first layer of `root` that has adapters."""
+    """Return the first layer in `root` that has adapters, or None."""
     if not any([may_have_adapters(type(module)) for module in kinds_of(root)]):
         return None
     return next(filter(has_adapters, modules_of(root)), None)
 
 
 def device_of(*modules: nn.Module) -> str:
-    """Return the kind of device (`cpu`, `cuda`) of the weights of the first of `modules` that has any."""
+    """Return the kind of device (`cpu`, `cuda`) of the first of `modules` that has weights, or else `cpu`."""
     for module in modules:
         tensor = first_tensor(module)
         if tensor is not None:
@@ -260,7 +261,7 @@ def device_of(*modules: nn.Module) -> str:
 
 
 def backend_of(*modules: nn.Module, is_timed_there: bool = False) -> str:
-    """Return what runs the first of `modules` that has weights; marked if the host times a device."""
+    """Return the backend of the first of `modules` that has weights. It is marked if the host times a device."""
     device = device_of(*modules)
     if device == "cpu":
         return "torch"
@@ -269,13 +270,13 @@ def backend_of(*modules: nn.Module, is_timed_there: bool = False) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _may_add(kind: Any) -> bool:
-    """Whether a call of a norm may add a residual first: vLLM's and SGLang's norms do, except in the first layer."""
+    """Whether a norm of class `kind` may first add a residual. vLLM's and SGLang's do, except in the first layer."""
     methods = (getattr(kind, name, None) for name in ("forward", "forward_native"))
     return any(["residual" in inspect.signature(method).parameters for method in methods if method is not None])
 
 
 def product_sizes(module: nn.Module) -> tuple[int, int] | None:
-    """Return the columns and rows of a module that multiplies by one matrix; None for any other."""
+    """Return the columns and rows of the matrix that `module` multiplies by. None for modules without one matrix."""
     columns = _first_attribute(module, _COLUMNS)
     rows = None if columns is None else _first_attribute(module, _ROWS)
     if not isinstance(columns, int) or not isinstance(rows, int) or min(columns, rows) <= 0:
@@ -284,14 +285,14 @@ def product_sizes(module: nn.Module) -> tuple[int, int] | None:
 
 
 def _holds_a_matrix(module: nn.Module, elements: int) -> bool:
-    """Whether the weights in `module` itself can hold this many numbers. Those of a low-rank product are fewer."""
+    """Whether the weights of `module` can contain `elements` numbers. A low-rank product has fewer numbers."""
     held = [tensor for name in ("_parameters", "_buffers") for tensor in getattr(module, name).values()]
     tensors = [tensor for tensor in held if tensor is not None]
     if not tensors or home_of_class(type(module)) == _TORCHS:
-        return True  # packed out of sight, as torch's dynamic quantisation does; or torch's own, with a reliable size
+        return True  # hidden weights (as in torch's dynamic quantisation), or torch's own layer with reliable sizes
     if all([tensor.is_floating_point() and tensor.element_size() > 1 for tensor in tensors]):
         return bool(max([tensor.numel() for tensor in tensors]) >= elements)
-    return 8 * stored_bytes_of(tensors) >= elements  # packed in a bit or more each
+    return 8 * stored_bytes_of(tensors) >= elements  # a packed number takes at least one bit
 
 
 def _first_attribute(module: nn.Module, names: tuple[str, ...]) -> Any:
@@ -308,13 +309,13 @@ def stored_bytes(module: nn.Module) -> int:
 
 
 def stored_bytes_of(held: list[Tensor]) -> int:
-    """Return the stored bytes of tensors, with the data that quantisation keeps next to them."""
+    """Return the stored bytes of tensors, including the data that quantisation adds (such as scales)."""
     total = 0
     for tensor in held:
         kind = type(tensor)
         total += int(tensor.nbytes) if kind is Parameter or kind is Tensor else _tensor_bytes(tensor)
     for tensor in held:
-        state = getattr(tensor, "quant_state", None)  # bitsandbytes keeps the scales of 4-bit weights there
+        state = getattr(tensor, "quant_state", None)  # scales of 4-bit weights in bitsandbytes
         if state is not None:
             total += sum(_tensor_bytes(scales) for scales in _tensors_of(state))
     return total
@@ -328,7 +329,7 @@ def _tensors_of(state: Any) -> list[Tensor]:
 
 
 def _tensor_bytes(tensor: Tensor) -> int:
-    # A DTensor or a quantised weight of torchao contains other tensors.
+    # A DTensor, or a quantised weight of torchao, contains other tensors.
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         return int(tensor.nbytes)
@@ -338,7 +339,7 @@ def _tensor_bytes(tensor: Tensor) -> int:
 
 
 def _itemsize(module: nn.Module) -> int:
-    """Return the bytes of one activation, of the type of the module's floating-point weights; 0 without any."""
+    """Return the bytes of one activation. It has the type of the first floating-point weight; 0 without any."""
     for tensor in tensors_of(module):
         if tensor.is_floating_point():
             return int(tensor.element_size())

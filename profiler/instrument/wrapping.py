@@ -1,12 +1,12 @@
 """Times the calls of a module without a hook and without a change to the module.
 
-While steps are recorded, the table of call_attribute.py gives torch a `CallWrapper` to call instead of the module. In
-other steps it gives the value that the host has set, or None.
+In recorded steps, the table of call_attribute.py contains a `CallWrapper`, which torch calls instead of the module.
+In other steps torch calls the value that the host has set, or the module.
 
 Rules
-- A `CallWrapper` holds its module weakly, so that `del model` frees it, and nothing that changes.
-- Dynamo traces `forward` without reading the attribute. A `CallWrapper` first asks whether Dynamo is compiling, in
-  case it is traced all the same. Dynamo never compiles our frames (`keep_dynamo_out`).
+- A `CallWrapper` refers to its module weakly, so that `del model` frees the module.
+- Dynamo traces `forward` without reading the attribute. In case Dynamo traces a `CallWrapper` nevertheless, the
+  wrapper first checks whether Dynamo is compiling. Dynamo never compiles cbtop's frames (`keep_dynamo_out`).
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ if TYPE_CHECKING:
     from cbtop.profiler.path import Path
 
 
-KeyIn = Callable[[Any, Any, Any], Hashable]  # (reference to the module, mode, size of the image) -> brick
-MAX_KEYS = 64  # keys of a call; the work of a convolution is unknown for images of further sizes
+KeyIn = Callable[[Any, Any, Any], Hashable]  # takes a reference to a module, a mode, an image size; returns a brick
+MAX_KEYS = 64  # remembered bricks of a module; after that, a convolution's work is unknown for new image sizes
 
 
 def is_symbolic() -> bool:
-    """Whether calls are traced into a graph, or run on tensors without contents: their times are not a model's."""
+    """Whether calls are being traced into a graph, or run on tensors without contents. Such calls are not timed."""
     if not dispatch_modes():
         return False
     return any([dispatch_mode(key) is not None for key in SYMBOLIC_MODES])
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether Dynamo has compiled the call of `module` before, in any way."""
+    """Whether Dynamo has compiled the call of `module`, or will compile it."""
     if "_orig_mod" in submodules(module) or of_host(module) is not None:
         return True
     forward = getattr(type(module), "forward", None)  # a scripted module's class has none
@@ -61,10 +61,10 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 class CallWrapper:
-    """Replaces the call of a module. Subclasses add what they do before and after the call.
+    """Replaces the call of a module. Subclasses add work before and after the call.
 
-    `instead` is called next: the replacement of a different model, the callable that `module.compile()` has set, or
-    None for the module itself.
+    `instead` is the next callable: the wrapper of another model, or the callable that `module.compile()` has set.
+    If `instead` is None, the module itself is called.
     """
 
     __slots__ = ("__weakref__", "instead", "module")
@@ -75,18 +75,18 @@ class CallWrapper:
 
     @property
     def is_gone(self) -> bool:
-        """Whether its model no longer exists, while a different one has the module."""
+        """Whether the wrapper's model no longer exists, although the module belongs to another model."""
         return False
 
     def plain(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the module as torch would without cbtop."""
-        instead = self.instead  # a second thread may change it
+        instead = self.instead  # read only once, because another thread may change it
         if instead is not None:
             return instead(*args, **kwargs)
         return self.module()._call_impl(*args, **kwargs)  # type: ignore[union-attr]  # it is being called: it lives
 
     def swap_in(self) -> None:
-        """Start to replace the call. Does nothing if it does already."""
+        """Start replacing the module's call. Does nothing if the call is replaced already."""
         module = self.module()
         if module is not None:
             there = standing(module)
@@ -100,7 +100,7 @@ class CallWrapper:
                 put(module, self)
 
     def swap_out(self) -> None:
-        """Stop to replace the call."""
+        """Stop replacing the module's call."""
         module = self.module()
         if module is None:
             return
@@ -113,7 +113,7 @@ class CallWrapper:
                 other.instead = self.instead
 
     def remove(self) -> None:
-        """Stop to replace the call, and report the next call of the module as its first."""
+        """Stop replacing the module's call. The next call of the module is reported as a first call."""
         self.swap_out()
         module = self.module()
         if module is not None and standing(module) is None:
@@ -121,7 +121,7 @@ class CallWrapper:
 
 
 def _chain(there: object) -> list[CallWrapper]:
-    """Return our replacements of a module, one for each model: each calls the next."""
+    """Return the wrappers of a module, starting with `there`: one for each model. Each wrapper calls the next."""
     found = []
     while isinstance(there, CallWrapper):
         found.append(there)
@@ -130,7 +130,7 @@ def _chain(there: object) -> list[CallWrapper]:
 
 
 def follow_host(module: nn.Module) -> None:
-    """Make our replacement of `module` call the value that the host has set now."""
+    """Make the last wrapper of `module` call the value that the host has now set."""
     chain = _chain(standing(module))
     if chain:
         chain[-1].instead = of_host(module)
@@ -144,14 +144,14 @@ class TimedSteps(Protocol):
 
 
 class BrickCall(CallWrapper):
-    """Times each call of its module as one brick or layer; its elements are those of the first tensor it is given.
+    """Times each call of a module as one brick or layer, with the elements of the first tensor argument.
 
-    `asks` is called before, if it is set. `key_in` gives the brick by the mode, because the multiplied type is a part
-    of its work. Without it the brick is always the same.
+    If `asks` is set, it is called before the module. `key_in` returns the brick for a mode, because the multiplied
+    type is a part of the brick's work. Without `key_in` the brick is always the same.
 
-    Only calls in steps of its model are timed. In steps of a different model that shares the module, that model's
-    call times it. Calls outside of steps (a layer by itself, the recomputation in a backward pass) are in no sample.
-    With a compiled hot path calls are made in C, which does the same.
+    Only calls in steps of this wrapper's model are timed. If another model shares the module, that model's wrapper
+    times the calls in its steps. Calls outside of steps (a layer by itself, the recomputation in a backward pass) are
+    not timed. If the hot path is compiled, C code does the same.
     """
 
     __slots__ = (
@@ -169,16 +169,16 @@ class BrickCall(CallWrapper):
     def __init__(
         self, module: nn.Module, key: Hashable, steps: TimedSteps, key_in: KeyIn | None = None, mode: Hashable = None
     ) -> None:
-        self.module = weakref.ref(module)  # the same as in Call, but inlined: attaching makes thousands
+        self.module = weakref.ref(module)  # inlined from CallWrapper, because attaching makes thousands
         self.instead = of_host(module)
         self._key = key
         self._key_in = key_in
         self._mode = mode
-        # By mode and size; None until a second one is needed. C borrows the keys: `key_in` keeps each that it has
-        # given.
+        # Keys by (mode, size). None until there is a second key. C code borrows references to these keys, because
+        # `key_in` keeps every key alive that it has returned.
         self._keys: dict[Hashable, Hashable] | None = None
         self.asks: Callable[[], None] | None = None
-        self.may_be_first = False  # of the products in a step
+        self.may_be_first = False  # whether this may be the first product in a step
         self._model, self._path, self._steps = steps.model, steps.path, weakref.ref(steps)
 
     @property
@@ -187,11 +187,11 @@ class BrickCall(CallWrapper):
 
     @property
     def key(self) -> Hashable:
-        """Its brick, or layer."""
+        """The brick or layer that the calls are recorded as."""
         return self._key
 
     def follow(self, mode: Hashable) -> None:
-        """Record the module as its brick in steps of `mode`."""
+        """Record the module as its brick for `mode` from now on."""
         if self._key_in is not None:
             if self._keys is not None and len(self._keys) >= MAX_KEYS:
                 self._keys.clear()
@@ -211,7 +211,7 @@ class BrickCall(CallWrapper):
         return self._key
 
     def noted_by(self, capture: Capture) -> NotedCall | None:
-        """Return the replacement of the module during the capture of a graph; None if the module no longer exists."""
+        """Return the wrapper for the module during `capture`, or None if the module no longer exists."""
         module = self.module()
         return None if module is None else NotedCall(module, self._key, capture)
 
@@ -225,7 +225,7 @@ class BrickCall(CallWrapper):
                 if self.asks is not None:
                     self.asks()
                 timer = self._path.start_brick(self._key_of(args, kwargs))
-        except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, "some calls are not timed")
         if timer is None:
             return self.plain(*args, **kwargs)
@@ -236,13 +236,13 @@ class BrickCall(CallWrapper):
             raise
         try:
             self._path.stop_brick(timer, elements_of(args, kwargs))
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, "some calls are not timed")
         return result
 
 
 class SizedCall(BrickCall):
-    """Times each call of a convolution whose work depends on the size of its image."""
+    """Times each call of a convolution. Its work depends on the size of its image."""
 
     __slots__ = ("_axes", "_image_mode")
 
@@ -252,15 +252,15 @@ class SizedCall(BrickCall):
         self._image_mode: Hashable = None
 
     def follow(self, mode: Hashable) -> None:
-        self._image_mode = mode  # without a size its work is not known, whatever the mode
+        self._image_mode = mode  # the brick is looked up at each call, when the size is known
 
-    __call__ = BrickCall.__call__  # in Python, also on a compiled hot path
+    __call__ = BrickCall.__call__  # the Python method, even if the hot path is compiled
 
     def _key_of(self, args: Any, kwargs: Any) -> Hashable:
         image = args[0] if args else kwargs.get("input")
         if not issubclass(type(image), Tensor) or is_symbolic():
             return self._key
-        with without_torch_function():  # so that the host's do not see our calls
+        with without_torch_function():  # hides cbtop's calls from the host's `__torch_function__`
             size = tuple(image.shape[-self._axes :])
         keys = self._keys or {}
         is_new = (self._image_mode, size) not in keys
@@ -268,7 +268,7 @@ class SizedCall(BrickCall):
 
 
 class NotedCall(CallWrapper):
-    """Notes the nodes of a captured graph that the calls of a module made."""
+    """Records the calls of a module in a `Capture`."""
 
     __slots__ = ("_capture", "_key")
 
@@ -282,41 +282,41 @@ class NotedCall(CallWrapper):
         capture, span = self._capture, None
         try:
             span = capture.begin(self._key, self.module())
-        except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             capture.failed(error)
         result = self.plain(*args, **kwargs)
         try:
             capture.end(span, elements_of(args, kwargs))
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             capture.failed(error)
         return result
 
 
 def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any], failed: Exception | None = None) -> Any:
-    """Return the elements of the first tensor among the arguments; 0 without a tensor, the exception if it fails.
+    """Return the number of elements of the first tensor among the arguments, or 0 without a tensor.
 
-    `failed` is the exception of an earlier try.
+    Returns the exception if the elements cannot be read. `failed` is the exception of an earlier attempt (in C).
     """
     try:
         if failed is not None:
             raise failed
         for value in (*args, *kwargs.values()):
-            if issubclass(type(value), Tensor):  # `isinstance` would ask objects of the host's for their class
+            if issubclass(type(value), Tensor):  # `isinstance` may run the host's `__class__`
                 return _count(value)
-    except Exception as error:  # noqa: BLE001 - a tensor of the host's own kind: the call is timed, and not counted
+    except Exception as error:  # noqa: BLE001 - a tensor class of the host: the call is timed without its elements
         reraise_host_error(error)
         return error
     return 0
 
 
 def _count(tensor: Tensor) -> int | None:
-    """Return its elements; None for a symbol. No `__torch_function__` of the host's sees this."""
+    """Return the number of elements, or None if it is a symbol. Runs no `__torch_function__` of the host."""
     if has_torch_function(tensor):
         with without_torch_function():
             count = tensor.numel()
     else:
         count = tensor.numel()
-    return count if isinstance(count, int) else None  # making a symbol a number would bind it to that
+    return count if isinstance(count, int) else None  # int(symbol) would fix the symbol's value
 
 
 if chosen() is not HotPath:

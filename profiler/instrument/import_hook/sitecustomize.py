@@ -1,22 +1,22 @@
-"""Runs at the start of every Python process under `cbtop run`: it only waits for torch to be imported.
+"""Runs at the start of every Python process under `cbtop run`, and waits until the process imports torch.
 
-Python imports a `sitecustomize` at its start, and `cbtop run` puts this directory first on PYTHONPATH.
+Python imports a module `sitecustomize` at its start, and `cbtop run` puts this directory first on PYTHONPATH.
 
 Rules
-- It runs in any Python that a program starts, from 3.6 on, whether or not cbtop is installed there. So it imports
-  only modules that Python has already loaded, and nothing of ours before torch.
-- The program finds sys.path, sys.modules and its own sitecustomize as it would without us. PYTHONPATH keeps this
-  directory, to reach its children. Children find it first there, see `stay_first`.
-- A failure of ours is one line on stderr; the program runs on.
-- A Python without cbtop gets the cbtop that this file belongs to, by its path. It gets nothing else of that
-  environment but msgpack, under another name (`cbtop.protocol.packing`): an import of the program finds what it would
-  find without us.
+- This file runs in any Python that a program starts, from 3.6 on, even if cbtop is not installed there. So it imports
+  only modules that Python has already loaded, and nothing else of cbtop before torch.
+- The program finds sys.path, sys.modules and its own sitecustomize as it would without cbtop. Only PYTHONPATH still
+  has this directory first, so that child processes run this file, too (see `stay_first`).
+- If cbtop fails, it prints one line on stderr, and the program runs on.
+- A Python without cbtop loads the cbtop that this file belongs to, by its path. From that environment it loads only
+  msgpack, under a different name (`cbtop.protocol.packing`). So the program's imports find the same modules as
+  without cbtop.
 
-CBTOP_RUN is the overhead allowed, in percent; 0 switches all of it off. CBTOP_RUN_ID is `PID:FILE`, later
-`PID,PID:FILE`: the process that the command became, the first Python of this branch of its children, and a file that
-exists until some process of the run has recorded a step of a model. Processes that have imported torch without
-recording write their reasons into it, one per line. Next to FILE there may be a FIFO, FILE.end: a process waits there
-to print a summary.
+CBTOP_RUN is the allowed overhead in percent. 0 switches everything off. CBTOP_RUN_ID is `PID:FILE`, and later
+`PID,PID:FILE`. The first PID is the process that the command became. The second PID is the first Python process in
+this branch of its children. FILE exists until a process of the run has recorded a step of a model. A process that has
+imported torch and recorded nothing writes the reason into FILE, one per line. At a FIFO, FILE.end, if there is one, a
+process waits to print a summary.
 """
 
 import atexit
@@ -30,13 +30,13 @@ if MYPY:
     from typing import Any
 
 MAX_REASONS_BYTES = 4096
-SUMMARY_WITHIN_MS = 300  # the longest that a process waits at its end for its summary
-LENT_FROM, LENT_BELOW = (3, 11), (3, 14)  # the versions of Python in pyproject.toml
+SUMMARY_WITHIN_MS = 300  # the longest time that a process waits at its end for its summary
+LENT_FROM, LENT_BELOW = (3, 11), (3, 14)  # the Python versions in pyproject.toml
 NO_TORCH, NO_CALL = "torch was never imported", "no call of a model was seen"
 
 
 class TorchFinder:
-    """Comes before the other finders until torch has been imported, and finds nothing itself."""
+    """The first finder until torch has been imported. It finds torch through the other finders."""
 
     def __init__(self, overhead_percent: float, run_id: str) -> None:
         self._overhead_percent = overhead_percent
@@ -51,11 +51,11 @@ class TorchFinder:
         self._is_lent = False
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "ModuleSpec | None":
-        """Return the result of the finders after it. Makes the loader of torch report when it has imported it."""
+        """Return the result of the finders after this one. Makes the loader of torch report the end of the import."""
         if name != "torch" or self not in sys.meta_path:
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
-            find = getattr(finder, "find_spec", None)  # older ones have none
+            find = getattr(finder, "find_spec", None)  # older finders do not have it
             spec: ModuleSpec | None = None if find is None else find(name, path, target)
             if spec is not None:
                 if "exec_module" not in getattr(spec.loader, "__dict__", {"exec_module"}):
@@ -64,7 +64,7 @@ class TorchFinder:
         return None
 
     def torch_is_imported(self) -> None:
-        """Instrument torch before its first module is called."""
+        """Prepare to instrument the process before the first call of a module."""
         self._saw_torch = True
         self._note(NO_CALL)
         try:
@@ -73,16 +73,16 @@ class TorchFinder:
             from cbtop.profiler.instrument.first_call import await_first_call
 
             await_first_call(self._instrument)
-        except Exception as error:  # noqa: BLE001 - see the rules
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the program
             self._failed(error)
 
     def at_exit(self) -> None:
-        """Log one line if nothing was instrumented: in the launched process, or in the first one with torch."""
+        """Print one line if nothing was instrumented, in the launched process or in the first one with torch."""
         if self._saw_torch and os.path.exists(self._nothing_yet):
             self._note_why()
         if os.getpid() == self._pid and (self._is_launched or (self._is_first and self._saw_torch)):
             why = self._reason()
-            has_a_profiler = "cbtop.profiler.profiler" in sys.modules and not self._saw_torch  # of its own
+            has_a_profiler = "cbtop.profiler.profiler" in sys.modules and not self._saw_torch  # the program's own
             if why and not has_a_profiler:
                 print_line("nothing was instrumented: " + why)
             elif self._is_launched and self._nothing_yet:
@@ -93,11 +93,11 @@ class TorchFinder:
             from cbtop.profiler.instrument.launched import instrument
 
             instrument(self._overhead_percent, self._nothing_yet, self._is_lent)
-        except Exception as error:  # noqa: BLE001 - see the rules
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the program
             self._failed(error)
 
     def _lend(self, directory: str) -> None:
-        """Load cbtop from `directory`. The first process of the run says so in one line."""
+        """Load cbtop from `directory`. The first process of the run prints one line about it."""
         load_package(directory)
         self._is_lent = True
         if self._is_launched or self._is_first:
@@ -117,24 +117,24 @@ class TorchFinder:
             from cbtop.profiler.instrument import unseen
 
             self._note(unseen.why())
-        except Exception as error:  # noqa: BLE001 - see the rules
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the program
             reraise_host_error(error)
 
     def _await_summary(self) -> None:
-        """Have the summary of the run printed while this process still exists, before a shell shows its prompt."""
+        """Wait until the summary of the run is printed. After this process ends, a shell would show its prompt."""
         try:
             fifo = os.open(self._nothing_yet + ".end", os.O_WRONLY | os.O_NONBLOCK)
-        except OSError as error:  # with --quiet there is none
+        except OSError as error:  # there is no FIFO with --quiet
             reraise_host_error(error)
             return
         try:
             os.write(fifo, b"end\n")
-            import select  # a program that ends with its torch has loaded it
+            import select  # loaded already, because the program has loaded torch
 
             waiting = select.poll()
-            waiting.register(fifo, 0)  # an error, reported without being asked for: the reader has closed it
+            waiting.register(fifo, 0)  # wait for an error only: the reader has closed the FIFO
             waiting.poll(SUMMARY_WITHIN_MS)
-        except Exception as error:  # noqa: BLE001 - see the rules
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the program
             reraise_host_error(error)
         finally:
             os.close(fifo)
@@ -152,7 +152,7 @@ class TorchFinder:
         loader.exec_module = exec_module
 
     def _note(self, why: str) -> None:
-        """Add a reason to the file, if it exists because nothing was recorded yet."""
+        """Add a reason to the run's file. The file exists as long as nothing was recorded."""
         try:
             file = os.open(self._nothing_yet, os.O_WRONLY | os.O_APPEND)
             try:
@@ -164,7 +164,7 @@ class TorchFinder:
             reraise_host_error(error)
 
     def _reason(self) -> str:
-        """Return why nothing was recorded; "" if something was, or if the reason was reported."""
+        """Return why nothing was recorded, or "" if something was recorded or the reason was already printed."""
         try:
             file = os.open(self._nothing_yet, os.O_RDONLY)
             try:
@@ -175,7 +175,7 @@ class TorchFinder:
         except OSError as error:
             reraise_host_error(error)
             return ""
-        if said or self._saw_torch:  # a full disk holds no reason
+        if said or self._saw_torch:  # no reason is in the file if the disk is full
             return [NO_CALL, *(why for why in said if why != NO_CALL)][-1]
         times = os.times()
         if times.children_user + times.children_system > 0:
@@ -186,7 +186,7 @@ class TorchFinder:
 
 
 def lacks_cbtop() -> bool:
-    """Return whether this Python has no package cbtop. A directory with that name is none."""
+    """Return whether this Python has no package cbtop. A plain directory of that name does not count as one."""
     from importlib.util import find_spec
 
     spec = find_spec("cbtop")
@@ -201,7 +201,7 @@ def load_package(directory: str) -> None:
     from importlib.util import find_spec, module_from_spec, spec_from_file_location
 
     is_supported = sys.implementation.name == "cpython" and LENT_FROM <= sys.version_info[:2] < LENT_BELOW
-    if not is_supported or "t" in sys.abiflags:  # without a lock of the interpreter
+    if not is_supported or "t" in sys.abiflags:  # "t": without the global interpreter lock
         raise RuntimeError("cbtop needs CPython 3.11 to 3.13; create the program's environment with one of these")
     if find_spec("numpy") is None:
         raise RuntimeError(f"cbtop needs NumPy there: {sys.executable} -m pip install numpy")
@@ -219,27 +219,27 @@ def load_package(directory: str) -> None:
 
 
 def reraise_host_error(error: Exception) -> None:
-    """Raise the exception if a signal handler of the program raised it in our code."""
+    """Raise `error` again if a signal handler of the program raised it while cbtop's code ran."""
     if error.__traceback__ is None or error.__traceback__.tb_next is None:
-        return  # it was raised in the caller's own frame, not in a handler
+        return  # the error was raised in the caller's own frame, not in a handler
     try:
         from cbtop.protocol import signals
-    except (ImportError, SyntaxError):  # it is not installed for this Python
+    except (ImportError, SyntaxError):  # cbtop is not installed for this Python
         return
     signals.reraise_host_error(error)
 
 
 def print_line(line: str) -> None:
-    """Print one line on stderr, if there is one."""
+    """Print one line on stderr, unless stderr is missing or fails."""
     try:
         sys.stderr.write(f"cbtop: {line}\n")
         sys.stderr.flush()
-    except Exception as error:  # noqa: BLE001 - closed, or the program's own, which may raise anything
+    except Exception as error:  # noqa: BLE001 - stderr may be closed, or the program's own, which may raise anything
         reraise_host_error(error)
 
 
 def begin() -> None:
-    """Wait for torch, unless it is switched off."""
+    """Wait for the import of torch, unless cbtop is switched off."""
     overhead_percent = float(os.environ.get("CBTOP_RUN", "0"))
     if overhead_percent > 0:
         stay_first(os.path.dirname(__file__))
@@ -252,11 +252,11 @@ def begin() -> None:
 
 
 def stay_first(directory: str) -> None:
-    """Keep `directory` first on the PYTHONPATH that children get.
+    """Keep `directory` first on the PYTHONPATH that child processes get.
 
-    Python imports only the first sitecustomize. A wrapper such as opentelemetry-instrument puts its own before it and
-    becomes Python. Only the environment of the C library, which children inherit, gets the new order. The program
-    still reads from os.environ the value it has stored there.
+    Python imports only the first sitecustomize. A wrapper such as opentelemetry-instrument puts its own directory
+    first, and then replaces itself by Python. Only the environment of the C library, which children inherit, gets the
+    new order. In os.environ the program still reads the value that it has stored.
     """
     own, real = os.fsencode(directory), os.putenv
 
@@ -277,7 +277,7 @@ def leave(directory: str) -> None:
     sys.path_importer_cache.pop(directory, None)
     if (
         getattr(sys.modules.get("sitecustomize"), "__file__", None) == __file__
-    ):  # else a different one has called this one
+    ):  # otherwise another sitecustomize has called this one
         del sys.modules["sitecustomize"]
 
 
@@ -285,8 +285,8 @@ if __name__ == "sitecustomize":
     try:
         leave(os.path.dirname(__file__))
         begin()
-    except Exception as error:  # noqa: BLE001 - see the rules
+    except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the program
         reraise_host_error(error)
         print_line(f"process {os.getpid()} runs uninstrumented: {error}")
-    # The program's own. If there is none, this raises what Python expects for a missing file.
+    # Import the program's own sitecustomize. If there is none, this raises the error that Python expects.
     __import__("sitecustomize")
