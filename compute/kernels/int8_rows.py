@@ -195,9 +195,9 @@ def _one_token_128(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any
     return _add(_unpack(w, row, step, U(3)), codes, factors, t, block + U(3), total)
 
 
-# Below, a step is a block. It is read once, in memory order, and in a loop. A Zen 4 reads memory at 30 GB/s with two to
-# five loads in a loop, but at 15 to 22 GB/s with sixteen to 48 loads. It treats the reads of each load as a separate
-# stream, and the lines of such a stream are one turn of the loop apart.
+# Below, a step is a block. It is read once, in memory order, and in a loop. A Zen 4 reads memory at 30 GB/s with two
+# to five loads in a loop, but at 15 to 22 GB/s with sixteen to 48 loads. It treats the reads of each load as a
+# separate stream, and the lines of such a stream are one turn of the loop apart.
 _four_columns: Any = None
 _factors: Any = None
 _factors_of_16: Any = None

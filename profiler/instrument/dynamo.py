@@ -48,12 +48,12 @@ def without_dynamo(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -
 
 
 def keep_dynamo_out() -> None:
-    """Make Dynamo skip our frames, but not their callees, as it does with the frames of torch.nn.
+    """Make Dynamo skip cbtop's frames but not the functions they call, as Dynamo does for torch.nn.
 
-    If it meets a function of ours while compiling one of the host's, it still enters it.
+    Dynamo still traces a function of cbtop that is called inside a function of the host that it compiles.
     """
     actions = _frames._FrameAction
-    as_it_is = _frames._FrameExecStrategy(actions.SKIP, actions.DEFAULT)  # the second: of its callees
+    as_it_is = _frames._FrameExecStrategy(actions.SKIP, actions.DEFAULT)  # for a frame, and for its callees
     codes = [
         function.__code__
         for name, module in list(sys.modules.items())
