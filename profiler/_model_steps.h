@@ -19,7 +19,7 @@
 enum { MODEL_CALL, MODEL_STEPS, UNIT, OPEN_STEP, STEP, STEPS, GOVERNOR, MODEL, KIND, PLAIN_TYPES };
 enum { CALLED_MODULE, CALLED_INSTEAD, CALLED_STEPS, CALLED_HAS_CACHE, CALLED_NAMES, CALLED_WITHOUT_CACHE,
        CALLED_AXIS, CALLED_TAKES_IDS };
-enum { OF_PROFILER, OF_PATH, OF_TIMES, OF_MODEL, OF_BURSTS, OF_RUNNER, OF_ARE_IN, OF_STEPS, OF_KEYS,
+enum { OF_PROFILER, OF_PATH, OF_TIMES, OF_MODEL, OF_BURSTS, OF_IN_PYTHON, OF_ARE_IN, OF_STEPS, OF_KEYS,
        OF_RECORDED, OF_LOOKS, OF_KERNELS_DUE_NS };
 enum { UNIT_OPEN, UNIT_GENERATIONS };
 enum {
@@ -50,7 +50,7 @@ typedef struct {
 
 static Slots plain[PLAIN_TYPES] = {
     [MODEL_CALL] = {{"module", "instead", "_steps", "has_cache", "_names", "without_cache", "_axis", "_takes_ids"}},
-    [MODEL_STEPS] = {{"profiler", "path", "times", "model", "bursts", "is_of_runner", "calls_are_in", "profiler_steps",
+    [MODEL_STEPS] = {{"profiler", "path", "times", "model", "bursts", "in_python", "calls_are_in", "profiler_steps",
                      "_keys", "recorded_steps", "looks", "kernels_due_ns"}},
     [UNIT] = {{"open", "generations"}},
     [OPEN_STEP] = {{"steps", "profiler", "is_running", "is_recorded", "generation", "waits", "_unit", "_sampling",
@@ -1092,7 +1092,7 @@ model_call(PyObject *self, PyObject *args, PyObject *kwargs)
         Py_XDECREF(enabled);
     }
     else if (PyDict_GET_SIZE(lent.captures) == 0 && (PyObject *)path == PLAIN_SLOT(steps, MODEL_STEPS, OF_TIMES) &&
-             PLAIN_SLOT(steps, MODEL_STEPS, OF_RUNNER) == Py_False && (position = this_position(path)) != NULL) {
+             PLAIN_SLOT(steps, MODEL_STEPS, OF_IN_PYTHON) == Py_False && (position = this_position(path)) != NULL) {
         Py_INCREF(position);
         unit = Py_XNewRef(position->unit);
     }

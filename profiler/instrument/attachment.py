@@ -68,6 +68,7 @@ from cbtop.profiler.instrument.steps import ModelSteps
 from cbtop.profiler.instrument.swapping import swaps
 from cbtop.profiler.instrument.timed_sections import CallMaker, TimedSection
 from cbtop.profiler.instrument.torch_internals import without_torch_function
+from cbtop.profiler.instrument.training import Trainings
 from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
 from cbtop.profiler.instrument.work import adapted_in, device_of, mode_of
 from cbtop.profiler.instrument.wrapping import follow_host, is_compiled, is_symbolic
@@ -253,6 +254,7 @@ class Attachment:
             captured_graphs.look_no_more(self.steps)
             if not len(_attached):
                 _functions.unwrap()
+                _trainings.leave()
                 compilations.end()
                 if _profiler is None:
                     end()
@@ -386,7 +388,7 @@ def attach_to_runner(model: nn.Module, profiler: BrickProfiler, engine: str, *, 
             if not shows_bricks or _why_not(model):
                 plan = Plan(plan.stacks)
             attachment = _begin(model, plan, profiler, engine)
-        attachment.steps.is_of_runner = True
+        attachment.steps.is_of_runner = attachment.steps.in_python = True
         return attachment
 
 
@@ -426,6 +428,7 @@ def _begin(
             else:
                 _functions.wrap(kinds)
                 wrap_collectives(_functions)
+            _trainings.follow(_functions)
         attachment.announce(model, plan)
         attachment.begin()
     except BaseException:  # an error of cbtop or of a signal handler: undo what is attached so far
@@ -472,6 +475,7 @@ def uninstall() -> None:
     with _lock:
         if not len(_attached):  # all models were detached, or dropped by the host
             _functions.unwrap()
+            _trainings.leave()
             compilations.end()
             captured_graphs.end()
 
@@ -501,6 +505,7 @@ def _met_generating(model: object) -> None:
 
 
 _functions = TimedFunctions(_met_generating)
+_trainings = Trainings(lambda: [attachment.steps for attachment in attachments()])
 
 
 def _look_first_at(module: nn.Module) -> None:

@@ -24,6 +24,8 @@ from cbtop.profiler.instrument.open_step import Generation, Noting, OpenStep, ca
 from cbtop.profiler.instrument.phases import describe, describe_captured
 from cbtop.profiler.instrument.steps import ModelSteps
 from cbtop.profiler.instrument.torch_internals import dispatch_modes, is_tracing, without_torch_function
+from cbtop.profiler.instrument.training import Forward, is_in_training
+from cbtop.profiler.instrument.training_calls import StepCalls
 from cbtop.profiler.instrument.wrapping import CallWrapper, is_symbolic
 from cbtop.protocol import clock
 
@@ -50,7 +52,7 @@ class ModelCall(CallWrapper):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         called: Callable[..., Any] = self.plain
-        step: OpenStep | None = None
+        step: OpenStep | Forward | None = None
         try:
             called, step = without_dynamo(self.begin, args, kwargs, clock.perf_counter_ns())
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
@@ -59,7 +61,7 @@ class ModelCall(CallWrapper):
 
     def begin(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], called_ns: int
-    ) -> tuple[Callable[..., Any], OpenStep | None]:
+    ) -> tuple[Callable[..., Any], OpenStep | Forward | None]:
         """Begin a step. Returns the callable to call with these arguments, and the step, or None without a step.
 
         The caller calls the callable and then ends the step. If the caller is C code, no Python frame of cbtop is on
@@ -73,8 +75,12 @@ class ModelCall(CallWrapper):
             return called, None
         if not steps.profiler.enabled and steps.calls_are_in is False:
             return called, None
+        if steps.training is not None and is_in_training(steps):
+            return called, steps.training.forward(steps, self.describe(args, kwargs, None))
         if captures:
             capture = capture_here()
+            if type(capture) is StepCalls:
+                return called, None  # another model, which is called in a recorded training step
             if capture is not None:
                 return functools.partial(self.call_captured, capture), None
         if steps.is_of_runner:

@@ -365,7 +365,24 @@ class Noting:
             self._model.failed(error)
 
 
-def call_in(step: OpenStep | None, called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+class EndedAfterCall(Protocol):
+    """What ends when a call returns: a step, or a part of one."""
+
+    def ended(self) -> None:
+        """Handle the return of the call."""
+
+    def close(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        """Handle an exception of the call."""
+
+
+def call_in(
+    step: EndedAfterCall | None, called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Call `called`, and end `step` after it, if there is one."""
     try:
         result = called(*args, **kwargs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
@@ -50,6 +50,7 @@ class TimedModel(ABC):
         "changed",
         "follow_mode",
         "give_up",
+        "in_python",
         "is_of_runner",
         "kernel_steps",
         "kernels_due_ns",
@@ -66,6 +67,7 @@ class TimedModel(ABC):
         "root",
         "times",
         "timing",
+        "training",
         "trains",
         "weight_version",
     )
@@ -86,6 +88,8 @@ class TimedModel(ABC):
         self.kernel_steps: KernelSteps | None = None  # records steps by their kernels, if not None
         self.kernels_due_ns = 0  # when `kernel_steps` is next due, on the host's clock; 0: never; C code reads this
         self.calls: Sequence[BrickCall] = ()
+        self.training: Any = None  # its TrainingSteps, if an optimizer changes its weights
+        self.in_python = False  # whether Python code handles its calls, although the hot path is compiled
         self.is_of_runner = False  # whether a runner's calls are the steps, and the model's calls are not
         self.on_device: dict[Hashable, Hashable] = {}  # for a brick timed by the host: the same brick on the device
         self.measured: Callable[[str], None] = lambda how: None  # receives how the device's times are measured

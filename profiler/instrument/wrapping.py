@@ -284,12 +284,20 @@ class NotedCall(CallWrapper):
             span = capture.begin(self._key, self.module())
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             capture.failed(error)
-        result = self.plain(*args, **kwargs)
         try:
-            capture.end(span, elements_of(args, kwargs))
+            result = self.plain(*args, **kwargs)
+        except BaseException:  # checkpointing, for example, ends a repeated forward early
+            self._end(span, 0)
+            raise
+        self._end(span, elements_of(args, kwargs))
+        return result
+
+    def _end(self, span: Any, elements: Any) -> None:
+        capture = self._capture
+        try:
+            capture.end(span, elements)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             capture.failed(error)
-        return result
 
 
 def elements_of(args: tuple[Any, ...], kwargs: dict[str, Any], failed: Exception | None = None) -> Any:

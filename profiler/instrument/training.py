@@ -1,0 +1,496 @@
+"""Training steps of a model on a CPU: from the end of one optimizer step to the end of the next.
+
+Rules
+- A model trains if an optimizer changes one of its parameters. From then on, a call of the model in training mode
+  with gradients enabled is a forward of a training step. Other calls are steps of inference, as usual.
+- An optimizer step ends a training step if a backward has ended in it. So several optimizers that run after one
+  backward are in one step, and the micro-batches whose gradients are added up are in one step, too.
+- The time of the thread is divided between the parts of the step without a gap, so the parts add up to the step.
+- If the data loader ends, or the model is called in evaluation mode, the time since the last step belongs to no step.
+- Every training step is counted with its time. Some are recorded with the calls of modules (training_calls.py).
+- If code of cbtop fails, the model is detached, and the host goes on.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import sys
+from _thread import get_ident
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakSet, ref
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.instrument.capturing import captures
+from cbtop.profiler.instrument.governor import FLOOR, SAMPLES, USED, median_of
+from cbtop.profiler.instrument.host_steps import noting_cost
+from cbtop.profiler.instrument.module_tree import dictionary_of
+from cbtop.profiler.instrument.open_step import Noting
+from cbtop.profiler.instrument.phases import Call
+from cbtop.profiler.instrument.training_calls import StepCalls
+from cbtop.profiler.instrument.trouble import log_own_error
+from cbtop.profiler.positions import finder
+from cbtop.profiler.steps import STEP
+from cbtop.protocol import clock
+from cbtop.protocol.messages import MAX_TIMED_STEPS, PartTime, Sampling, Training, TrainingTimes
+from cbtop.protocol.vocabulary import TRAIN, WARM_UP, BrickCategory, TrainingPart
+
+if TYPE_CHECKING:
+    from cbtop.profiler.instrument.functions import TimedFunctions
+    from cbtop.profiler.instrument.generation import Function
+    from cbtop.profiler.instrument.timed_model import TimedModel
+
+#: The bricks of a step that are no module of the model.
+BRICKS = {
+    part: BrickDefinition(name, BrickCategory.OTHER, backend="torch")
+    for part, name in (
+        (TrainingPart.DATA_WAIT, "DataWait"),
+        (TrainingPart.LOSS, "Loss"),
+        (TrainingPart.CLIP, "ClipGradients"),
+        (TrainingPart.OPTIMIZER, "Optimizer"),
+        (TrainingPart.ZERO_GRAD, "ZeroGrad"),
+    )
+}
+MOST_RANGES = 2_000  # parts of a step that are kept for its record
+ANNOUNCE_NS = 1_000_000_000  # between two announcements of the parts of a model's steps
+MOST_NAMED = 8  # optimizers with steps of their own name; further ones share the last name
+FLOOR_SHARE = 5 / 105  # share of the time for recording until FLOOR steps are recorded
+
+Parts = dict[TrainingPart, int]  # ns
+
+
+class StepClock:
+    """Divides the time of one thread between the parts of a training step.
+
+    Parts may be nested: the inner one counts. After an outermost forward, the time is that of the loss.
+    """
+
+    __slots__ = ("_around", "_at_ns", "_part", "begun_ns", "has_backward", "parts", "ranges")
+
+    def __init__(self) -> None:
+        self.restart(None)
+
+    def restart(self, now_ns: int | None) -> None:
+        """Begin a step at `now_ns`; None: at the next event."""
+        self.begun_ns, self._at_ns = now_ns, now_ns or 0
+        self._part = TrainingPart.OTHER
+        self._around: list[TrainingPart] = []
+        self.parts: Parts = {}
+        self.ranges: list[tuple[TrainingPart, int, int]] = []  # what each part of `parts` consists of
+        self.has_backward = False
+
+    @property
+    def is_in(self) -> TrainingPart | None:
+        """The part whose call runs; None outside of these calls."""
+        return self._part if self._around else None
+
+    def begin(self, part: TrainingPart, now_ns: int) -> None:
+        """Begin a call that is `part`."""
+        if self.begun_ns is None:
+            self.restart(now_ns)
+        self._count(now_ns)
+        self._around.append(self._part)
+        self._part = part
+
+    def end(self, now_ns: int) -> None:
+        """End the innermost call."""
+        self._count(now_ns)
+        ended = self._part
+        if self._around:
+            self._part = self._around.pop()
+        if ended is TrainingPart.BACKWARD:
+            self.has_backward = True
+        if not self._around:
+            if ended is TrainingPart.FORWARD:
+                self._part = TrainingPart.LOSS
+            elif ended is TrainingPart.BACKWARD:
+                self._part = TrainingPart.OTHER
+
+    def finish(self, now_ns: int) -> tuple[int, Parts, list[tuple[TrainingPart, int, int]]]:
+        """End the step, and begin the next. Returns when the step began, its parts, and the ranges of the parts."""
+        self._count(now_ns)
+        begun_ns, parts, ranges = self.begun_ns or now_ns, self.parts, self.ranges
+        self.restart(now_ns)
+        return begun_ns, parts, ranges
+
+    def _count(self, now_ns: int) -> None:
+        if self.begun_ns is not None:
+            self.parts[self._part] = self.parts.get(self._part, 0) + now_ns - self._at_ns
+            if len(self.ranges) < MOST_RANGES:
+                self.ranges.append((self._part, self._at_ns, now_ns))
+            self._at_ns = now_ns
+
+
+class ThreadTraining:
+    """The training step that is open in one thread, task or greenlet."""
+
+    __slots__ = ("__weakref__", "backwards", "calls", "clock", "noting", "sequences", "steps", "tokens")
+
+    def __init__(self) -> None:
+        self.clock = StepClock()
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what was called in the step."""
+        self.steps: TimedModel | None = None  # of the model that was called first in it
+        self.tokens = self.sequences = 0
+        self.calls: StepCalls | None = None  # None: this step is not recorded
+        self.noting: Noting | None = None
+        self.backwards: list[list[Any]] = []  # the hooks of the running backwards
+
+    def give_up(self) -> None:
+        """Drop the step."""
+        self.stop_noting()
+        self.forget()
+        self.clock.restart(None)
+
+    def stop_noting(self) -> None:
+        """Put the modules' own calls back."""
+        if self.noting is not None:
+            captures.pop(get_ident(), None)
+            noting, self.noting = self.noting, None
+            noting.end()
+
+
+_here: Callable[[], ThreadTraining] = finder(ThreadTraining)
+
+
+class Forward:
+    """One call of a model in a training step."""
+
+    __slots__ = ("_here", "_steps")
+
+    def __init__(self, here: ThreadTraining, steps: TimedModel) -> None:
+        self._here, self._steps = here, steps
+
+    def ended(self) -> None:
+        """Handle the return of the model's call."""
+        try:
+            here = self._here
+            if here.calls is not None:
+                here.calls.end_model()
+            here.clock.end(clock.perf_counter_ns())
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            self._steps.failed(error)
+
+    def close(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        """Drop the step, because its model has raised an exception."""
+        try:
+            self._here.give_up()
+        except Exception as trouble:  # noqa: BLE001 - an error of cbtop must not reach the host
+            self._steps.failed(trouble)
+
+
+class TrainingSteps:
+    """The training steps of one model: decides which are recorded, and records them."""
+
+    def __init__(self, steps: TimedModel) -> None:
+        self._steps = ref(steps)
+        self._due_ns = 0
+        self._recorded = self._seen = 0
+        self._first_ns = self._paid_ns = 0
+        self._costs_ns: deque[float] = deque(maxlen=SAMPLES)
+        self._latest: dict[str, deque[tuple[int, Parts]]] = {}  # by phase: the wall time and the parts of a step
+        self._told_ns: dict[str, int] = {}
+
+    def forward(self, model: TimedModel, call: Call) -> Forward | None:
+        """Begin a call of the model in a training step. Returns None inside another call, which has its time."""
+        here = _here()
+        if here.clock.is_in in (TrainingPart.FORWARD, TrainingPart.BACKWARD):
+            return None
+        now_ns = clock.perf_counter_ns()
+        here.clock.begin(TrainingPart.FORWARD, now_ns)
+        if here.steps is None:
+            here.steps = model
+            self._publish(model, here, call, now_ns)
+            if self._is_due(model, now_ns):
+                here.calls = StepCalls(model.labelled)
+                captures[get_ident()] = here.calls
+                here.noting = Noting(model, here.calls)
+                here.noting.begin(call)
+        elif here.calls is not None and here.steps is model:
+            here.calls.begin(None, None)
+        here.tokens += call.tokens
+        here.sequences += call.sequences
+        return Forward(here, model)
+
+    def _is_due(self, model: TimedModel, now_ns: int) -> bool:
+        warm_ups = model.profiler_steps.warm_ups
+        is_settled = warm_ups is None or (TRAIN, model.model) in warm_ups.settled or self._seen > FLOOR
+        return is_settled and now_ns >= self._due_ns and not captures
+
+    def _publish(self, model: TimedModel, here: ThreadTraining, call: Call, now_ns: int) -> None:
+        """Show readers of the ring that a training step runs."""
+        position = model.path.position
+        root = position.scope
+        while root.parent is not None:
+            root = root.parent
+        there = root.children.get((STEP, TRAIN, model.model) if model.model else (STEP, TRAIN))
+        if there is not None:
+            model.path.publish(position, there, now_ns, call.tokens, call.sequences or None)
+
+    def ended(self, here: ThreadTraining, phase: str, now_ns: int) -> None:
+        """Count the training step that ends now in the thread `here`, and record it if it was to be recorded."""
+        model = self._steps()
+        begun_ns, parts, ranges = here.clock.finish(now_ns)
+        if model is None:
+            return
+        here.stop_noting()
+        calls, tokens, sequences = here.calls, here.tokens, here.sequences
+        model.path.publish(model.path.position, model.path.position.scope, 0, None, None)
+        self._seen += 1
+        self._first_ns = self._first_ns or begun_ns
+        warm_ups = model.profiler_steps.warm_ups
+        name = phase if warm_ups is None else warm_ups.named(phase, model.model)
+        inside = None
+        if calls is not None and not calls.has_failed:
+            inside = calls.parts()
+            inside += [((BRICKS[part],), begin_ns, end_ns, 0) for part, begin_ns, end_ns in ranges if part in BRICKS]
+        record = model.profiler_steps.record
+        record(name, tokens, begun_ns, now_ns, inside, model=model.model, sequences=sequences or None)
+        if name.endswith(WARM_UP):
+            if warm_ups is not None:
+                warm_ups.took(phase, model.model, now_ns - begun_ns, tokens or sequences)
+        else:
+            self._announce(model, phase, now_ns - begun_ns, parts)
+        if calls is not None:
+            self._pay(model, calls, now_ns)
+
+    def _announce(self, model: TimedModel, phase: str, wall_ns: int, parts: Parts) -> None:
+        latest = self._latest.setdefault(phase, deque(maxlen=MAX_TIMED_STEPS))
+        latest.append((wall_ns, parts))
+        now_ns = clock.perf_counter_ns()
+        if now_ns - self._told_ns.get(phase, 0) < ANNOUNCE_NS:
+            return
+        self._told_ns[phase] = now_ns
+        found = []
+        for part in TrainingPart:
+            each = [step.get(part, 0) for _, step in latest]
+            if any(each):
+                found.append(PartTime(part, sum(each), round(statistics.median(each))))
+        wall_ns = sum(wall for wall, _ in latest)
+        model.profiler.announce(TrainingTimes(phase, model.model, len(latest), wall_ns, tuple(found)))
+
+    def _pay(self, model: TimedModel, calls: StepCalls, now_ns: int) -> None:
+        """Measure what recording the step has cost, and decide when the next one is due."""
+        cost = noting_cost()
+        paid_ns = clock.perf_counter_ns() - now_ns + calls.own_ns
+        paid_ns += round(calls.count * (cost.inside_ns + cost.outside_ns))
+        self._recorded += 1
+        self._paid_ns += paid_ns
+        self._costs_ns.append(paid_ns)
+        governor = model.profiler_steps.governor
+        if governor is None:
+            return
+        share = governor.allowed_share
+        used = USED * share if self._recorded >= FLOOR else max(USED * share, FLOOR_SHARE)
+        self._due_ns = now_ns + round(paid_ns / used) if used else now_ns
+        lived_ns = max(1, now_ns - self._first_ns)
+        percent = 100 * self._paid_ns / lived_ns
+        low, middle, high = median_of(sorted(self._costs_ns))
+        spread = (percent * low / max(1.0, middle), max(percent, percent * high / max(1.0, middle)))
+        every = max(1, round(self._seen / self._recorded))
+        model.profiler.announce(Sampling(every, percent, *spread, governor.allowed_percent))
+
+
+class Trainings:
+    """The optimizers of this process, and the models that they train."""
+
+    def __init__(self, models: Callable[[], list[TimedModel]]) -> None:
+        self._models = models
+        self._known: WeakKeyDictionary[Any, tuple[int, WeakSet[TimedModel]]] = WeakKeyDictionary()
+        self._handles: list[Any] = []
+        self._names: list[str] = []
+
+    def follow(self, functions: TimedFunctions) -> None:
+        """Have torch call us at each optimizer step, and time the functions of a training step."""
+        if self._handles:
+            return
+        from torch.optim import optimizer
+
+        self._handles = [
+            optimizer.register_optimizer_step_pre_hook(self._begins),
+            optimizer.register_optimizer_step_post_hook(self._ended),
+        ]
+        functions.replace(torch.autograd, "backward", _backward)
+        functions.replace(torch.amp.GradScaler, "step", self._scaled)
+        functions.replace(optimizer.Optimizer, "zero_grad", _times(TrainingPart.ZERO_GRAD))
+        functions.replace(torch.nn.utils.clip_grad, "clip_grad_norm_", _times(TrainingPart.CLIP))
+        functions.replace(torch.nn.utils.clip_grad, "clip_grad_value_", _times(TrainingPart.CLIP))
+        data = getattr(sys.modules.get("torch.utils.data.dataloader"), "_BaseDataLoaderIter", None)
+        functions.replace(data, "__next__", _waits)
+
+    def leave(self) -> None:
+        """Undo `follow`."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not is_dynamo_compiling():
+            try:
+                _here().clock.begin(TrainingPart.OPTIMIZER, clock.perf_counter_ns())
+            except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+                log_own_error(error, "a training step is not shown")
+
+    def _ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if is_dynamo_compiling():
+            return
+        here = _here()
+        try:
+            now_ns = clock.perf_counter_ns()
+            here.clock.end(now_ns)
+            number = self._trained_by(optimizer)
+            if not here.clock.has_backward:
+                return
+            steps, training = here.steps, None if here.steps is None else here.steps.training
+            if steps is None or training is None or not steps.profiler.enabled:
+                here.give_up()
+                here.clock.restart(now_ns)
+            else:
+                training.ended(here, self._names[number], now_ns)
+                here.forget()
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            log_own_error(error, "training steps are not shown")
+            here.give_up()
+
+    def _trained_by(self, optimizer: Any) -> int:
+        """Return the number of `optimizer`, and mark the models that it trains."""
+        models = self._models()
+        known = self._known.get(optimizer)
+        if known is None:
+            number = min(len(self._names), MOST_NAMED - 1)
+            if number == len(self._names):
+                self._names.append(f"{TRAIN} {type(optimizer).__name__} {number + 1}" if number else TRAIN)
+            known = self._known[optimizer] = number, WeakSet()
+        number, looked_at = known
+        new = [one for one in models if one not in looked_at]
+        if new:
+            its = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+            for model in new:
+                looked_at.add(model)
+                root = model.root()
+                if root is not None and any([id(weight) in its for weight in root.parameters()]):
+                    _train(model)
+        return number
+
+    def _scaled(self, original: Function) -> Function:
+        """Wrap GradScaler.step, which leaves the optimizer out if a gradient is infinite: it ends the step anyway."""
+
+        @functools.wraps(original)
+        def step(scaler: Any, optimizer: Any, /, *args: Any, **kwargs: Any) -> Any:
+            result = original(scaler, optimizer, *args, **kwargs)
+            if not is_dynamo_compiling() and _here().clock.has_backward:
+                self._begins(optimizer, args, kwargs)
+                self._ended(optimizer, args, kwargs)
+            return result
+
+        return step
+
+
+def _train(model: TimedModel) -> None:
+    """Show the steps of `model` as training steps from now on, if it is on a CPU."""
+    if model.training is None and model.kernel_steps is None and model.path is model.times:
+        model.training = TrainingSteps(model)
+        model.in_python = True
+        if not model.trains:
+            model.trains = True
+            model.profiler.announce(Training())
+
+
+def is_in_training(model: TimedModel) -> bool:
+    """Whether a call of `model` now belongs to a training step. Otherwise it is a step of inference."""
+    root = model.root()
+    if root is None or not model.profiler.enabled:
+        return False
+    if not dictionary_of(root).get("training"):
+        here = _here()
+        if here.clock.is_in is None:
+            here.give_up()
+        return False
+    return torch.is_grad_enabled() or _here().clock.is_in is not None
+
+
+def _backward(original: Function) -> Function:
+    @functools.wraps(original)
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return original(tensors, *args, **kwargs)
+        here = _here()
+        handles = _backward_begins(here, tensors)
+        try:
+            return original(tensors, *args, **kwargs)
+        finally:
+            _backward_ended(here, handles)
+
+    return backward
+
+
+def _backward_begins(here: ThreadTraining, tensors: Any) -> list[Any]:
+    try:
+        here.clock.begin(TrainingPart.BACKWARD, clock.perf_counter_ns())
+        if here.calls is not None:
+            return here.calls.backward_begins([tensors] if isinstance(tensors, torch.Tensor) else list(tensors))
+    except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+        log_own_error(error, "the backward of bricks is not shown")
+    return []
+
+
+def _backward_ended(here: ThreadTraining, handles: list[Any]) -> None:
+    try:
+        if here.calls is not None:
+            here.calls.backward_ended(handles)
+        here.clock.end(clock.perf_counter_ns())
+    except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+        log_own_error(error, "the backward of bricks is not shown")
+
+
+def _times(part: TrainingPart) -> Callable[[Function], Function]:
+    """Return a wrapper of a function whose calls are that part of a step."""
+
+    def wrap(original: Function) -> Function:
+        @functools.wraps(original)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if is_dynamo_compiling():
+                return original(*args, **kwargs)
+            here_clock = _here().clock
+            here_clock.begin(part, clock.perf_counter_ns())
+            try:
+                return original(*args, **kwargs)
+            finally:
+                here_clock.end(clock.perf_counter_ns())
+
+        return timed
+
+    return wrap
+
+
+def _waits(original: Function) -> Function:
+    """Wrap the data loader's `__next__`: its calls are waits for data. After its end no step runs."""
+
+    @functools.wraps(original)
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        here = _here()
+        here.clock.begin(TrainingPart.DATA_WAIT, clock.perf_counter_ns())
+        try:
+            result = original(*args, **kwargs)
+        except BaseException:
+            here.clock.end(clock.perf_counter_ns())
+            if here.clock.is_in is None and here.steps is None:
+                here.give_up()
+            raise
+        here.clock.end(clock.perf_counter_ns())
+        return result
+
+    return wait

@@ -1,0 +1,280 @@
+"""Times the calls of modules in a recorded training step, forward and backward, on the host's clock.
+
+Autograd numbers its nodes in the order in which the forward makes them, and runs the backward in the reverse order,
+in the thread that called `backward`. So each noted call has the range of numbers of the nodes that it made. Before
+the backward runs, the nodes are sorted by number. A hook is set on each node whose call is not the one of the node
+before. When a hook runs, the previous call's backward has ended.
+
+Rules
+- A node belongs to the innermost call that made it. Nodes outside of the model's calls are those of the loss.
+- A node that adds a gradient to a weight runs right after the node that computed the gradient, and counts with it.
+- Modules that are called while the backward runs are recomputed (gradient checkpointing).
+- A hook gives nothing back and is removed after the backward, so gradients are the same bit for bit.
+"""
+
+from __future__ import annotations
+
+import functools
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.instrument.capturing import MAX_CALLS, Capture
+from cbtop.profiler.instrument.trouble import log_own_error
+from cbtop.protocol import clock
+from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, BrickCategory, BrickId, NodeKind
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Keys = tuple[Hashable, ...]
+Part = tuple[Keys, int, int, int]  # keys from below the step, begin in ns, end in ns, elements
+Handle = Any  # of a hook: `remove` removes it
+
+MAX_NODES = 100_000  # of a graph of autograd; the backward of a larger one is not split by bricks
+#: Returns the number of the next node that this thread makes; None in a torch that does not tell.
+next_number: Callable[[], int] | None = getattr(torch._C._autograd, "_get_sequence_nr", None)
+_ACCUMULATES = 1 << 63  # nodes that add a gradient to a weight have no number of their own, but one above this
+_OUTSIDE, _LOSS = -1, -2  # in place of a call: no call; nodes that no call of the model made
+LOSS_BACKWARD = BrickDefinition(f"Loss{BACKWARD}", BrickCategory.OTHER, backend="torch")
+
+
+class StepCalls(Capture):
+    """The calls of modules in one training step, in the order of their begins. A call is its number."""
+
+    def __init__(self, labelled: Callable[[Any], Any]) -> None:
+        super().__init__(lambda: None)
+        self._labelled = labelled
+        self._keys: list[Hashable] = []  # None: a call of the model itself
+        self._around: list[int] = []  # the call around each
+        self._begins_ns: list[int] = []
+        self._ends_ns: list[int] = []
+        self._elements: list[int] = []
+        self._repeats: list[bool] = []  # whether the call ran in a backward
+        self._running: list[int] = []
+        self._numbers: list[int] = []  # of autograd's next node, at each begin and end of a call
+        self._innermost: list[int] = []  # the innermost running call from that moment on
+        self._runs: list[tuple[int, int]] = []  # when, in ns, the backward of a call began; _OUTSIDE: of none
+        self._backwards = 0  # running ones, which may be nested
+        self.own_ns = 0  # time spent by cbtop in this step
+        self.has_failed = False
+
+    @property
+    def recording(self) -> StepCalls:
+        return self
+
+    def is_in_call_of(self, steps: object) -> bool:
+        return self.steps is steps and bool(self._running)
+
+    def begin(self, key: Hashable, module: nn.Module | None) -> int | None:
+        number = len(self._keys)
+        if number >= MAX_CALLS or (key is not None and not self._running and not self._backwards):
+            return None
+        self._keys.append(key)
+        self._around.append(self._running[-1] if self._running else _OUTSIDE)
+        self._ends_ns.append(0)
+        self._elements.append(0)
+        self._repeats.append(self._backwards > 0)
+        self._running.append(number)
+        self._mark(number)
+        self._begins_ns.append(clock.perf_counter_ns())
+        return number
+
+    def end(self, span: int | None, elements: int = 0) -> None:
+        now_ns = clock.perf_counter_ns()
+        if span is None or span not in self._running:
+            return
+        self._ends_ns[span] = now_ns
+        self._elements[span] = elements if type(elements) is int else 0
+        while self._running.pop() != span:
+            pass
+        self._mark(self._running[-1] if self._running else _OUTSIDE)
+
+    def start_brick(self, brick: Hashable, /) -> int | None:
+        return self.begin(self._labelled(brick), None)
+
+    def stop_brick(self, timer: int | None, elements: int, failed: bool = False) -> None:
+        self.end(timer, elements)
+
+    def failed(self, error: Exception) -> None:
+        self.has_failed = True
+        log_own_error(error, "a training step is not recorded")
+
+    def end_step(self) -> None:
+        """Do nothing: the optimizer ends the step."""
+
+    def end_model(self) -> None:
+        """End the outermost call, because the model's call has returned."""
+        if self._running:
+            self.end(self._running[0])
+
+    @property
+    def count(self) -> int:
+        """Number of the calls."""
+        return len(self._keys)
+
+    def _mark(self, innermost: int) -> None:
+        self._numbers.append(0 if next_number is None else next_number())
+        self._innermost.append(innermost)
+
+    def backward_begins(self, roots: Iterable[Any]) -> list[Handle]:
+        """Set the hooks for a backward from the tensors `roots`. Returns their handles."""
+        begun_ns = clock.perf_counter_ns()
+        self._backwards += 1
+        handles: list[Handle] = []
+        try:
+            if next_number is not None and not self.has_failed:
+                self._hook(_nodes_behind(roots), handles)
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            self.failed(error)
+        now_ns = clock.perf_counter_ns()
+        self.own_ns += now_ns - begun_ns
+        self._runs.append((now_ns, _OUTSIDE))
+        return handles
+
+    def backward_ended(self, handles: Iterable[Handle]) -> None:
+        """End the backward, and remove its hooks."""
+        now_ns = clock.perf_counter_ns()
+        self._backwards -= 1
+        self._runs.append((now_ns, _OUTSIDE))
+        for handle in handles:
+            handle.remove()
+        self.own_ns += clock.perf_counter_ns() - now_ns
+
+    def _hook(self, nodes: list[tuple[int, Any]], handles: list[Handle]) -> None:
+        before = None
+        for number, node in nodes:
+            owner = self._owner(number)
+            owner = _LOSS if owner == _OUTSIDE else owner
+            if owner != before:
+                handles.append(node.register_prehook(functools.partial(self._reached, owner)))
+            before = owner
+
+    def _owner(self, number: int) -> int:
+        """Return the innermost call that made the node of that number."""
+        at = bisect_right(self._numbers, number) - 1
+        return self._innermost[at] if at >= 0 else _OUTSIDE
+
+    def _reached(self, owner: int, gradients: Any) -> None:
+        self._runs.append((clock.perf_counter_ns(), owner))
+
+    def parts(self) -> list[Part]:
+        """Return the forward, backward and recomputed calls as parts, in the order of their ends."""
+        places = self._places()
+        found: list[Part] = []
+        for number, keys in enumerate(places):
+            begin_ns, end_ns = self._begins_ns[number], self._ends_ns[number]
+            if self._repeats[number]:
+                keys = () if _is_layer(self._keys[number]) else _renamed(keys, RECOMPUTE)
+            if keys and self._keys[number] is not None and end_ns:
+                found.append((keys, begin_ns, end_ns, self._elements[number]))
+        found += self._backward_parts(places)
+        return sorted(found, key=lambda part: (part[2], -part[1]))  # inner parts before the parts around them
+
+    def _places(self) -> list[Keys]:
+        """Return the place of each call, from below the step."""
+        places: list[Keys] = []
+        for key, around in zip(self._keys, self._around, strict=True):
+            outer = () if around == _OUTSIDE else places[around]
+            places.append(outer if key is None else (*outer, key))
+        return places
+
+    def _backward_parts(self, places: Sequence[Keys]) -> list[Part]:
+        """Return the parts of the backward: its bricks, and its layers with what they ran again."""
+        again = [number for number, repeats in enumerate(self._repeats) if repeats and self._ends_ns[number]]
+        outermost = [number for number in again if self._around[number] == _OUTSIDE]
+        cuts = [(self._begins_ns[number], self._ends_ns[number]) for number in outermost]
+        of_layers = [(*cut, _layers_of(places[number])) for cut, number in zip(cuts, outermost, strict=True)]
+        found: list[Part] = []
+        for (begin_ns, owner), (end_ns, _) in zip(self._runs, self._runs[1:], strict=False):
+            if owner == _OUTSIDE:
+                continue
+            keys = (LOSS_BACKWARD,) if owner == _LOSS else _renamed(places[owner], BACKWARD)
+            of_layers.append((begin_ns, end_ns, () if owner == _LOSS else _layers_of(places[owner])))
+            if keys and not _is_layer(keys[-1]):
+                elements = 0 if owner == _LOSS else self._elements[owner]
+                found += [(keys, *left, elements) for left in _without(cuts, begin_ns, end_ns)]
+        return found + _layers_from(of_layers)
+
+
+def _layers_from(ranges: list[tuple[int, int, Keys]]) -> list[Part]:
+    """Return one part for each stay of the backward in a layer. `ranges` have times in ns and the layer, if any."""
+    found: list[Part] = []
+    for begin_ns, end_ns, layer in sorted(ranges, key=lambda one: one[:2]):
+        if not layer:
+            continue
+        keys = _renamed(layer, BACKWARD)
+        if found and found[-1][0] == keys:
+            _, from_ns, until_ns, _ = found.pop()
+            begin_ns, end_ns = from_ns, max(until_ns, end_ns)
+        found.append((keys, begin_ns, end_ns, 0))
+    return found
+
+
+def _without(cuts: Iterable[tuple[int, int]], begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
+    """Return what is left of a range of time without the ranges `cuts`, which are in order."""
+    found, at_ns = [], begin_ns
+    for from_ns, until_ns in cuts:
+        if begin_ns <= from_ns < end_ns:
+            found.append((at_ns, from_ns))
+            at_ns = until_ns
+    found.append((at_ns, end_ns))
+    return [(begin, end) for begin, end in found if end > begin]
+
+
+def _layers_of(keys: Keys) -> Keys:
+    return tuple(key for key in keys if _is_layer(key))
+
+
+def _nodes_behind(roots: Iterable[Any]) -> list[tuple[int, Any]]:
+    """Return the numbered nodes of autograd behind the tensors `roots`, the highest number first.
+
+    Returns an empty list if there are more than MAX_NODES.
+    """
+    waiting = [node for node in (getattr(root, "grad_fn", None) for root in roots) if node is not None]
+    seen = set(waiting)
+    found: list[tuple[int, Any]] = []
+    while waiting:
+        node = waiting.pop()
+        number = node._sequence_nr()
+        if number < _ACCUMULATES:
+            found.append((number, node))
+        for after, _ in node.next_functions:
+            if after is not None and after not in seen:
+                seen.add(after)
+                waiting.append(after)
+        if len(seen) > MAX_NODES:
+            return []
+    found.sort(key=lambda one: -one[0])
+    return found
+
+
+def _is_layer(key: Hashable) -> bool:
+    return isinstance(key, tuple) and key[0] is NodeKind.LAYER
+
+
+@functools.lru_cache(maxsize=4096)
+def _renamed(keys: Keys, suffix: str) -> Keys:
+    """Return the place of the backward, or of the recomputation, of the call at `keys`.
+
+    Layers are in a stack of their own, and bricks have a name of their own. A backward is in no other brick's
+    backward: they follow each other. What a layer runs again is in its backward.
+    """
+    if suffix == BACKWARD:
+        keys = (*_layers_of(keys[:-1]), *keys[-1:])
+    return tuple(_backward_layer(key) if _is_layer(key) else _brick_renamed(key, suffix) for key in keys)
+
+
+def _backward_layer(key: Any) -> Hashable:
+    stack = f"{key[2]}{BACKWARD}" if len(key) > 2 else BACKWARD.strip()
+    return (NodeKind.LAYER, key[1], stack)
+
+
+@functools.lru_cache(maxsize=4096)
+def _brick_renamed(brick: Any, suffix: str) -> BrickDefinition:
+    definition = BrickDefinition.of(brick) if isinstance(brick, BrickId) else brick
+    return replace(definition, name=definition.name + suffix, brick=None, work=None, budget=None, kernels=())
