@@ -20,17 +20,19 @@ from _thread import get_ident
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakSet, ref
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
+from weakref import WeakSet, ref
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
 from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.instrument.awaited import once_imported
 from cbtop.profiler.instrument.capturing import captures
+from cbtop.profiler.instrument.dynamo import without_dynamo
 from cbtop.profiler.instrument.governor import FLOOR, SAMPLES, USED, median_of
 from cbtop.profiler.instrument.host_steps import noting_cost
-from cbtop.profiler.instrument.module_tree import dictionary_of
+from cbtop.profiler.instrument.module_tree import dictionary_of, modules_of
 from cbtop.profiler.instrument.open_step import Noting
 from cbtop.profiler.instrument.phases import Call
 from cbtop.profiler.instrument.training_calls import StepCalls
@@ -42,6 +44,8 @@ from cbtop.protocol.messages import MAX_TIMED_STEPS, PartTime, Sampling, Trainin
 from cbtop.protocol.vocabulary import TRAIN, WARM_UP, BrickCategory, TrainingPart
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from cbtop.profiler.instrument.functions import TimedFunctions
     from cbtop.profiler.instrument.generation import Function
     from cbtop.profiler.instrument.timed_model import TimedModel
@@ -58,11 +62,14 @@ BRICKS = {
     )
 }
 MOST_RANGES = 2_000  # parts of a step that are kept for its record
+LOADER = "torch.utils.data.dataloader"
 ANNOUNCE_NS = 1_000_000_000  # between two announcements of the parts of a model's steps
 MOST_NAMED = 8  # optimizers with steps of their own name; further ones share the last name
+NEVER_NS = 1 << 62
 FLOOR_SHARE = 5 / 105  # share of the time for recording until FLOOR steps are recorded
 
 Parts = dict[TrainingPart, int]  # ns
+Arguments = ParamSpec("Arguments")
 
 
 class StepClock:
@@ -130,7 +137,7 @@ class StepClock:
 class ThreadTraining:
     """The training step that is open in one thread, task or greenlet."""
 
-    __slots__ = ("__weakref__", "backwards", "calls", "clock", "noting", "sequences", "steps", "tokens")
+    __slots__ = ("__weakref__", "calls", "clock", "noting", "sequences", "steps", "tokens")
 
     def __init__(self) -> None:
         self.clock = StepClock()
@@ -142,7 +149,6 @@ class ThreadTraining:
         self.tokens = self.sequences = 0
         self.calls: StepCalls | None = None  # None: this step is not recorded
         self.noting: Noting | None = None
-        self.backwards: list[list[Any]] = []  # the hooks of the running backwards
 
     def give_up(self) -> None:
         """Drop the step."""
@@ -248,6 +254,7 @@ class TrainingSteps:
             return
         here.stop_noting()
         calls, tokens, sequences = here.calls, here.tokens, here.sequences
+        here.forget()
         model.path.publish(model.path.position, model.path.position.scope, 0, None, None)
         self._seen += 1
         self._first_ns = self._first_ns or begun_ns
@@ -295,7 +302,7 @@ class TrainingSteps:
             return
         share = governor.allowed_share
         used = USED * share if self._recorded >= FLOOR else max(USED * share, FLOOR_SHARE)
-        self._due_ns = now_ns + round(paid_ns / used) if used else now_ns
+        self._due_ns = now_ns + round(paid_ns / used) if used else NEVER_NS
         lived_ns = max(1, now_ns - self._first_ns)
         percent = 100 * self._paid_ns / lived_ns
         low, middle, high = median_of(sorted(self._costs_ns))
@@ -309,7 +316,7 @@ class Trainings:
 
     def __init__(self, models: Callable[[], list[TimedModel]]) -> None:
         self._models = models
-        self._known: WeakKeyDictionary[Any, tuple[int, WeakSet[TimedModel]]] = WeakKeyDictionary()
+        self._known: dict[int, _Optimizer] = {}  # by id: no code of a host's optimizer runs to look it up
         self._handles: list[Any] = []
         self._names: list[str] = []
 
@@ -328,8 +335,7 @@ class Trainings:
         functions.replace(optimizer.Optimizer, "zero_grad", _times(TrainingPart.ZERO_GRAD))
         functions.replace(torch.nn.utils.clip_grad, "clip_grad_norm_", _times(TrainingPart.CLIP))
         functions.replace(torch.nn.utils.clip_grad, "clip_grad_value_", _times(TrainingPart.CLIP))
-        data = getattr(sys.modules.get("torch.utils.data.dataloader"), "_BaseDataLoaderIter", None)
-        functions.replace(data, "__next__", _waits)
+        once_imported(LOADER, lambda: functions.replace(sys.modules[LOADER]._BaseDataLoaderIter, "__next__", _waits))
 
     def leave(self) -> None:
         """Undo `follow`."""
@@ -339,17 +345,13 @@ class Trainings:
 
     def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not is_dynamo_compiling():
-            try:
-                _here().clock.begin(TrainingPart.OPTIMIZER, clock.perf_counter_ns())
-            except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
-                log_own_error(error, "a training step is not shown")
+            _begin(TrainingPart.OPTIMIZER)
 
     def _ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_dynamo_compiling():
             return
-        here = _here()
         try:
-            now_ns = clock.perf_counter_ns()
+            here, now_ns = _here(), clock.perf_counter_ns()
             here.clock.end(now_ns)
             number = self._trained_by(optimizer)
             if not here.clock.has_backward:
@@ -359,31 +361,28 @@ class Trainings:
                 here.give_up()
                 here.clock.restart(now_ns)
             else:
-                training.ended(here, self._names[number], now_ns)
-                here.forget()
+                without_dynamo(training.ended, here, self._names[number], now_ns)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, "training steps are not shown")
-            here.give_up()
+            _drop()
 
     def _trained_by(self, optimizer: Any) -> int:
         """Return the number of `optimizer`, and mark the models that it trains."""
-        models = self._models()
-        known = self._known.get(optimizer)
-        if known is None:
+        known = self._known.get(id(optimizer))
+        if known is None or known.optimizer() is not optimizer:
             number = min(len(self._names), MOST_NAMED - 1)
             if number == len(self._names):
                 self._names.append(f"{TRAIN} {type(optimizer).__name__} {number + 1}" if number else TRAIN)
-            known = self._known[optimizer] = number, WeakSet()
-        number, looked_at = known
-        new = [one for one in models if one not in looked_at]
+            known = self._known[id(optimizer)] = _Optimizer(ref(optimizer), number, WeakSet())
+        new = [model for model in self._models() if model not in known.looked_at]
         if new:
             its = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
             for model in new:
-                looked_at.add(model)
+                known.looked_at.add(model)
                 root = model.root()
-                if root is not None and any([id(weight) in its for weight in root.parameters()]):
+                if root is not None and not its.isdisjoint(map(id, _weights_of(root))):
                     _train(model)
-        return number
+        return known.number
 
     def _scaled(self, original: Function) -> Function:
         """Wrap GradScaler.step, which leaves the optimizer out if a gradient is infinite: it ends the step anyway."""
@@ -397,6 +396,19 @@ class Trainings:
             return result
 
         return step
+
+
+class _Optimizer(NamedTuple):
+    """An optimizer, the number of its name, and the models that were compared with its parameters."""
+
+    optimizer: ref[Any]
+    number: int
+    looked_at: WeakSet[TimedModel]
+
+
+def _weights_of(root: nn.Module) -> list[Any]:
+    """Return the parameters of `root`, without code of the host."""
+    return [weight for module in modules_of(root) for weight in dictionary_of(module).get("_parameters", {}).values()]
 
 
 def _train(model: TimedModel) -> None:
@@ -427,33 +439,77 @@ def _backward(original: Function) -> Function:
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return original(tensors, *args, **kwargs)
-        here = _here()
-        handles = _backward_begins(here, tensors)
+        handles = _backward_begins(tensors)
         try:
             return original(tensors, *args, **kwargs)
         finally:
-            _backward_ended(here, handles)
+            _backward_ended(handles)
 
     return backward
 
 
-def _backward_begins(here: ThreadTraining, tensors: Any) -> list[Any]:
+def _backward_begins(tensors: Any) -> list[Any] | None:
+    """Begin a backward. Returns the handles of its hooks; None if that failed."""
     try:
+        here = _here()
         here.clock.begin(TrainingPart.BACKWARD, clock.perf_counter_ns())
         if here.calls is not None:
-            return here.calls.backward_begins([tensors] if isinstance(tensors, torch.Tensor) else list(tensors))
+            roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+            return without_dynamo(here.calls.backward_begins, roots)
+        return []
     except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
         log_own_error(error, "the backward of bricks is not shown")
-    return []
+    return None
 
 
-def _backward_ended(here: ThreadTraining, handles: list[Any]) -> None:
+def _backward_ended(handles: list[Any] | None) -> None:
+    if handles is None:
+        return
     try:
+        here = _here()
         if here.calls is not None:
             here.calls.backward_ended(handles)
         here.clock.end(clock.perf_counter_ns())
     except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
         log_own_error(error, "the backward of bricks is not shown")
+
+
+def _unless_it_fails(function: Callable[Arguments, None]) -> Callable[Arguments, bool]:
+    """Return a function that calls `function` and returns whether it succeeded."""
+
+    @functools.wraps(function)
+    def guarded(*args: Arguments.args, **kwargs: Arguments.kwargs) -> bool:
+        try:
+            function(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            log_own_error(error, "training steps are not shown")
+            return False
+        return True
+
+    return guarded
+
+
+@_unless_it_fails
+def _begin(part: TrainingPart) -> None:
+    _here().clock.begin(part, clock.perf_counter_ns())
+
+
+@_unless_it_fails
+def _end() -> None:
+    _here().clock.end(clock.perf_counter_ns())
+
+
+@_unless_it_fails
+def _drop() -> None:
+    _here().give_up()
+
+
+@_unless_it_fails
+def _data_ended() -> None:
+    """Drop the time since the last step, because the data of an epoch has ended."""
+    here = _here()
+    if here.clock.is_in is None and here.steps is None:
+        here.give_up()
 
 
 def _times(part: TrainingPart) -> Callable[[Function], Function]:
@@ -464,12 +520,12 @@ def _times(part: TrainingPart) -> Callable[[Function], Function]:
         def timed(*args: Any, **kwargs: Any) -> Any:
             if is_dynamo_compiling():
                 return original(*args, **kwargs)
-            here_clock = _here().clock
-            here_clock.begin(part, clock.perf_counter_ns())
+            is_begun = _begin(part)
             try:
                 return original(*args, **kwargs)
             finally:
-                here_clock.end(clock.perf_counter_ns())
+                if is_begun:
+                    _end()
 
         return timed
 
@@ -481,16 +537,16 @@ def _waits(original: Function) -> Function:
 
     @functools.wraps(original)
     def wait(*args: Any, **kwargs: Any) -> Any:
-        here = _here()
-        here.clock.begin(TrainingPart.DATA_WAIT, clock.perf_counter_ns())
+        is_begun = _begin(TrainingPart.DATA_WAIT)
         try:
             result = original(*args, **kwargs)
         except BaseException:
-            here.clock.end(clock.perf_counter_ns())
-            if here.clock.is_in is None and here.steps is None:
-                here.give_up()
+            if is_begun:
+                _end()
+                _data_ended()
             raise
-        here.clock.end(clock.perf_counter_ns())
+        if is_begun:
+            _end()
         return result
 
     return wait
