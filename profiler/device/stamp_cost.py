@@ -38,8 +38,8 @@ class StampCosts:
     def stamped(self, took_ns: int, stamps: int, beside_ns: int) -> None:
         """Add a replay with `stamps` stamps inside that took `took_ns`.
 
-        The time between the stamps around the replay (pairs.py) is `beside_ns` longer than that between its first and
-        last stamp.
+        `beside_ns` is the time between the stamps around the replay (pairs.py), less the time between the first and
+        last stamp inside.
         """
         self._last = took_ns, stamps
         self._around.append(beside_ns)

@@ -75,8 +75,8 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Manifest
 
 _COPIES = "nn.DataParallel copies its model at each call: it cannot be instrumented (DistributedDataParallel can)"
-MAX_ASKING = 2  # number of first layers, and of first products, that check the mode of each step in 0.2 us each
-MOST_TRIES = 3  # attaching stops after this number of exceptions from signal handlers of the host
+MAX_ASKING = 2  # how many first layers, and first products, check the mode of a step; a check takes 0.2 us
+MOST_TRIES = 3  # after this number of exceptions from signal handlers, a model is given up
 _lock = threading.RLock()
 _attached: WeakModuleDict[Attachment] = WeakModuleDict()  # key: a model, or a module that contains a stack
 
@@ -521,7 +521,7 @@ def _look_first_at(module: nn.Module) -> None:
 def _was_cut_short(module: nn.Module) -> None:
     """Count an exception that a signal handler raised while attaching to `module`.
 
-    The next call of `module` tries again. After MOST_TRIES exceptions, attaching stops.
+    The next call of `module` tries again. After MOST_TRIES exceptions, `module` is given up.
     """
     global _cut_short
     _cut_short += 1

@@ -33,7 +33,7 @@ plain_call: Callable[[Any], Callable[..., Any]] = attrgetter("_call_impl")
 #: Returns the state of `torch.jit.trace`, or None if no trace is running.
 _tracing_state: Callable[[], object] = torch._C._get_tracing_state
 
-#: The replacement of each module's call, by the module's id. None: the call of this known module is not replaced.
+#: The replacement of each module's call, by the module's id. None: the module is known, but not replaced.
 _standing: dict[int, Any] = {}
 
 

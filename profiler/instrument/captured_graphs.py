@@ -10,9 +10,9 @@ Rules
 - A replay in an open step gives that step its layers and bricks. A replay outside any step is itself a step, from the
   first stamp to the last. The profiler decides which replays are recorded, as for any step.
 - Each replay has a stamp before it and one after it. A replay outside steps that is not recorded is a plain step. Its
-  time is the time between the two stamps, less the time between stamps and graph that recorded replays have shown. If
-  timing plain replays is too expensive, only recorded replays are steps. Then the steps have a different name,
-  because their count and rate are not those of all replays.
+  time is the time between the two stamps, less their distance from the graph (known from recorded replays). If timing
+  plain replays is too expensive, only recorded replays are steps. Then the steps have a different name, because their
+  count and rate are not those of all replays.
 - If the device is idle, work before a replay costs time. So cbtop does little before a replay: it decides whether to
   record, finds the caller's stream, and stamps, in C. All other work comes after the replay. The device counts as
   idle if it has reached the stamp after the last replay. If the host has enqueued other work since, cbtop overstates
@@ -127,7 +127,7 @@ def _at_exit() -> None:
     """Run only the host's own replays from now on, and free all clones.
 
     When the interpreter ends, a process group that was not destroyed waits until no graph contains collectives. That
-    includes clones. cbtop must free them now, because it no longer learns when the host's graphs are freed.
+    includes clones. The clones must be freed now, because cbtop no longer learns when the host's graphs are freed.
     """
     with _lock:
         for captured in list(_graphs.values()):

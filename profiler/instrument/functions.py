@@ -209,7 +209,7 @@ def _is_known(owner: Any, name: str, first: tuple[str, ...], *, is_method: bool)
     home = function.__globals__.get("__name__", "")
     parameters = inspect.unwrap(function).__code__.co_varnames
     found = parameters[is_method : is_method + 1]
-    is_at_home = str(home).partition(".")[0] in (LIBRARY, "torch")  # `torch.no_grad` makes it torch's
+    is_at_home = str(home).partition(".")[0] in (LIBRARY, "torch")  # wrapped by `torch.no_grad`
     return is_at_home and (not first or (bool(found) and found[0] in first))
 
 
@@ -226,7 +226,7 @@ class FunctionCall:
 
     If there is a function `brick_of`, it returns the brick and its elements. Otherwise the brick is `brick`, with the
     elements of the first tensor among the arguments from number `first` on. In attention, the query is the argument
-    number `queries`. If the hot path is compiled, C code does the same. It keeps the last result of attention in
+    number `queries`. If the hot path is compiled, C code does the same, and keeps the last result of attention in
     `last`.
     """
 

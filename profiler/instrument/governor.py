@@ -16,9 +16,9 @@ Rules
   takes in plain steps is measured and added, with a share of the time for decisions. One cost is not measured: in
   plain steps, methods that stay wrapped also check whether to record.
 - k is so large that the upper end of the interval, spread over the steps, is within four fifths of the share. The
-  last fifth is for costs that the process cannot see. (On an H200, a captured graph's plain replays of 4.9 ms took 5
-  us more than measured.) If plain steps alone use up the share, a fifth of the share is added for recording, because
-  without recording cbtop would show nothing and still cost almost as much.
+  last fifth is for costs that the process cannot see. (On an H200, a captured graph's plain replays of 4.9 ms took
+  5 us more than measured.) If plain steps alone use up the share, a fifth of it is added for recording. Without any
+  recording, cbtop would show nothing and still cost almost as much.
 - One in FIRST_EVERY steps of a kind is recorded at any cost until FLOOR steps are recorded, because fewer steps give
   no reliable figure. The first WARM_UP_RECORDED steps of a warm-up (see warm_up.py) are recorded. Warm-up steps do
   not count for the cost.

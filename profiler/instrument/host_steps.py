@@ -60,7 +60,7 @@ class HostCalls(Capture):
 
     @property
     def recording(self) -> HostCalls:
-        """The object whose `end_step` is called after the model's call. `PlacedCalls` has it, too."""
+        """The object whose `end_step` is called after the model's call. `PlacedCalls` has the same property."""
         return self
 
     def is_in_call_of(self, steps: object) -> bool:

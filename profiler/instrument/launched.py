@@ -28,7 +28,7 @@ END_SUFFIX = ".end"  # suffix of a run's FIFO, the same as in `cbtop.commands.ru
 class LaunchedRecorder(RingRecorder):
     """A recorder that removes the file `nothing_yet` at the first step, or when recording fails and logs the reason.
 
-    At the first step of a process, it also writes the pid into the run's FIFO. The summary of the run needs it.
+    At the first step of a process, the recorder also writes the pid into the run's FIFO, for the run's summary.
     """
 
     def __init__(self, nothing_yet: str) -> None:

@@ -178,8 +178,8 @@ class TimedModel(ABC):
     def look_for_gradients(self) -> None:
         """Announce that the process trains, if the first weight that requires a gradient shows that.
 
-        Such a weight has a gradient, or an optimizer has changed it in place, which torch counts. The gradient alone
-        is not enough, because most programs clear gradients before the next step.
+        In training, the weight has a gradient, or torch has counted a change in place by an optimizer. The gradient
+        alone is not enough, because most programs clear gradients before the next step.
         """
         root = self.root()
         if root is None:

@@ -121,7 +121,7 @@ class CallWrapper:
 
 
 def _chain(there: object) -> list[CallWrapper]:
-    """Return the wrappers of a module, starting with `there`. Each model has one, and each calls the next."""
+    """Return the wrappers of a module, from `there` on. Each model has one wrapper, which calls the next wrapper."""
     found = []
     while isinstance(there, CallWrapper):
         found.append(there)

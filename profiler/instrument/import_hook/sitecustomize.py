@@ -15,8 +15,8 @@ Rules
 CBTOP_RUN is the allowed overhead in percent. 0 switches everything off. CBTOP_RUN_ID is `PID:FILE`, and later
 `PID,PID:FILE`. The first PID is the process that the command became. The second PID is the first Python process in
 this branch of its children. FILE exists until a process of the run has recorded a step of a model. A process that has
-imported torch and recorded nothing writes the reason into FILE, one per line. If there is a
-FIFO FILE.end, a process waits there to print a summary.
+imported torch and recorded nothing writes the reason into FILE, one per line. If there is a FIFO FILE.end, a process
+waits there to print a summary.
 """
 
 import atexit
