@@ -115,8 +115,7 @@ class DevicePath:
                 self._defer((scope.node | flags, start, end, elements))
             else:
                 self.emit(scope, position, start, end, elements, flags)
-            # Only layers and steps have a tuple as their key. A brick waits here only in IMMEDIATE mode or if too
-            # many timings are deferred.
+            # The key of a layer is a tuple. A brick waits only in IMMEDIATE mode or if too many timings are deferred.
             if type(scope.key) is tuple or self.mode is SyncMode.IMMEDIATE or len(self._waiting) >= MAX_PENDING:
                 self._end(scope.key)
         except Exception as error:  # noqa: BLE001 - as in start_brick

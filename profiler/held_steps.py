@@ -122,9 +122,7 @@ class HeldSteps:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """In a forked child, leave kept steps to the parent. The new lock is needed as the parent may hold the old
-        one.
-        """
+        """In a forked child, leave kept steps to the parent. The parent may hold the lock, so create a new one."""
         self._steps: deque[HeldStep] = deque()
         self._settling = threading.RLock()
         self._is_settling = False
