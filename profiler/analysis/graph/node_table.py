@@ -46,7 +46,7 @@ class NodeTable:
         self.nodes: list[Node] = []
         self.children: dict[int | None, list[Node]] = {None: []}
         self.step_of = array("q", [-1])  # by id: the step around the node, itself for a step, or -1
-        self.part_of = array("q", [-1])  # by id: the parent, if it is in a step and its time includes the node; else -1
+        self.part_of = array("q", [-1])  # by id, inside a step: the parent if its time includes the node's; else -1
         self.first_of = array("q", [0])  # by id: the first node of the same kind, name and category in the phase
         self.like_of = array("q", [0])  # by id: the first node that also has the same work and budget
         self.parent_of = array("q", [0])  # 0 for a root
