@@ -11,15 +11,15 @@ Layout (little-endian)
     footer   offset of the index (u64), magic b"CBTOPIDX"
 
 Rules
-- A frame is appended by one write, so if the process is killed, at most the last frame is lost. Without an index, the
-  reader goes through the frames once to find the keyframes. The file counts as damaged if the frames do not end at
-  the index that the footer names, or if a frame's head is invalid. The rest of a damaged file is not read.
-- A keyframe contains the complete state. To show a moment, read the keyframe before the moment and the frames
-  between.
-- Payloads are deflated because frames of a decode shrink to a quarter of their size (records alone by a factor of
-  2.4), for 0.4 % of a core (zlib, level 1).
-- Frames and messages of an unknown kind are skipped. So a recording of a newer minor version can be read. A different
-  major version is refused.
+- A frame is appended by one write. So if the process is killed, at most the last frame is lost, and the index is
+  missing. The reader then goes through all frames to find the keyframes.
+- The file is damaged if a frame's head is invalid, or if the frames do not end where the footer says. The rest of a
+  damaged file is not read.
+- A keyframe contains the complete state. To show a moment, read the last keyframe before it and all frames from
+  there.
+- Payloads are deflated (zlib, level 1). Frames of a decode shrink to a quarter of their size, for 0.4 % of a core.
+- A recording of a newer minor version can be read, because frames and messages of an unknown kind are skipped. A
+  different major version is refused.
 """
 
 from __future__ import annotations

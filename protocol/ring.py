@@ -19,44 +19,43 @@ Layout (little-endian; every word is a signed 64-bit integer; version 2)
                lane: if the lane's lowest bit is set, the record is a plain step instead (FLAG_PLAIN)
 
 Rules
-- Two writers move the ring's cursor: the one in this file and the compiled hot path. Tests check that both have the
-  same layout.
-- The threads of a process share the ring without a lock. Each thread reserves a slot by one atomic increment of a
-  counter, and writes the slot's tag last.
-- The tag contains the record's number. So a reader can distinguish a complete record, a record that is not written
-  yet, and a record that a newer one has replaced.
-- The cursor is a lower bound. The Python writer stores it once per lap, and the compiled writer at every record. A
-  reader finds the records beyond the cursor by their tags.
+- There are two writers: the one in this file and the compiled hot path. Tests check that both use the same layout.
+- The threads of a process share the ring without a lock. A thread reserves a slot by one atomic increment of a
+  counter, and writes the tag of the slot last.
+- The tag contains the record's number. From the number, a reader sees whether a record is complete, not written yet,
+  or replaced by a newer record.
+- The compiled writer moves the cursor at every record, but the Python writer only once per lap. A reader finds the
+  records beyond the cursor by their tags.
 - The slots at word 24 show which node each thread, task or greenlet is in, even after the process was killed. Only
-  the compiled hot path writes them, because in Python they would make a start/stop pair a third slower.
-- The writer allocates the whole file first, so a full disk is an error at the start and not a SIGBUS later. When it
-  closes the ring, it turns the part that was never written into a hole, which reads as zeros.
+  the compiled hot path writes these slots. In Python, that would make a start/stop pair a third slower.
+- The writer allocates the whole file first, so a full disk is an error at the start and not a SIGBUS later. When the
+  writer closes the ring, the part that was never written becomes a hole, which reads as zeros.
 - A command that sends a request to the process writes one word, and nothing else.
 
 File systems
 - tmpfs, ext4 and XFS keep the space that was allocated for a file, so its mapping can be written when the disk is
   full.
-- btrfs does not. It writes to a different place each time (copy-on-write), and kills the process by SIGBUS if space
-  runs out. Measured on Linux 6.18: the flag "no copy-on-write" (FS_NOCOW_FL), set before the space is allocated,
-  works until a snapshot is taken. It does not work if data and metadata share blocks (mkfs.btrfs --mixed). So no ring
-  is created on btrfs, see `cbtop.protocol.filesystem`.
+- btrfs writes to a different place each time (copy-on-write). If space runs out, the process is killed by SIGBUS. The
+  flag "no copy-on-write" (FS_NOCOW_FL) is not enough, as measured on Linux 6.18. It works until a snapshot is taken,
+  and not at all if data and metadata share blocks (mkfs.btrfs --mixed). So no ring is created on btrfs, see
+  `cbtop.protocol.filesystem`.
 - ZFS also copies on write. According to its sources (OpenZFS 2.2, not measured here), mapped pages can be written
-  when the disk is full. Pages that cannot be stored later are lost from the file, but readers on this machine still
-  see them.
+  when the disk is full. If a page cannot be stored later, it is lost from the file, but readers on this machine still
+  see it.
 - NFS is not recommended. A mapped page waits for the server, so the host could hang. If a different machine removes
   the file, the process gets a SIGBUS. Not measured here.
 
 Why a record is never half old and half new
 - The writer first sets the slot's tag to 0, then writes the data, then the new tag. The reader copies the tags, then
-  the data, then the tags again. A record counts if its first tag is complete and its second tag is the same. If the
-  reader copied a word of newer data, it finds that the tag has changed.
+  the data, then the tags again. A record counts if the first copy of its tag is complete and the second copy is the
+  same. If the reader has copied any newer data, the tag has changed.
 - The reader makes the three copies by three reads of the file, because a single read may copy its words in any order.
-- This requires that stores become visible in program order and loads happen in program order. x86 guarantees both, so
-  one `pack_into` is enough. CPython clears the 32 bytes and then stores word by word, the tag last.
-- Other machines (aarch64) may reorder loads and stores. There `pack_in_order` puts fences between the steps. The
-  reader has fences on every machine, because it reads rarely.
-- The compiled writer does not clear the tag but moves the cursor first. So the reader reads the cursor again after
-  the copy, and drops the oldest MAX_WRITERS_INSIDE records, because their slots are overwritten next.
+- Stores must become visible in program order, and loads must happen in program order. x86 guarantees both. There, one
+  `pack_into` is enough, because CPython clears the 32 bytes and then stores word by word, the tag last.
+- Other machines (aarch64) may reorder loads and stores, so `pack_in_order` puts fences between the steps. The reader
+  uses fences on every machine, because it reads rarely.
+- The compiled writer does not clear the tag, but moves the cursor before it writes. So the reader reads the cursor
+  again after the copy. It drops the oldest MAX_WRITERS_INSIDE records, whose slots may be overwritten already.
 """
 
 from __future__ import annotations
