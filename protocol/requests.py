@@ -46,7 +46,7 @@ _WORD = struct.Struct("<q")
 
 
 class State(IntEnum):
-    """The state of a request. States from NOT_UNDERSTOOD on mean that the request is refused, and give the reason."""
+    """The state of a request. States from NOT_UNDERSTOOD on mean that the request is refused, and say why."""
 
     NOBODY = 0
     LISTENING = 1
@@ -127,7 +127,7 @@ def answer_of(word: int) -> Answer:
 class RequestSlot:
     """Sends requests to the process that writes the ring at `path`. Raises RequestError if that is not possible.
 
-    A request is one word that is written to the file. The file is not mapped.
+    A request is one word, which is written to the file without mapping it.
     """
 
     def __init__(self, path: Path) -> None:
