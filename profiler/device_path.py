@@ -72,7 +72,7 @@ class DevicePath:
         self._recording = on
 
     def after_fork(self) -> None:
-        """In a forked child, stop timing. Deferred timings belong to the parent, and the child has no device."""
+        """In a forked child, stop timing. Deferred timings belong to the parent. The child cannot use the device."""
         self.is_over = True
         if self.kept is not None:
             self.kept.after_fork()
@@ -146,11 +146,9 @@ class DevicePath:
     def emit(
         self, scope: Scope, position: Position | None, start: Mark, end: Mark, elements: int, flags: int
     ) -> None:
-        """Defer the record of a call in `scope`. If the step at `position` has no name yet, hold the call until it
-        has.
-        """
+        """Defer the record of a call in `scope`. If the step at `position` has no name yet, hold the call instead."""
         if scope.node >= 0 or position is None:
-            if self.held_steps is not None:  # outside of kept steps, record when the host enqueued the marks
+            if self.held_steps is not None:  # a call outside of kept steps gets the host's times of its marks
                 tag = max(scope.node, 0) | flags
                 self._callbacks.record(tag, self.held_steps.host_ns(start), self.held_steps.host_ns(end), elements)
             else:

@@ -36,7 +36,7 @@ Named = TypeVar("Named")
 
 
 def checked(name: Named, what: str = "brick") -> Named:
-    """Return `name`. Raises UsageError if it is not hashable, so that it cannot name a `what`."""
+    """Return `name` if it is hashable. Otherwise raises UsageError, which says that it names no `what`."""
     try:
         hash(name)
     except TypeError as error:

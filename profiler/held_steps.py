@@ -45,8 +45,8 @@ MAX_STEPS = 16
 WAIT_NS = 1_000_000_000
 
 
-# A part of a step that was timed elsewhere. Its keys lead from the step down to the part; then start and end in ns,
-# and elements.
+# A part of a step that was timed elsewhere: its keys, start in ns, end in ns, elements. The keys lead from the step
+# down to the part.
 Part = tuple[tuple[Hashable, ...], int, int, int]
 
 

@@ -154,7 +154,7 @@ class HostPath:
         self._callbacks = callbacks
         self._record = callbacks.record
 
-    # attrgetter runs no Python code. Every step reads both properties, and their code would have left the caches.
+    # Every step reads both properties. attrgetter runs no Python code, which would no longer be in the caches.
     position = property(attrgetter("hot_path.position"), doc="Where in the graph the caller is.")
     recording = property(attrgetter("hot_path.recording"), doc="Whether what the caller starts now is timed.")
 

@@ -61,7 +61,7 @@ class Paths:
             path.set_recording(on)
 
     def set_sync_mode(self, mode: SyncMode) -> None:
-        """Set when the profiler's device path waits. The paths of models never wait."""
+        """Choose when the profiler's device path waits. The paths of models never wait."""
         self.sync_mode = mode
         if self.device is not None:
             self.device.mode = mode

@@ -25,7 +25,7 @@ class Pending:
     """Defers timings until the device has reached their marks on `clock`, then passes them to `record`.
 
     `defer(timing)` keeps a timing in `timings` until `finalize`. If a mark has no time, its timing is recorded
-    without a node, so it counts as lost. If the clock fails, all waiting timings are.
+    without a node, so it counts as lost. If the clock fails, all waiting timings count as lost.
     """
 
     defer: Callable[[Timing], None]

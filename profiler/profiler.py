@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-MAX_TURNS = 4096  # limit per thread on the names for which `sample_every` counts steps
+MAX_TURNS = 4096  # limit for the names of steps that a thread counts for `sample_every`
 
 _log = logging.getLogger("cbtop")
 _profilers: weakref.WeakSet[BrickProfiler] = weakref.WeakSet()
@@ -228,8 +228,8 @@ class BrickProfiler:
     ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
         """Time every call of a function: `@profiler.timed(BrickId.RMS_NORM, elements=lambda x: x.numel())`.
 
-        `elements` is a number or a function of the call's arguments. Raises TypeError for a coroutine or a generator,
-        because other code runs while it waits. Use `with profiler.brick(...)` inside such a function.
+        `elements` is a number or a function of the call's arguments. Raises TypeError for coroutines and generators,
+        because other code runs while they wait. Use `with profiler.brick(...)` inside such a function.
         """
 
         return timed(self._path, brick, elements)
@@ -495,9 +495,7 @@ class BrickProfiler:
         self._recorder.record(tag, start_ns, end_ns, elements)
 
     def _amounts(self, scope: Any, elements: Any) -> None:
-        """Record the FLOP and bytes of a call. The work of its brick is a function, which computes them from
-        `elements`.
-        """
+        """Record the FLOP and bytes of a call. A function in the brick's definition computes them from `elements`."""
         try:
             work: Work = scope.work(elements)
             flops, bytes_ = (_amount(amount(1, elements)) for amount in (work.flops, work.bytes))

@@ -5,10 +5,10 @@ Rules
   Exception (KeyboardInterrupt, SystemExit) pass through.
 - The number of keys is bounded, and only the newest message of each key is kept. Further messages are left out and
   counted in the ring's header.
-- An update is appended to the catalog, and the message that it replaces stays there. So that updates do not fill the
-  disk, only FREE_UPDATE_BYTES of them are written at once. From then on, a pause follows each write. Only the newest
-  message of each key is written after the pause, by the next announcement, `flush` or `close`. Each
-  PAUSE_DOUBLES_BYTES of updates double the pause, so constant announcements fill half the catalog in four years.
+- An update is appended to the catalog, and the message that it replaces stays there. The first FREE_UPDATE_BYTES of
+  updates are written immediately. From then on, a pause follows each write, so that updates do not fill the disk.
+  After the pause, the next announcement, `flush` or `close` writes the newest message of each key. The pause doubles
+  with every PAUSE_DOUBLES_BYTES of updates. So constant announcements fill half the catalog in four years.
 """
 
 from __future__ import annotations
@@ -282,12 +282,12 @@ class RingRecorder:
             return None
 
     def forget(self) -> None:
-        """Forget the open files, because they belong to the parent."""
+        """In a forked child, forget the open files, because they belong to the parent."""
         self._opening = threading.RLock()  # another thread of the parent may have held the old one
         if self._catalog:
             self._let_files_go.detach()
             with self._failures.kept_from_the_host("close its catalog"):
-                self._catalog.close()  # the parent's lock on its catalog would last as long as this child
+                self._catalog.close()  # otherwise the child would keep the parent's lock
         self._ring = self._catalog = self._path = self._reader = None
         self.asked_word = NOT_ASKED
         self._closed = self._is_opening = self._is_writing_nodes = False
@@ -476,8 +476,8 @@ def _say_goodbye_from_multiprocessing() -> None:
 def _new_catalog(directory: Path) -> CatalogWriter:
     """Make a catalog with a free name: pid, start time and a number.
 
-    Pid and start time may exist already: in a different pid namespace, or before this process called exec. Raises
-    RingError if the catalog cannot be made.
+    A process in a different pid namespace may have the same pid and start time. So has this process if it called
+    exec. Raises RingError if the catalog cannot be made.
     """
     process = f"{os.getpid()}-{process_start(os.getpid()) or 0}"
     while True:

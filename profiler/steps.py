@@ -153,7 +153,7 @@ class Steps:
         self.lose(lost)
 
     def lose(self, count: int) -> None:
-        """Count `count` lost steps, by one record without a node for each."""
+        """Count `count` lost steps. Each leaves one record without a node."""
         try:
             for _ in range(count):
                 self.path.emit(self._root, None, HostTime(0), HostTime(0), 0, 0)

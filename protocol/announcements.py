@@ -80,7 +80,7 @@ def key_of(message: CatalogMessage) -> Key:
 def comes_to_fail(message: CatalogMessage, before: CatalogMessage | None) -> bool:
     """Return whether a check that passed in `before` fails in `message`.
 
-    A later failure may be caused by the wrong result of an earlier one, so failures are shown in this order.
+    Such a check moves behind all earlier failures, because one of them may have caused it.
     """
     if not isinstance(message, CheckResult) or message.passed:
         return False

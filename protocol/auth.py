@@ -1,8 +1,8 @@
 """Access to the daemon's socket: the authenticator, and the reasons why a viewer was refused.
 
 CURVE proves that a viewer owns the key that it presents, but accepts every key. To restrict keys, libzmq sends a
-request over ZAP (ZeroMQ RFC 27) to an inproc address of the context, and the authenticator answers the request. If a
-handshake fails, only the socket's monitor reports it, and not whose handshake it was.
+request over ZAP (ZeroMQ RFC 27) to an inproc address of the context, and the authenticator answers the request. Only
+the socket's monitor reports a failed handshake, and it does not say whose handshake failed.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ZapAuthenticator:
             self._answer(self.questions.recv_multipart())
 
     def failed(self, reason: int) -> None:
-        """Count a handshake that failed without a question to us. `reason` is the value of the monitor's event."""
+        """Count a handshake that failed before the authenticator was asked. `reason` is from the monitor's event."""
         if not self._keys:
             return
         if reason == _WRONG_SERVER_KEY:

@@ -88,7 +88,7 @@ def encode(message: messages.Message) -> bytes:
 def encode_node(node: messages.Node) -> EncodedNode:
     """Return the node and its encoding. Raises an error if the node cannot be encoded, or decoded again.
 
-    Decodes only nodes for which this is not sure.
+    Decodes a node only if its fields leave that in doubt.
     """
     payload = encode(node)
     if not _is_sure(node):

@@ -1,4 +1,4 @@
-"""Crossovers: the amounts of work from which on kernels use threads, or bfloat16.
+"""Crossovers: the amounts of work above which kernels use threads, or bfloat16.
 
 `cbtop calibrate` measures crossovers and stores them next to the roofs.
 

@@ -36,8 +36,8 @@ LARGEST_SHARE = 4  # the files take at most 1 / LARGEST_SHARE of the file system
 # If a limit is exceeded, 1 / SPARE of it is freed, so that not every start has to delete files.
 SPARE = 4
 BEGINS_WITHIN_S = 600.0  # a process creates its ring within this time, or not at all
-SWEPT_NAMES = 1024  # a starting host looks at so many file names
-# Limit for the processes whose files are removed at once. A host opens so many files between two sweeps.
+SWEPT_NAMES = 1024  # number of file names that a starting host looks at
+# Limit for the processes whose files are removed at once. A host opens files this often between two sweeps.
 SWEPT_AT_ONCE = 16
 SUFFIXES = (".ring", ".catalog", ".new")
 # Group 1: pid, process start and serial number; group 2: suffix.

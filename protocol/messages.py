@@ -341,8 +341,8 @@ class BrickHostTime:
 class HostTimes:
     """The host's times in the latest `steps` steps with timed calls. They replace the previous host times.
 
-    A brick on a device has both: this is the time that the host needs to launch its kernels, and the records have the
-    time of the kernels themselves.
+    For a brick on a device, the host's time is reported besides the time of the kernels. It is the time that the host
+    needs to launch these kernels.
     """
 
     steps: int

@@ -54,7 +54,7 @@ def unpack(message: RecordBatch) -> Batch:
 
 
 def joined(parts: Sequence[Batch]) -> Batch:
-    """Return the records of all `parts`, in order. The result has no number of overwritten records."""
+    """Return the records of all `parts`, in order. `overwritten` is not added up."""
     names = ("node", "flags", "start_ns", "end_ns", "elements")
     none = np.zeros(0, np.int64)
     columns = {name: np.concatenate([none, *(getattr(part, name) for part in parts)]) for name in names}
@@ -109,7 +109,7 @@ class RecordTally:
         self.produced = max(self.produced, produced)
 
     def take(self, message: RecordBatch) -> int:
-        """Count a batch. Returns how many of its records this receiver had already, which are the first ones.
+        """Count a batch. Returns how many of its first records this receiver had already.
 
         A new daemon reads the ring from the beginning, so it sends old records again.
         """

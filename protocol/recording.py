@@ -50,7 +50,7 @@ MAX_PAYLOAD_BYTES = 256 << 20  # enough for a keyframe with every possible sourc
 # A frame of real messages inflates to 4 to 12 times its size. Zeros would inflate to a thousand times their size.
 MAX_INFLATION = 100
 FREE_BYTES = 1 << 20  # even a small frame may inflate to this size
-PIECE_BYTES = 16 << 10  # so many bytes are inflated at a time, to at most 16 MiB
+PIECE_BYTES = 16 << 10  # number of bytes that are inflated at a time, to at most 16 MiB
 DEFLATE_LEVEL = 1
 MAX_MESSAGES = 4_096  # messages per frame
 MAX_KIND = 255  # the largest kind of a frame in any version
@@ -156,8 +156,8 @@ class Frame:
 def encode_frame(kind: FrameKind, time_ns: int, messages: Iterable[bytes]) -> bytes:
     """Return a frame of `messages`, which are already encoded. Keeps only one message in memory at a time.
 
-    The number of messages is known only at the end, but stands at the beginning of the payload. So it has a block of
-    its own in the zlib stream (RFC 1950), which is not compressed (RFC 1951, 3.2.4).
+    The number of messages is known only at the end, but stands at the beginning of the payload. So the number has a
+    block of its own in the zlib stream (RFC 1950), without compression (RFC 1951, 3.2.4).
     """
     packer, deflate = msgpack.Packer(use_bin_type=True), zlib.compressobj(DEFLATE_LEVEL, wbits=-zlib.MAX_WBITS)
     parts: list[bytes] = []

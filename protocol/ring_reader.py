@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-MAX_RECORDS = 1 << 62  # no cursor gets larger: a century of a record per nanosecond
+MAX_RECORDS = 1 << 62  # a record per nanosecond for a century; no valid cursor is larger
 MAX_THREAD_ID = 1 << 22  # PID_MAX_LIMIT of Linux
 # If a slot stays incomplete for this long, its thread was killed while it wrote. The record counts as lost.
 ABANDONED_AFTER_S = 2.0

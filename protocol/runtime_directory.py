@@ -20,9 +20,9 @@ def runtime_directory() -> str:
     """Return the directory of this user's rings, catalogs and socket. Creates it with mode 0700 if it does not exist.
 
     This is $CBTOP_RUNTIME_DIR, or else $XDG_RUNTIME_DIR/cbtop, or else cbtop-$UID in the system's temporary
-    directory. If the file system there copies on write, no ring can be created there. Then, and without a temporary
-    directory, this is cbtop-$UID in SHARED_MEMORY. Raises EndpointError if the directory belongs to a different user
-    or others may write into it.
+    directory. If the file system there copies on write, no ring can be created there. In this case, or without a
+    temporary directory, the directory is cbtop-$UID in SHARED_MEMORY. Raises EndpointError if the directory belongs
+    to a different user or others may write into it.
     """
     if named := os.environ.get("CBTOP_RUNTIME_DIR"):
         return _private(named)

@@ -100,7 +100,7 @@ class CategoryStats:
 
 @dataclass(frozen=True, slots=True)
 class _Brick:
-    """The nodes that ran of one brick, and the brick's static attributes."""
+    """One brick: its nodes that ran, and its static attributes."""
 
     name: str
     category: BrickCategory
@@ -273,8 +273,7 @@ _UNITS = ("flops", "bytes", "size_bytes")
 
 
 def _work_of(brick: _Brick, totals: PhaseTotals, alike: Sequence[tuple[Column, int, int]]) -> Iterator[float | None]:
-    """Yield the flops, the bytes and the size_bytes of all calls together. A value is None if a call did not declare
-    it.
+    """Yield the flops, the bytes and the size_bytes of all calls. A value is None if a call did not declare it.
 
     `alike` holds groups of nodes with the same work, with the calls and elements of each group.
     """

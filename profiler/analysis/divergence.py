@@ -72,8 +72,7 @@ class Fingerprints:
         self._kept[brick, layer, position, turn] = fingerprint(tensor)
 
     def find_divergence(self, reference: Fingerprints, tolerance: float = DEFAULT_TOLERANCE) -> DivergenceInfo | None:
-        """Return the first divergence from `reference`: a fingerprint that is missing or different. None if all
-        agree.
+        """Return the first divergence from `reference`: a missing or different fingerprint. None if all agree.
 
         `tolerance` limits the error of one value, relative to the size of the tensor's values.
         """

@@ -74,8 +74,8 @@ def distance(
 ) -> Distance | None:
     """Return the distance of a point from the roof above it, or None unless both kinds of ceilings are known.
 
-    The highest ceiling of each kind makes the roof. A point near a lower ceiling is limited by the lower one, as by
-    DRAM below a cache.
+    The highest ceiling of each kind makes the roof. A point near a lower ceiling (DRAM below a cache) is limited by
+    that ceiling.
     """
     if not peaks_gflops or not peaks_gb_per_sec:
         return None

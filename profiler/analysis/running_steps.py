@@ -258,7 +258,7 @@ def _inside(batch: Batch, step_of: Column, part_of: Column) -> _Inside:
 
 
 def _note_over(sparse: SparseColumns, step: int, before_ns: int, left_ns: int) -> None:
-    """Count by how much the parts of a step took longer than the step. `before_ns` was counted before."""
+    """Count by how much the parts of a step took longer than the step, beyond what was counted for `before_ns`."""
     more_ns = max(0, -left_ns) - max(0, -before_ns)
     if more_ns:
         over, over_ns = sparse["over"], sparse["over_ns"]

@@ -1,4 +1,4 @@
-"""The books of a phase: how its wall time was spent, and what ran outside it. They close if the sums are possible."""
+"""The books of a phase: how its wall time was spent, and what ran outside. Books close if the sums are possible."""
 
 from __future__ import annotations
 
