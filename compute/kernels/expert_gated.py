@@ -159,8 +159,8 @@ def narrow(arguments: Arguments, turn: int) -> Arguments:
 def work(gate: Matrix, up: Matrix, pairs: int) -> KernelWork:
     """Return the work of a call. Its elements are outputs, pairs x rows.
 
-    `gate` and `up` are the matrices of one expert. The matrices of each pair are read once per call, as is the one
-    row of activations.
+    `gate` and `up` are the matrices of one expert. A call reads both matrices of each pair and one row of
+    activations.
     """
     after = activation.work()
     return KernelWork(
@@ -178,7 +178,7 @@ def _examples(codes: Sequence[int], threads: int, is_int8: bool) -> Callable[...
         for code in codes:
             matrices += [code, example_matrices(FORMATS[code], rng, (rows, columns), is_int8)]
         experts = np.sort(rng.permutation(expert_linear.COUNT)[:PAIRS])
-        x = floats(rng, PAIRS, columns) * np.float32(columns**-0.5)  # so that products are near 1
+        x = floats(rng, PAIRS, columns) * np.float32(columns**-0.5)  # makes products near 1
         outs = [np.zeros((PAIRS, rows), np.float32) for _ in range(3)]
         return (*matrices, experts, x, *outs, example_scratch(columns, threads, is_int8))
 

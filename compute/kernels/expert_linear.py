@@ -2,7 +2,7 @@
 
 reference    calls `linear` for one expert after another
 numba        calls `linear` for one expert after another
-cuda         one launch for all; each block reads the number of its expert, so a graph can run with different experts
+cuda         one launch for all experts. Each block reads its expert's number, so a graph can run with other experts
 
 A pair is a token and one of its experts.
 """
@@ -41,7 +41,7 @@ from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.interleaved import ROWS, InterleavedMatrix, Matrix
 
 NO_BIAS = np.zeros(0, np.float32)
-COUNT, PAIRS = 5, 3  # number of experts in examples, and number of pairs
+COUNT, PAIRS = 5, 3  # numbers of experts and of pairs in examples
 
 
 def reference(code: int, weights: Any, experts: Any, x: Any, out: Any, scratch: Any) -> None:
