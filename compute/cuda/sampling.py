@@ -1,11 +1,11 @@
 """CUDA C++ of sampling: the first largest logit, or a token drawn from the likeliest, without sorting all logits.
 
-A logit and its place are combined into one number that sorts in the order of sampling: larger logits first, and of
-equal logits the earlier place. The last token of top_k, the last of top_p and the drawn token are each the place
-where a sum over larger numbers passes a bound. First all logits are counted and weighed in BINS, which have equal
-widths between the largest and the smallest logit. Then one launch for each search lists and sorts only the bin that
-contains the result; the last block does it. If the bin has too many logits (equal ones, or wide bins because of
-outliers), that block searches all logits digit by digit.
+A logit and its place are combined into one number. Numbers sort in the order of sampling: larger logits first, then
+earlier places. Three tokens are searched: the last one of top_k, the last one of top_p, and the drawn one. Each is
+the token at which the sum over all larger numbers passes a bound.
+First all logits are counted and weighed in BINS, which divide the range of logits into equal widths. Then each search
+has one launch, whose last block lists and sorts only the bin that contains the result. A bin may have too many logits
+for this, if they are equal, or if outliers make bins wide. The block then searches all logits digit by digit.
 """
 
 from __future__ import annotations
