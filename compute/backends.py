@@ -18,10 +18,9 @@ from cbtop.compute.jit.addresses import address_of, on_threads
 from cbtop.compute.jit.compile import is_kept, jit, settings
 from cbtop.compute.jit.compile import untyped as numba
 
-# Number of times that an idle OpenMP thread of libgomp checks for work before it sleeps. A waiting thread occupies
-# the core that a working thread may need, and a decoder waits some 50 times a token. Measured next to another busy
-# process on 2 cores: 7 tokens/s with libgomp's own 300,000 spins, 33 with 4,000. Without the other process: 103 and
-# 89.
+# Number of times that an idle OpenMP thread of libgomp checks for work before it sleeps. A waiting thread occupies a
+# core that a working thread may need. Next to another busy process on 2 cores, a decoder makes 7 tokens/s with
+# libgomp's own 300,000 spins and 33 with 4,000. Without the other process: 103 and 89.
 GOMP_SPIN_COUNT = 4_000
 SYSFS_CPU = Path("/sys/devices/system/cpu")
 PROC_STAT = Path("/proc/stat")
@@ -86,10 +85,7 @@ def _start(threads: int) -> None:
 
 
 def is_first_run() -> bool:
-    """Return whether kernels have not been compiled on this machine yet.
-
-    Every run calls `on_threads` first, so it is in the kernel cache after the first run.
-    """
+    """Return whether this machine has compiled no kernels yet. Every run compiles `on_threads` first."""
     return not is_kept(on_threads)
 
 

@@ -62,8 +62,8 @@ class ComputeBrick:
     ) -> None:
         """Create the brick.
 
-        `names_launches`: whether each kernel records its own launch, with its shape.
-        `bfloat16_tokens`: the number of tokens from which int8 products run in bfloat16, or None if all run in int8.
+        `names_launches`: whether each kernel records its own launch, with its shape. `bfloat16_tokens`: int8 products
+        of this many tokens or more run in bfloat16. None: all run in int8.
         """
         self.spec = spec
         self._profiler = profiler
@@ -183,7 +183,7 @@ class ComputeBrick:
     def use_reference_outputs(self, calls: Sequence[Arguments], before: Sequence[Arguments]) -> bool:
         """Replace the outputs of finished calls by the references' outputs.
 
-        Returns whether all new outputs are finite. `before` holds the arguments of each kernel from before the calls,
+        Returns whether the new outputs are finite. `before` holds the arguments of each kernel from before the calls,
         with copied outputs.
         """
         is_finite = True

@@ -6,11 +6,11 @@ Each crossover has two methods, such as one thread and several. The decoder's ow
 # Rules
 # - Times are wall-clock times, because the question is whether several threads end sooner.
 # - Each round times both methods at all sizes in turn, so that a disturbance of the machine affects all of them.
-# - Before each call there is a pause as long as between two bricks of a decoder, because threads may fall asleep in
-#   it.
-# - A crossover is the smallest size from which on the second method is faster beyond the spread at every size. If
-#   there is no such size, the static value stays in use. The static crossover of the weights' layout is NEVER. It
-#   counts as measured if the second method is slower beyond the spread.
+# - Before each call there is a pause as long as between two bricks of a decoder, because idle threads may fall
+#   asleep.
+# - A crossover is the first size at which the second method is faster beyond the spread, if it is also faster at
+#   every larger size. Without such a size, the static value stays in use. The static crossover of the weights' layout
+#   is NEVER. It counts as measured if the second method is slower beyond the spread.
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Run = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One size of work, as calls of both methods. `before` is for work below the crossover, `after` for the rest."""
+    """One size of work, with a call of each method: `before` the crossover and `after` it."""
 
     size: int
     before: Run
@@ -72,7 +72,7 @@ class PairedTimes:
     def wins(self) -> bool:
         """Whether the second method is faster beyond the spread.
 
-        This means that the slow quartile of its times is below the fast quartile of the first method's times.
+        Its upper quartile is then below the first method's lower quartile.
         """
         return statistics.quantiles(self.after_ns)[2] < statistics.quantiles(self.before_ns)[0]
 
@@ -83,7 +83,7 @@ class PairedTimes:
 
     @property
     def spread_percent(self) -> float:
-        """The interquartile range in percent of the median, of the method with the larger percentage."""
+        """The larger of the two methods' interquartile ranges, in percent of the median."""
         quartiles = [statistics.quantiles(each) for each in (self.before_ns, self.after_ns)]
         return max((100 * (high - low) / middle if middle else 0.0) for low, middle, high in quartiles)
 
@@ -131,8 +131,8 @@ def timed(
 def crossover(name: str, ladder: Sequence[PairedTimes], note: str = "") -> Crossover:
     """Return a crossover from the times at growing sizes.
 
-    If it is measured, its note is `note`. Otherwise it has the static value, or NEVER without one, and the note is
-    the reason. A static NEVER counts as measured if the second method is slower.
+    A measured crossover has the note `note`. Any other has the static value (or NEVER), with the reason as its note.
+    A static NEVER counts as measured if the second method is slower.
     """
     at = len(ladder)
     while at and ladder[at - 1].wins:

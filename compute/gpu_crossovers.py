@@ -2,8 +2,8 @@
 
 Rules
 - Work is counted per layer, because the time of a pass is proportional to the number of layers on both processors.
-- A crossover is the smallest size from which on the GPU is faster beyond the spread at every size. If there is no
-  such size, all work stays on the CPU.
+- A crossover is the first size at which the GPU is faster beyond the spread, if it is also faster at every larger
+  size. Without such a size, all work stays on the CPU.
 """
 
 from __future__ import annotations

@@ -77,8 +77,8 @@ def fault_of(output: Output) -> Fault | None:
 def _fault_in(name: str, output: Output) -> Fault | None:
     """Return the fault of the output that the contract calls `name`, or None.
 
-    An overflow of int8 factors does not count. The factors are sums of 32 numbers of the brick's main output, so they
-    are too large only if that output is too large as well.
+    An overflow of int8 factors does not count. The factors are sums of 32 numbers of the brick's main output, and are
+    too large only if that output is.
     """
     fault = fault_of(output)
     return None if fault is Fault.OVERFLOW and name == FACTORS else fault
@@ -166,10 +166,7 @@ class JidokaGuard:
             raise GuardError(None, None, self._position, met.fault.value)
 
     def finish(self) -> None:
-        """Report the final results.
-
-        These are bricks that were still wrong after they had fallen back, and assertions that were never checked.
-        """
+        """Report bricks that were still wrong after they had fallen back, and assertions that were never checked."""
         for brick, (met, where) in self._fallen.items():
             if (times := self._times[brick]) > 1:
                 self._announce(brick, met, f"{where}; met {times} times, computed in float64, too")

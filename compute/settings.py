@@ -19,10 +19,9 @@ class TokenSampling:
     """The settings for choosing the next token.
 
     With a `temperature` of 0, the likeliest token is chosen (greedy). Otherwise a generator seeded with `seed` draws
-    at this temperature from the `top_k` likeliest tokens (0: all). `top_p` limits the draw to the likeliest of these
-    that together have this share of the probability. Temperatures below 1e-6 are refused, because dividing by them
-    could give infinity. Raises ComputeError for values out of range, because a draw with them would still return a
-    token.
+    at this temperature from the `top_k` likeliest tokens (0: all). `top_p` limits these to the likeliest that
+    together have this share of the probability. Temperatures below 1e-6 are refused, because dividing by them could
+    give infinity. Raises ComputeError for values out of range, because a draw with them would still return a token.
     """
 
     temperature: float = 0.0
@@ -58,16 +57,14 @@ GREEDY = TokenSampling()
 
 @dataclass(frozen=True, slots=True)
 class Crossovers:
-    """The amounts of work from which on the second of two methods is used.
+    """The limits between two methods: one for smaller amounts of work, one for the rest.
 
     `product_bytes`: bytes of weights times tokens. Smaller products run on one thread, others on several.
     `attention_products`: number of multiplications of query and key numbers. Smaller attentions run on one thread,
-    others on several.
-    `bf16_tokens`: number of tokens. Products of fewer tokens run in int8, others in bfloat16 if the processor has
-    AMX.
-    `exact_bytes`: bytes of a matrix. Smaller matrices are interleaved for int8. Others stay as in the file, for
-    products of floats.
-    `measured`: the names of the crossovers that were measured on this machine. The others are static.
+    others on several. `bf16_tokens`: number of tokens. Products of fewer tokens run in int8, others in bfloat16 if
+    the processor has AMX. `exact_bytes`: bytes of a matrix. Smaller matrices are interleaved for int8. Others stay as
+    in the file, for products of floats. `measured`: the names of the crossovers that were measured on this machine.
+    The others are static.
 
     Raises ComputeError for a value that is not a whole number from 1.
     """
@@ -94,7 +91,7 @@ _in_effect = STATIC_CROSSOVERS
 def crossovers() -> Crossovers:
     """Return the crossovers of this process.
 
-    They are read before every kernel call, not inside kernels, so that they are not compiled into the kernels.
+    Python code reads them before every kernel call, because kernels would be compiled with fixed values.
     """
     return _in_effect
 

@@ -140,9 +140,9 @@ class Variant:
 class Verified:
     """The result of verifying one variant.
 
-    `max_error` is the largest error over all sizes, relative to the largest value. If a value is not finite, it is
-    None, and `not_finite` is "NaN" or "infinity". `missed` names the planted faults that no check found. It also
-    names conditions of the contract that held although the arguments were changed to break them.
+    `max_error` is the largest error over all sizes, relative to the largest value. If a value is not finite,
+    `max_error` is None, and `not_finite` is "NaN" or "infinity". `missed` names the planted faults that no check
+    found. It also names conditions of the contract that held although the arguments were changed to break them.
     """
 
     kernel: str
@@ -343,7 +343,7 @@ def _failed(kernel: Kernel, found: Arguments, expected: Arguments, peer: str) ->
 def planted(kernel: Kernel, earlier: Arguments, right: Arguments) -> Iterator[tuple[str, bool]]:
     """Plant every fault that the kernel's contract names. Yields each fault's name, and whether a check found it.
 
-    `earlier` are the arguments before a call, and `right` those after a correct call.
+    Arguments are as in `faults`.
     """
     yield from _found(kernel, faults(kernel, earlier, right), right)
     yield from kernel.contract.broken(earlier, right)

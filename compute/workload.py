@@ -40,8 +40,7 @@ PROMPT_SEED = 7
 VERIFIED_TOKENS = 6  # number of tokens to check bricks with: five in one pass, not a multiple of four, then one alone
 # Products in tiles are checked only with fewer tokens. More do not fit one pass, and their references take too long.
 MOST_VERIFIED = 128
-# Tokens to verify a whole pass with. The first number is too many for one pass. That many tokens but PASS_DECODED are
-# given together, the rest one by one.
+# Tokens to verify a whole pass with. All but the last PASS_DECODED are given together, more than fit one pass.
 PASS_TOKENS, PASS_DECODED = 140, 7
 # The tolerated root mean square error of the logits, in standard deviations of the float64 logits. The values are
 # static. Exact products differ by 0.1 %, because the KV cache rounds to float16. int8 activations differ by 2 % on
@@ -63,7 +62,7 @@ def run(
 
     `should_stop` is called between steps. `progress` gets the name of each long task, and "" when none is running.
     `write` gets a prompt and the model's continuation as it is decoded. Returns an object that keeps a GPU's memory.
-    Freeing the memory takes seconds, so that the caller may first print its last message.
+    Freeing the memory takes seconds, so the caller may print its last message first.
 
     Raises ModelError if the model cannot be run.
     """
@@ -241,13 +240,15 @@ def _verified(prompt: Sequence[int], context: int) -> list[Sequence[int]]:
 def verify_pass(path: Path, threads: int, *, is_exact: bool, backend: str = "cpu") -> list[CheckResult]:
     """Check whether the logits of the model at `path` equal the logits of a float64 pass in NumPy.
 
-    This finds faults that checks of single bricks miss, because those use the given arguments and compare only some
-    rows. Raises ModelError if the model cannot be run.
-    The first check is about positions. The error of a position is the root mean square of the differences of its
-    logits, in standard deviations of the logits. The check reports the largest error of all positions. For a mixture
-    of experts it reports the median, because rounding may choose another expert that is about as good.
-    The second check is about tokens, because a few wrong logits hardly change the error of a position. The error of a
-    token is the median difference of its logit over all positions. The check reports the largest error of all tokens.
+    This finds faults that checks of single bricks miss, such as wrong arguments. Raises ModelError if the model
+    cannot be run.
+
+    The first check reports the error of the worst position: the root mean square of the differences of its logits, in
+    standard deviations of the logits. For a mixture of experts it reports the median position, because rounding may
+    choose another expert that is about as good.
+
+    A few wrong logits hardly change that error. So the second check reports the error of the worst token: the median
+    difference of its logit over all positions.
     """
     import numpy as np
 

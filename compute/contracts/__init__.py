@@ -94,7 +94,7 @@ class Checks:
 class Performance:
     """How fast the kernel is: the share of a roof (a name of `ceilings`) that it reached when it was measured.
 
-    A call that is `regression` times slower is a regression. Kernels that read weights have the roof WEIGHTS, and
+    A call that takes `regression` times as long is a regression. Kernels that read weights have the roof WEIGHTS, and
     only their bricks get budgets.
     """
 

@@ -5,9 +5,8 @@ Python's `eval` is not used."""
 # - Syntax that is not listed is refused when an expression is read, not when it is evaluated.
 # - There is no loop, power, attribute or text. So the work of an expression is at most its number of nodes times the
 #   sizes of its arrays.
-# - An expression becomes a Python function, made of nested functions. Its parameter is a tuple of the values, in the
-#   order of their names. This function defines the meaning of the expression. The calls of kernels run faster nodes
-#   with the same meaning instead (`conditions`).
+# - An expression becomes a Python function of a tuple of values. This function defines the meaning of the expression.
+#   Calls of kernels run faster nodes with the same meaning instead (`conditions`).
 
 from __future__ import annotations
 

@@ -93,8 +93,7 @@ def _observed(run_brick: Run, observe: Observer) -> Run:
 def one_call_at_a_time(method: Callable[Concatenate[User, P], R]) -> Callable[Concatenate[User, P], R]:
     """Let only one call at a time use the decoder, because two calls would write into the same cache.
 
-    A second call raises ComputeError if it comes from another thread, or from inside the first call (an observer, a
-    signal handler).
+    A second call raises ComputeError, from another thread or from inside the first (an observer, a signal handler).
     """
 
     @wraps(method)
@@ -145,8 +144,8 @@ def _layers_of(
 def _require_room(model: Model, context: int, item_bytes: int) -> None:
     """Raise ComputeError if a context needs more than the available memory.
 
-    A context needs the angles of its positions, and the larger of two other sizes. One is the caches, which fill up
-    later. The other is the last angles in float64, which are needed only while the angles are computed.
+    A context needs the angles of its positions, and the larger of two others: the caches, which fill up later, or the
+    last angles in float64, which are needed only while they are computed.
     """
     caches = 2 * len(model.layers) * model.kv_heads * kv_caches.padded(model.head_dim) * item_bytes
     tables = 4 * model.rope.dimensions
@@ -361,7 +360,7 @@ class Decoder:
         try:
             with self._machine.turn():
                 return int(self._whole_pass(tokens, run, scope).choice[0])
-        # Ctrl-C also undoes the pass. Otherwise the caller would give again tokens that are already in the cache.
+        # Ctrl-C also undoes the pass. Otherwise tokens that the caller gives again would be in the cache twice.
         except BaseException:
             self.position = start
             raise

@@ -31,8 +31,8 @@ def model_to_run(path: Path, *, is_exact: bool = False) -> Model:
 def exact_bytes() -> int:
     """Return the size in bytes of the smallest matrix that is not interleaved, as measured or set.
 
-    The default is larger than any matrix. On a processor without instructions for integer products, the default is 1,
-    so that no matrix is interleaved, because float products are faster there.
+    The default is larger than any matrix. On a processor without instructions for integer products, no matrix is
+    interleaved by default, because float products are faster there.
     """
     found = crossovers()
     is_known = found.exact_bytes != NEVER or "exact_bytes" in found.measured

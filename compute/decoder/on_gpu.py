@@ -139,8 +139,8 @@ class GpuMachine:
         self.sent = gpu.pinned((most,), np.int64)
         self.inputs = gpu.zeros((most,), np.int64)
         self._start = gpu.zeros((1,), np.int32)  # the first position of a pass without sent inputs
-        # Whether the inputs of the pass are sent. If so, the next line has the numbers of tokens and parts in the
-        # pass, and how many of them kernels have received.
+        # Whether the inputs of the pass are sent. The next line has the pass's numbers of tokens and parts, and how
+        # many of each kernels have received.
         self.takes_inputs = False
         self._tokens = self._parts = self._tokens_given = self._parts_given = 0
 

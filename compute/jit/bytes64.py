@@ -196,8 +196,7 @@ _TILE_ROWS = [4 * quarter + 2 * half + lane for half in range(2) for quarter in 
 def column_pairs(typing: Any, vector: Any, pair: Any, half: Any) -> tuple[Any, Codegen]:
     """Return bytes 2 * pair and 2 * pair + 1 of eight rows, next to each other, as Floats16.
 
-    If `half` is 0, the rows are the first eight of a tile, otherwise the last eight. `pair` and `half` are constants,
-    0 or 1.
+    `half` is 0 for the first eight rows of a tile and 1 for the last. `pair` is 0 or 1. Both are constants.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -310,7 +309,7 @@ def _part(builder: Any, vector: Any, first: int, count: int) -> Any:
 def sums_of_products(
     typing: Any, weights: Any, codes: Any, row: Any, column: Any, tokens: Any, largest: Any
 ) -> tuple[Any, Codegen]:
-    """Return a tuple of Ints16, one for each token t. `tokens` is the number of tokens.
+    """Return a tuple of Ints16, one for each of `tokens` tokens t.
 
     Element r is the sum over i and j < 4 of weights[i][4r + j] * codes[row + t, column + 4i + j]. `weights` is a
     tuple of unsigned Bytes64. No weight is above `largest` (see LESS_128 if that is above 127). `codes` is a uint8

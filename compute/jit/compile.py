@@ -107,8 +107,8 @@ def jit(function: Function) -> Function:
 def jit_as_written(function: Function) -> Function:
     """Compile a function like `jit`, but without fastmath, for code that rounds to whole numbers.
 
-    With fastmath LLVM may turn x * (1 / y) into x / y. These may differ in the last bit, which decides how a value
-    halfway between two numbers is rounded.
+    With fastmath LLVM may turn x * (1 / y) into x / y. The results may differ in the last bit, which decides how a
+    value halfway between two numbers is rounded.
     """
     return cast(Function, _Kernel(function, options=_options()))
 
@@ -140,8 +140,8 @@ def copy_of(function: Function, name: str, **functions: Any) -> Function:
     """Return a copy of `function`, called `name`, in which `functions` replace the globals of these names.
 
     The copy is not compiled; use a decorator above. Formats share code in this way: for each format that runs, the
-    code is compiled together with the format's functions. (Closures would be compiled again in every process, because
-    functions are part of a closure's key in Numba's cache, and their keys differ between processes.)
+    code is compiled with the format's functions. (Closures would be compiled again in every process, because Numba's
+    cache identifies a closure by functions whose ids change.)
     """
     copied = FunctionType(function.__code__, {**function.__globals__, **functions}, name)
     copied.__qualname__ = name  # together with the file, the name identifies the function in the cache

@@ -2,8 +2,8 @@
 
 # Rules
 # - Each function and signature has a file. The file's name contains a hash of the function's dependencies, and a hash
-#   of the signature and the processor. (Numba's key is the function's line and the text of its file. With that key,
-#   an edit of a called function in another file would be missed, and an edit of a comment would recompile the file.)
+#   of the signature and the processor. (Numba's key is the function's line and the text of its file. That key misses
+#   edits of called functions in other files, and recompiles after edits of comments.)
 # - A file is either complete or absent. It begins with a hash of its content. A damaged file is compiled again and
 #   rewritten. (Numba writes an index, and then the code that the index names. If two processes compile one function
 #   at the same time, the index of one process may name the code of the other.)

@@ -1,7 +1,7 @@
 """Convert float32 to the bits of IEEE binary16, or to the element type of an array, and convert such bits to numbers.
 
-Infinities become NaN, and so do values beyond the range of the array. An infinite key could give a weight of 0, which
-looks valid.
+Infinities and values beyond the range of the array become NaN. An infinite key could give a weight of 0, which looks
+valid.
 """
 
 # The conversion uses integers, as compile.half_to_float does, because a processor without F16C has no instruction for

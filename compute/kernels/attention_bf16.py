@@ -160,8 +160,8 @@ def reference(
     """Compute `attention.reference` with numbers in bfloat16.
 
     q * scale and the weights are rounded to bfloat16, keys and values are cut to bfloat16 and multiplied by `CUT`.
-    When weights are rounded, they are powers of two of the scores minus a whole number. k_cache, v_cache: float16 as
-    uint16; head_dim is even.
+    Weights are rounded as 2^(score - floor(largest score)), before the division by their sum. k_cache, v_cache:
+    float16 as uint16; head_dim is even.
     """
     (kv_heads, _, head_dim, _), end = k_cache.shape, start + len(q)
     queries = _rounded(q * np.float32(scale * CUT * LOG2_E)).reshape(len(q), kv_heads, -1, head_dim)

@@ -1,7 +1,6 @@
 """The loops of attention, for one thread and for several. The variants of attention share them.
 
-The loops process 64 positions at a time with a running maximum and sum. Each row of the scratch belongs to one head
-of one token. Six rows share every read of keys and values, and the remaining rows share in fours or twos.
+See attention.py. Each row of the scratch belongs to one head of one token.
 """
 
 from __future__ import annotations
@@ -343,8 +342,8 @@ def attend_any(  # compiled
         end = start + first_token + (rows - np.uint64(1)) // heads + np.uint64(1)
         begin_of_all = _first_seen(start + first_token, window) // positions * positions
         for p in range(begin_of_all, end, positions):
-            # Prefetch the block of positions that is processed next, which may belong to the next group of heads.
-            # Prefetch it only into L2, because L1 is full of the present block.
+            # Prefetch the block of positions that comes next, in this head or in the next one. Prefetch it only into
+            # L2, because L1 is full of the present block.
             ahead = positions if p + positions < end else context + begin_of_all - p
             place = kv_head, context, p, ahead
             _attend_positions(keys, values, place, piece, (start, window, cap), head_dim, scratch, base)
@@ -376,7 +375,7 @@ def attend(
     loops: tuple[Any, Any], q: Any, caches: tuple[Any, Any], start: int, scores: tuple[float, int, float], out: Any,
     scratch: Any,
 ) -> None:  # fmt: skip
-    """Run the loop for one thread. If there is enough work, run the loop for all threads of `scratch` instead.
+    """Run the loop for one thread, or the loop for all threads of `scratch` if there is enough work.
 
     `scores` is a tuple of scale, window and cap.
     """

@@ -114,13 +114,13 @@ def module_of(code: int) -> CudaModule:
 
 @cache
 def module_in_turn(codes: tuple[int, int], shape: turns.ThreadShape) -> CudaModule:
-    """Return the CUDA C++ for activations in int8. `shape` describes the threads of a row."""
+    """Return the CUDA C++ for activations in int8."""
     formats = [FORMATS[code] for code in codes]
     return turns.module("gated_in_turn", formats, shape, ["gate", "up"], "out", of_experts=True)
 
 
 def launches(*arguments: Any) -> Sequence[Launch]:
-    """Return one launch for all pairs. For int8 the launch that quantizes the activations precedes it.
+    """Return one launch for all pairs. For int8, a launch that quantizes precedes it.
 
     If activations are not rounded and the weights have two formats, return two products and SwiGLU.
     """

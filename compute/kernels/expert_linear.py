@@ -98,7 +98,7 @@ MODULES = {code: _module(one) for code, one in FORMATS.items()}
 
 @cache
 def module_in_turn(code: int, shape: turns.ThreadShape) -> CudaModule:
-    """Return the CUDA C++ for activations in int8. `shape` describes the threads of a row."""
+    """Return the CUDA C++ for activations in int8."""
     return turns.module("linear_in_turn", [FORMATS[code]], shape, ["out"], of_experts=True)
 
 
@@ -108,7 +108,7 @@ def step_of(x: Any) -> Any:
 
 
 def launches(code: int, weights: Any, experts: Any, x: Any, out: Any, scratch: Any) -> Sequence[CudaLaunch]:
-    """Return one launch for all pairs. For int8 the launch that quantizes the activations precedes it."""
+    """Return one launch for all pairs. For int8, a launch that quantizes precedes it."""
     (pairs, rows), columns = out.shape, x.shape[1]
     own = *expert_arguments(weights, out), experts, step_of(x)
     if not isinstance(scratch, Int8Scratch):

@@ -174,16 +174,16 @@ def work(weights: Matrix, has_bias: bool) -> KernelWork:
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """Return the same product for only CHECKED_ROWS rows, spread over the matrix. They are others in each turn."""
+    """Return the same product for only CHECKED_ROWS rows, spread over the matrix. Each turn takes other rows."""
     code, weights, bias, x, out, scratch = arguments
     rows = spread(weights.shape[0], CHECKED_ROWS, turn)
     return code, weights[rows], bias[rows] if bias.size else bias, x, out[:, rows], scratch
 
 
 def narrow_interleaved(arguments: Arguments, turn: int) -> Arguments:
-    """Return the same product for only CHECKED_ROWS rows, as whole groups of interleaved rows.
+    """Return the same product for only CHECKED_ROWS rows: groups of interleaved rows, spread over the matrix.
 
-    The groups are spread over the matrix. They are others in each turn.
+    Each turn takes other groups.
     """
     code, weights, bias, x, out, scratch = arguments
     groups = spread(len(weights) // ROWS, CHECKED_ROWS // ROWS, turn)

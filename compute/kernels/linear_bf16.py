@@ -3,16 +3,16 @@
 reference    product in float64 of the same rounded weights and activations
 numba        AMX: some columns of 32 rows are dequantised into tiles, and all tokens are multiplied by these tiles.
              One instruction multiplies 16 tokens x 32 columns by 32 columns x 16 rows. Scales are part of the
-             weights, so sums need none. With several threads, each thread computes some groups of rows. Speed of
-             linear_int8 = 1 (Q4_K, 4096 x 4096, one thread of an Emerald Rapids Xeon): 2.9 with 32 tokens, 4.5 with
-             64, 5.9 with 128
+             weights, so sums need none. With several threads, each thread computes some groups of rows. 2.9x the
+             speed of linear_int8 with 32 tokens, 4.5x with 64, 5.9x with 128 (Q4_K, 4096 x 4096, one thread of
+             an Emerald Rapids Xeon)
 cuda         x is rounded, W is dequantised into the scratch, and cuBLAS multiplies both
 
-Rounding to the 8 bits of bfloat16 has 0.43-0.44 of the error of activations in int8 (normal random numbers).
-Tiles of int8 multiply twice as many numbers per instruction, but are not used. Each block of columns has its own
-scales, so all sums of a tile would have to be scaled after every instruction. Altogether, int8 takes 1.92 times as
-long for the same columns. Each call configures the tiles. This takes 86 ns, 0.001 of the smallest product (`python -m
-benchmarks tiles`; a Xeon with AMX, 2026-11-28).
+Rounding to the 8 bits of bfloat16 has 0.43-0.44 of the error of activations in int8 (normal random numbers). Tiles of
+int8 multiply twice as many numbers per instruction, but are not used. Each block of columns has its own scales, so
+all sums of a tile would have to be scaled after every instruction. Altogether, int8 takes 1.92 times as long for the
+same columns. Each call configures the tiles. This takes 86 ns, 0.001 of the smallest product (`python -m benchmarks
+tiles`; a Xeon with AMX, 2026-11-28).
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ def _add_sums(
 ) -> None:
     """Store the sums of `count` tokens and `groups` groups of rows in `out`.
 
-    Unless the columns are the first ones, the sums are added to the values in `out`.
+    From the second stretch of columns on, the sums are added to `out`.
     """
     for i in range(count):
         at = U(2 * PANEL) + i // U(TOKENS) * U(2 * WORDS) + i % U(TOKENS) * U(ROWS)

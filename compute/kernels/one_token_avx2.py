@@ -43,8 +43,8 @@ from cbtop.compute.quantization.q6_k import TURN_BYTES as Q6_K_TURN
 from cbtop.compute.quantization.q8_0 import Q8_0
 from cbtop.compute.quantization.unpacking import ask_ahead, high_with, low_with
 
-# The functions of formats have the parameters of `_one_token` in int8_rows. A step is a block. They return total +
-# the products of the block.
+# The functions of formats replace `_one_token` of int8_rows. A step is a block. They return total + the products of
+# the block.
 
 carray: Any = numpy_support.carray  # makes an array from a pointer
 U = np.uint64

@@ -1,7 +1,7 @@
 """Route: choose each token's experts and their weights, and group the tokens of each expert.
 
 reference    NumPy, float64
-numba        searches the next largest logit once for each chosen expert, then sorts pairs by expert, by counting
+numba        searches for the next largest logit once for each chosen expert, then sorts pairs by counting
 cuda         one block. First each warp does a token. Then each thread finds the pairs of an expert among all pairs
 
 A pair is a token and one of its experts. Pairs are sorted by expert, so that an expert's weights are read once for

@@ -24,16 +24,15 @@ class BlockFormat:
     """One ggml tensor type: `block_elements` weights packed into `block_bytes` bytes.
 
     `code` is ggml's own number (enum ggml_type), as in a GGUF file. `unpack` turns uint8 (blocks, block_bytes) into
-    float32 (blocks, block_elements). It defines what the bytes mean. `pack` is the reverse, with a small squared
-    error. It accepts weights up to `largest` in magnitude; an infinite `largest` accepts any float.
+    float32 (blocks, block_elements). `pack` is the reverse, with a small squared error, for weights up to `largest`
+    in magnitude (infinity: any float).
 
     The compiled functions process one row. `dequantize_row(weights, row, out, out_row)` writes the row as float32.
     `dot_row(weights, row, x, sums)` returns the product of the row and x[0]. `prepare(x, sums)` runs once before all
     rows. It fills `sums`, float32 (1, columns or more), with values derived from x for `dot_row`.
 
-    `planes`: the layout on a GPU, if there is one.
-    `interleaved`: the layout for products in int8 and bfloat16, if there is one.
-    `has_budget`: whether int8 products are as fast as the bound in their contract.
+    `planes`: the layout on a GPU, if there is one. `interleaved`: the layout for products in int8 and bfloat16, if
+    there is one. `has_budget`: whether int8 products are as fast as the bound in their contract.
     """
 
     name: str

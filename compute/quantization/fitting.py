@@ -161,7 +161,7 @@ def _levels(blocks: Any, scales: Any, offsets: Any, lowest: Any, highest: Any, o
 
 
 def levels_of(blocks: Floats, scales: Floats, offsets: Floats | None, lowest: int, highest: int) -> Bytes:
-    """Return the nearest level of each weight, minus `lowest`: uint8 of the shape of `blocks`, (blocks, size).
+    """Return the nearest level of each weight, minus `lowest`, as uint8 (blocks, size).
 
     There is a scale and an offset for each block. None as offsets means zeros. If a scale is zero, so are its levels.
     """

@@ -48,12 +48,12 @@ class BlockColumns:
 class InterleavedLayout:
     """The `units` of a block in the order in which they are stored.
 
-    Units with several offsets alternate: lower bits of weights, then their upper bits, and so on. A product of one
-    token can therefore read the block in memory order.
+    Units with several offsets alternate: lower bits, then upper bits, and so on. One token reads them in memory
+    order.
 
     `unpack(w, row, step, part)` returns 32 columns of a step, from column 32 * part on. A step is a block of 32
-    columns, or half a block of 256. `largest` is the largest weight that `unpack` returns.
-    `block`: the functions that read whole blocks. None: int8 products use `unpack`, and `factors` is `Factors.OF_32`.
+    columns, or half a block of 256. `largest` is the largest weight that `unpack` returns. `block`: the functions
+    that read whole blocks. None: int8 products use `unpack`, and `factors` is `Factors.OF_32`.
     """
 
     units: tuple[Unit, ...]

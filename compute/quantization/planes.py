@@ -31,8 +31,7 @@ class PlaneLayout:
     the bits of a code among planes, lowest first: (4, 1) for codes of five bits. Each range of a block's bytes in
     `kept` has a plane, in which it is unchanged. `source` is CUDA C++ of the format's struct (see `cuda.units`).
 
-    `at_once`: the number of rows that a thread reads together, and of units of each row, in int8 products of one
-    token.
+    `at_once`: how many rows a thread reads together, and how many units of each, in int8 products of one token.
 
     A format of floats has no codes, and its only plane holds the rows unchanged.
     """

@@ -12,9 +12,9 @@ ggml's block_q4_K, 144 bytes:
 
 # Why the product is fast: scales and minima are unpacked together in 64-bit words and converted as one vector, and
 # all sums stay in vectors until the row ends. A minimum is multiplied only once per sub-block, by the sum of x over
-# the sub-block. These sums are the same for all rows, so they are computed once (`sums`). Quantised GB/s of one
-# thread (2.6 GHz Xeon with AVX-512): 6.3 on rows of 768, 8.4 on rows of 3840, 7.8 from DRAM. Plain loops reach 3.5
-# from DRAM and 5.7 from cache.
+# the sub-block. `sums` holds these sums, which all rows share. Quantised GB/s of one thread (2.6 GHz Xeon with
+# AVX-512): 6.3 on rows of 768, 8.4 on rows of 3840, 7.8 from DRAM. Plain loops reach 3.5 from DRAM and 5.7 from
+# cache.
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ ggml's block_q6_K, 210 bytes; each half h (128 weights) has 64 bytes of ql and 3
 
 # Why the product is fast: the sixteen scales of a block are one vector, each sub-block is one vector, and all sums
 # stay in vectors until the row ends. The -32 is multiplied only once per sub-block, by the sum of x over the
-# sub-block. These sums are the same for all rows, so they are computed once (`sums`).
+# sub-block. `sums` holds these sums, which all rows share.
 
 from __future__ import annotations
 
