@@ -27,7 +27,7 @@ LEAST_BUDGET_US = 100.0
 # A budget is this many times the bound of the contracts. In a step, calls take 0.9 to 1.1 times the bound (AMD EPYC),
 # and more if the processor is busy.
 SLACK = 2.0
-Profiler = BrickProfiler  # the name of BrickProfiler in the rest of compute
+Profiler = BrickProfiler
 # A callback that gets a brick and the names of the contract conditions that do not hold.
 Violated = Callable[["ComputeBrick", Iterable[str]], None]
 

@@ -62,7 +62,7 @@ FLOAT_CHAINS = 2 if TIER == "generic" else 12 if HAS_VNNI else 6
 BYTE_CHAINS = 12 if HAS_VNNI else 6
 FLOAT_REPEATS, BYTE_REPEATS = 8_000_000 // FLOAT_CHAINS, 8_000_000 // BYTE_CHAINS
 TILE_BYTES = 1024
-WORD = 8  # bytes of one read
+WORD = 8
 # products in the four multiplications of `_multiply_four_tiles`, each of 16 tokens, 16 rows and 32 columns
 PRODUCTS_OF_TILES = 4 * 16 * 16 * 32
 TILE_REPEATS = 20_000
@@ -227,7 +227,7 @@ def _cache_ceilings(on: _Threads, dram: Ceiling) -> list[Ceiling]:
         each_bytes = max(size_bytes // CACHE_SHARE, WORD)
         part = _part(on.buffer, each_bytes * on.number)
         repeats = max(1, CACHE_READ_BYTES // each_bytes)
-        on.runner(_read, part, 1)()  # reads the part into the cache
+        on.runner(_read, part, 1)()
         run = on.runner(_read, part, repeats)
         one = _measured(f"l{level}_read", "cache", part.nbytes * repeats, run)
         if part.nbytes < on.buffer.nbytes and one.value > dram.value:

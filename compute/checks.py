@@ -21,7 +21,7 @@ class AssertionResult:
     passed: bool
     max_error: float | None = None
     tolerance: float | None = None
-    not_finite: str = ""  # "NaN" or "infinity"
+    not_finite: str = ""
     mended: bool = False  # whether values that are not finite were replaced by the reference's finite values
     skipped: str = ""  # why the assertion was not evaluated; if it is set, `passed` means nothing
 

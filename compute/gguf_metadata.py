@@ -20,7 +20,7 @@ class GgufMetadata:
     """
 
     _stream: GgufStream
-    values: dict[str, Value]  # the unchecked values of the header
+    values: dict[str, Value]
     _asked: set[str] = field(default_factory=set)
 
     def text(self, key: str, default: str | None = None) -> str:

@@ -29,7 +29,7 @@ from cbtop.protocol.messages import CheckResult
 from cbtop.protocol.vocabulary import GUARD_CHECK, LOGITS_CHECK
 
 GUARD_BRICK = "Guard"
-FACTORS = "factors"  # name of the int8 factors in the contracts
+FACTORS = "factors"
 MAX_SHARE = 0.005  # largest share of the time since the guard began that samples may take
 
 Calls = Sequence[Arguments]
@@ -105,7 +105,7 @@ class JidokaGuard:
         self._in_turn = tuple(places)
         self._turn = 0
         self._position = 0
-        self._of_pass: Fault | None = None  # the fault of the logits of the current pass
+        self._of_pass: Fault | None = None
         self._not_found = 0  # number of passes with faulty logits whose second run found no wrong brick
         self._bears_all = False  # whether the next brick is blamed even if its reference shows the fault
         self._clock_s = clock_s

@@ -116,7 +116,7 @@ def with_crossovers(wanted: Crossovers) -> Iterator[None]:
 BACKENDS = ("cpu", "cuda")
 Split = Literal["layers", "heads"]  # the part of a model that ranks divide among themselves
 SPLITS: tuple[Split, ...] = get_args(Split)
-GUARD_REACTIONS = ("stop", "log", "fallback")  # reactions to a fault that the guard finds
+GUARD_REACTIONS = ("stop", "log", "fallback")
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,8 +68,8 @@ class Tokenizer:
     """The vocabulary of a model. `pieces` holds the bytes of each token. Control tokens have no bytes."""
 
     pieces: tuple[bytes, ...]
-    ends: frozenset[int]  # tokens that end a text
-    begin: int | None  # the token that begins a text
+    ends: frozenset[int]
+    begin: int | None
     drops_first_space: bool  # whether the first space is dropped from decoded text, because encoding added it
     _library: Library
 

@@ -42,7 +42,7 @@ from cbtop.compute.settings import crossovers, with_crossovers
 
 SIZES = (1, 7, 32, 200)
 SEED = 20261123
-MANY = 127  # number of tokens: the largest batch minus one, which is not a multiple of four
+MANY = 127  # largest batch minus one, not a multiple of four
 PRODUCTS_WITH = ((1, 1), (1, 2), (6, 1), (MANY, 2))  # (tokens, threads)
 PRODUCTS = (
     brick_specs.QKV_PROJECTION,

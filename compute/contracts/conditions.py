@@ -24,8 +24,8 @@ except ImportError:  # there was no compiler, or no headers, at installation
 # called with the values of a call; bit n of the result is set if condition n does not hold
 Failed = Callable[[Values], int]
 Holds = Callable[[Values], bool]
-ASKED = -1  # in place of a node: C cannot evaluate this condition, and Python decides it
-NONE = -1  # in place of a node: this bound of a slice is left out
+ASKED = -1  # C cannot evaluate this condition, and Python decides it
+NONE = -1  # this bound of a slice is left out
 
 _OPERATIONS: Mapping[type[ast.AST], str] = {
     ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.FloorDiv: "floor",

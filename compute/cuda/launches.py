@@ -30,7 +30,7 @@ class CudaLaunch:
     grid: Dimensions
     block: Dimensions
     arguments: tuple[Any, ...]
-    shared_bytes: int = 0  # dynamic shared memory
+    shared_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,7 +213,7 @@ class Model:
     sliding_rope: Rope  # RoPE of sliding layers; the same object as `rope` if all layers are alike
     activation: Activation
     embedding_scale: float
-    attention_scale: float  # factor of the attention scores
+    attention_scale: float
     attention_cap: float  # soft cap of the attention scores; 0: none
     logit_cap: float
     experts: Experts | None

@@ -134,9 +134,9 @@ class BrickMaker:
         *,
         names_launches: bool = False,
     ) -> None:
-        self._names_launches = names_launches  # whether each kernel records its own launch, as in Machine
+        self._names_launches = names_launches
         self._sampling = sampling
-        self._cache_bytes = cache_bytes  # bytes of a number in the KV cache
+        self._cache_bytes = cache_bytes
         self._model = model
         self._backend = backend
         self._profiler = profiler

@@ -47,7 +47,7 @@ from cbtop.compute.settings import GREEDY, DecoderSettings, TokenSampling
 from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol.vocabulary import TransferDirection
 
-TOGETHER = 8  # number of weights that a thread dequantises together
+TOGETHER = 8
 MOST_LAUNCHES = 1 << 14  # launches of a pass with stamps; the measurements of a longer pass are lost
 # number of prompt passes that are kept, to be launched again for as many tokens at the same position
 KEPT_PROMPTS = 4
@@ -278,7 +278,7 @@ class GpuDecoder(Decoder):
         self._stamps = gpu.zeros((MOST_LAUNCHES, STAMPS), np.uint64)
         self._told = gpu.pinned((MOST_LAUNCHES, STAMPS), np.uint64)
         self._chosen = gpu.pinned((1,), np.int64)
-        self._words = 0  # number of input words of the current pass
+        self._words = 0
         self._kept: dict[_Key, _KeptPass] = {}  # kept passes, the most recently used last
         self._untold: tuple[ActiveStep, PassParts, Times | None, Elements] | None = None
         self._told_until_ns = 0  # end of the last published stamp, in nanoseconds of the device's clock

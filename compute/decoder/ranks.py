@@ -131,7 +131,7 @@ def _share_of_layers(model: Model, rank: Rank) -> Model:
 
     Both are whole blocks of the formats.
     """
-    seen_by = model.heads // model.kv_heads  # number of query heads that share keys and values
+    seen_by = model.heads // model.kv_heads
     block = max(_blocks_of(layer.output) for layer in model.layers)  # elements of a block: 1, 32 or 256
     kv_unit = math.lcm(seen_by * model.head_dim, block) // (seen_by * model.head_dim)
     kv_heads = rank.share_of(model.kv_heads, kv_unit, "heads of keys and values")

@@ -21,7 +21,7 @@ from cbtop.compute.jit.compile import jit_parallel, prange
 from cbtop.compute.jit.vectors import Codegen, _intrinsic
 
 _numba: Any = numba
-_code_and_description = attrgetter("library", "fndesc")  # of a function that Numba has compiled
+_code_and_description = attrgetter("library", "fndesc")
 
 
 def address_of(function: Any, *arguments: Any) -> int:

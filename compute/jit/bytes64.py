@@ -36,7 +36,7 @@ _BYTE = ir.IntType(8)
 _BYTES = ir.VectorType(_BYTE, 4 * LANES)
 
 
-Weights = Sequence[Callable[[], Any]]  # functions that each make a Bytes64
+Weights = Sequence[Callable[[], Any]]  # each function makes a Bytes64
 
 
 class Bytes64(types.Type):

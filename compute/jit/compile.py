@@ -140,8 +140,8 @@ def copy_of(function: Function, name: str, **functions: Any) -> Function:
     """Return a copy of `function`, called `name`, in which `functions` replace the globals of these names.
 
     The copy is not compiled; use a decorator above. Formats share code in this way: for each format that runs, the
-    code is compiled with the format's functions. (Closures would be compiled again in every process, because Numba's
-    cache identifies a closure by functions whose ids change.)
+    code is compiled with the format's functions. (Closures would be compiled again in every process, because the ids
+    of a closure's functions are part of its key.)
     """
     copied = FunctionType(function.__code__, {**function.__globals__, **functions}, name)
     copied.__qualname__ = name  # together with the file, the name identifies the function in the cache

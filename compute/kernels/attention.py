@@ -94,9 +94,9 @@ def attention(
 # How far scores rise from block to block in examples: by less and by more than `attention_loops.ABOVE`, but not by
 # enough to make the earlier blocks count for nothing.
 RISES = np.array([0, 5, 10, 15], np.float32)
-LARGEST_HEAD = 256  # largest head_dim on a GPU
+LARGEST_HEAD = 256
 LARGEST_OF_MANY = 128  # largest head_dim for many rows; larger heads need too many registers for 16 rows per warp
-HELD = "_held"  # suffix of the names of entries with a cap
+HELD = "_held"
 
 
 def _entries(name: str, numbers: str, call: str, *, of_pieces: bool = True) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from cbtop.compute.contracts import Contract
 from cbtop.compute.cuda.launches import CudaKernel
 
-FLOAT_BYTES = 4  # bytes of a number; all activations and norms are float32
+FLOAT_BYTES = 4  # all activations and norms are float32
 
 Arguments = tuple[Any, ...]
 

@@ -41,7 +41,7 @@ from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.interleaved import ROWS, InterleavedMatrix, Matrix
 
 NO_BIAS = np.zeros(0, np.float32)
-COUNT, PAIRS = 5, 3  # numbers of experts and of pairs in examples
+COUNT, PAIRS = 5, 3
 
 
 def reference(code: int, weights: Any, experts: Any, x: Any, out: Any, scratch: Any) -> None:

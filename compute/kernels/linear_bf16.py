@@ -437,7 +437,7 @@ KERNEL dequantize(const uint8_t* planes, uint16_t* out, int64_t weights STAMP)
     LEAVE
 }
 """
-CUDA_THREADS = 256  # threads of a block
+CUDA_THREADS = 256
 
 
 def _module(block_format: BlockFormat) -> CudaModule:

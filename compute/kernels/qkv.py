@@ -199,7 +199,7 @@ def _examples(codes: Sequence[int], tokens: int, threads: int, is_int8: bool) ->
     def examples(rng: np.random.Generator, size: int) -> Arguments:
         calls = [kernel_for(FORMATS[code], tokens, threads).examples(rng, size) for code in codes]
         rows = len(calls[0][1])
-        fewer = max(rows // 3 // ROWS, 1) * ROWS  # rows of keys and values
+        fewer = max(rows // 3 // ROWS, 1) * ROWS
         matrices, outs = [], []
         for (code, weights, bias, _, out, _), count in zip(calls, (rows, fewer, fewer), strict=True):
             matrices += [code, weights[:count], bias[:count]]

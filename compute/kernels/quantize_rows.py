@@ -151,7 +151,7 @@ KERNEL quantize_rows(const float* x, int8_t* codes, float* factors, int64_t bloc
 }
 """,
 )
-WARPS = 8  # warps of a block of threads
+WARPS = 8
 
 
 def launches(x: Any, codes: Any, factors: Any) -> tuple[CudaLaunch, ...]:

@@ -147,7 +147,7 @@ def drawn_launches(
 
 
 def _drawn_examples(rng: np.random.Generator, size: int) -> Arguments:
-    top_k = size if size < FEW / 2 else 0  # large examples draw from all tokens, so that these are sorted
+    top_k = size if size < FEW / 2 else 0  # large examples sort all tokens
     return floats(rng, 1, 3 * size), 0.8, top_k, 0.95, size, 7, 1, np.zeros(1, np.int64)
 
 

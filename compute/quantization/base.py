@@ -120,7 +120,7 @@ class QuantizedMatrix:
         return self.data.nbytes
 
     def dequantized(self, rows: Places | None = None) -> Floats:
-        """Return float32 (rows, columns): the whole matrix, or only `rows`. Used by references and checks."""
+        """Return float32 (rows, columns): the whole matrix, or only `rows`. For references and checks."""
         return self.format.dequantize(self.data if rows is None else self.data[rows])
 
     @classmethod

@@ -75,7 +75,7 @@ _load_16, _load_one, _size_bytes = load_halves, load_half, np.uint64(2)
 
 
 def _dot_row(weights: Any, row: Any, x: Any, sums: Any) -> Any:
-    """Return the product of row `row` of uint8 (rows, row_bytes) and x[0]. `sums` is not used.
+    """Return the product of row `row` of uint8 (rows, row_bytes) and x[0].
 
     There are four sums of sixteen lanes, so that an addition need not wait for the one before. If the processor
     prefetches too little by itself, the loop also prefetches the next rows. Without that, the processor reads memory

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-UNIT = 32  # weights in a unit
+UNIT = 32
 ALIGNED = 256  # alignment of a plane, in bytes
 
 Array = Any  # an array of NumPy or CuPy, because this code also runs on GPUs
