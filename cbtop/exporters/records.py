@@ -2,9 +2,8 @@
 
 # Rules
 # - Each iteration reads the records again, chunk by chunk and batch by batch. Records are never kept.
-# - Records are stored by end. An iteration by start takes the first MAX_SORTED
-# 2 remaining records, again and again, and skips chunks that start later. If records are in order, each is read
-# twice. Records with long overlaps cost time, not memory.
+# - Records are stored by end. An iteration by start repeatedly takes the first MAX_SORTED / 2 remaining records, and
+#   skips chunks that start later. If records are in order, each is read twice. Long overlaps cost time, not memory.
 
 from __future__ import annotations
 
@@ -22,7 +21,8 @@ if TYPE_CHECKING:
     Rows = NDArray[np.int64]
 
 LISTED_RECORDS = 4_096  # Number of records that are converted to objects at a time.
-MAX_SORTED = 1 << 18  # Records of 48 bytes. Sorting needs twice this memory in addition.
+# Maximum number of records in memory, of 48 bytes each. Sorting needs twice this memory in addition.
+MAX_SORTED = 1 << 18
 _KEYS = 4
 
 Chunk = Callable[[], Iterable[Batch]]

@@ -3,8 +3,7 @@
 https://www.speedscope.app/file-format-schema.json: `O` opens a frame, and `C` closes it. `at` never decreases, and
 only the last opened frame may be closed.
 
-The events of a profile must be contiguous. So only the first track is written at once. Others wait in a temporary
-file.
+The events of a profile must be contiguous. So tracks other than the first wait in a temporary file.
 """
 
 from __future__ import annotations

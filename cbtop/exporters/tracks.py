@@ -25,7 +25,7 @@ def laid_out(recorded: RecordedProcess) -> Iterator[tuple[int, TimedRecord]]:
 
 def on_tracks(nodes: NodeTable, by_start: Iterable[TimedRecord]) -> Iterator[tuple[int, int, TimedRecord]]:
     """Yield (track, depth, record) for each record of `by_start`. The depth is the number of records around it."""
-    open_on: list[list[_Open]] = []  # By track: its last record and the records around this record, outermost first.
+    open_on: list[list[_Open]] = []  # By track: its last record and the records around it, outermost first.
     for record in by_start:
         best, chosen = _NO_ROOM, len(open_on)
         for track, around in enumerate(open_on):

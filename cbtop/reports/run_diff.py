@@ -16,8 +16,7 @@ from cbtop.reports.tables import Table, table
 from cbtop.units import NOT_MEASURED, count, counted, duration, number, percent
 
 SCHEMA = "cbtop.diff/1"
-# How many of the largest increases are listed, and how many of the largest decreases. Both are of bricks in single
-# layers.
+# Number of listed increases, and of listed decreases, of bricks in single layers.
 LISTED_CELLS = 8
 _HEAD = ("", "median", "now", "ratio", "p99", "now", "Δ µs/{unit}", "")
 _NAME_COLUMNS = 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Rows of a table.
 Table = list[tuple[str, ...]]
 
 

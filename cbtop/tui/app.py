@@ -134,7 +134,7 @@ class CbtopApp(App[int]):
         self.VERTICAL_BREAKPOINTS = [(0, "-short"), (20, "-tall")]
         for theme in THEMES:
             self.register_theme(theme)
-        self._follows_terminal = False  # Whether the terminal's background colour decides the theme.
+        self._follows_terminal = False
         self._color_system: str | None = "truecolor"
         self._set_light(is_light=False)
         self.feed = feed
@@ -241,7 +241,7 @@ class CbtopApp(App[int]):
             self.show()
 
     def _look(self) -> None:
-        """Look for processes. Select the newest, unless the screen is paused or merged. Notify about others."""
+        """Select the newest process, unless the screen is paused or shows a merge. Notify about others."""
         may_move = not self.paused and self.merge is None
         told = self.selection.look(self.feed.sources(), is_complete=self.feed.is_complete, may_move=may_move)
         if told:
@@ -300,8 +300,7 @@ class CbtopApp(App[int]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Disable the time travel keys while the help or the filter is open.
 
-        Also disable Esc if there is no range to leave, and End if the screen is live. These keys then keep their
-        other meaning.
+        Also disable Esc without a range, and End on a live screen, so that these keys keep their other meaning.
         """
         if action not in ("steps", "seek", "seek_to", "range", "leave_range", "now"):
             return True
@@ -338,7 +337,7 @@ class CbtopApp(App[int]):
         """Show the view `index`."""
         self._tabs.set_active(index)
         self._follow_records()
-        # In a recording, the records of a moment are available at once, so show them even on a paused screen.
+        # In a recording, the records of a moment are available at once, so show them even if it is paused.
         if self.SHOWN[index].needs_records and (self.replay() is not None or not self.paused):
             self.show()
         else:
@@ -398,7 +397,7 @@ class CbtopApp(App[int]):
         self._travel.move(by_s)
 
     def action_range(self) -> None:
-        """Begin a time range at the shown moment. If one has begun, end it at the shown moment and show it."""
+        """Begin a time range at the shown moment. If a range has begun, end it there and show it."""
         self._hold()
         self._travel.mark()
 

@@ -1,8 +1,8 @@
 """Detection of a light terminal background.
 
-cbtop asks the terminal with OSC 11. The answer may come at any time, or never, so the app does not wait. It removes
-the answer from the input, because Textual would read it as keys. Only an exit directly after the question waits,
-because otherwise the shell would get the answer.
+cbtop asks the terminal with OSC 11. The app does not wait, because the answer may come at any time, or never. The
+answer is removed from the input, because Textual would read it as keys. Only an exit directly after the question
+waits, because otherwise the shell would get the answer.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Awaited(Protocol[Found_co]):
 
 
 class BackgroundTask(ABC, Generic[Found]):
-    """A background task that cannot run twice at a time. It ends when the user leaves the screen."""
+    """A background task. Only one can run at a time. Leaving the screen ends the task."""
 
     TITLE: ClassVar[str]
     AT_IT: ClassVar[str]  # Message if the user starts the task while it is running.

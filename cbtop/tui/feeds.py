@@ -53,7 +53,7 @@ class AppFeed(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether all running processes are known. From then on, each new process has just started."""
+        """Whether all running processes are known. If so, any new process has just started."""
 
     def mark_baseline(self, key: str) -> bool:
         """Use the recent window of each process as its baseline. Returns False if process `key` has too few steps."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import selectors
 
-PATIENT_S = 0.5  # Seconds. An exit waits at most this long for the input thread, unless a key caused the exit.
+PATIENT_S = 0.5  # An exit waits at most this long for the input thread, unless a key caused the exit.
 TYPING_LOOKS = 10  # After this many polls without input, polls get rarer. A key sequence is complete by then.
 
 

@@ -29,8 +29,8 @@ class Selection:
         """Select the newest live process if the selection may move. Return a message for the user, or "".
 
         The selection does not move if the user chose a process or if `may_move` is false. If it moves, the message
-        names the new process. Otherwise, the message names a process that started or ended, and the key to show it.
-        Before `is_complete`, some running processes may be unknown, so nothing is selected yet.
+        names the new process, else a process that started or ended and the key to show it. Before `is_complete`, some
+        running processes may be unknown, so nothing is selected yet.
         """
         live = {summary.key: clean(summary.label) for summary in sources if summary.state == SourceStatus.LIVE}
         before, self._live = self._live, live
@@ -44,8 +44,7 @@ class Selection:
             self.key = first.key
             why = f"{ended} has ended: " if ended else ""
             return f"{why}{live[first.key]} {'runs' if first.key in known else 'started'} and is shown now"
-        # If a recording is moved backwards, an ended process runs again. `known` has this process, so it has not
-        # started.
+        # In a recording that is moved backwards, an ended process runs again. `known` has it, so it has not started.
         if started := [key for key in live if key not in known]:
             what = live[started[0]] if len(started) == 1 else f"{len(started)} processes"
             return f"{what} started: {self._way_to(started[0], sources)}"

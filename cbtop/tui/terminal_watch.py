@@ -19,8 +19,8 @@ LEAVE_WITHIN_S = 8.0  # Includes up to five seconds for stopping the workload of
 MAKE_WAY_EVERY_S = 0.05
 ROOM_FOR_GOOD = 3  # Consecutive checks with room in the output buffer. After these, no writer is waiting.
 HANG_UP_EXIT = 129
-# Terminal modes after Textual exits. No synchronised drawing, and no reports of pastes, sizes, the mouse or the
-# focus. Wrapped lines, normal keys, the main screen, and a visible cursor.
+# The modes of a terminal without Textual. Drawing is not synchronised, and pastes, sizes, the mouse and the focus are
+# not reported. Lines wrap, keys are normal, and the main screen and the cursor are visible.
 _MODES = "?2026l ?2004l ?2048l ?1000l ?1003l ?1015l ?1006l ?1004l ?7h <u ?1049l ?25h"
 AS_BEFORE = "".join(f"\x1b[{mode}" for mode in _MODES.split()).encode()
 _KEYS, _DRAWN_ON = 0, 2  # Textual reads keys from file descriptor 0 and draws on 2.

@@ -23,7 +23,7 @@ TREND_S = SECONDS
 class SizePoint:
     """Mean time per token of a brick, over those of the last 60 seconds in which steps had about this size."""
 
-    from_size: int  # The range begins with this size. The size of a second is its rounded mean.
+    from_size: int  # Begin of the range of sizes. The size of a second is the rounded mean of its steps.
     to_size: int  # End of the range (exclusive).
     seconds: int
     us_per_token: float  # Mean over these seconds (derived).
@@ -69,7 +69,7 @@ class BrickRow:
     dtypes: tuple[str, ...] = ()  # Data types that the brick's calls multiply, as in `Work`.
     host_us: float | None = None  # Host time of the median call of a brick on a device, without inner bricks.
     launches: int | None = None  # Number of kernels that are launched for this brick in a step.
-    # Histogram of the brick's calls, the shortest first. If not every call is counted in it, it is empty.
+    # Histogram of the brick's calls, the shortest first. Empty unless every call is counted.
     durations: Lazy[tuple[DurationBar, ...]] = Lazy(())
     # µs per token (without steps: per call) in each of the last 60 s, oldest first. None if no call ended.
     trend_us: Lazy[tuple[float | None, ...]] = Lazy(())
@@ -126,8 +126,8 @@ class BrickRow:
 
     @property
     def bound(self) -> str | None:
-        """What limits the brick: `memory` or `compute`, whichever roof is nearer. Far below all roofs, it is `latency
-        or overhead`.
+        """What limits the brick: `memory` or `compute` (the nearer roof), or `latency or overhead` far below all
+        roofs.
 
         It is `several at once` if concurrent steps share the roofs.
         """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from cbtop.protocol.vocabulary import BrickCategory
 
-if TYPE_CHECKING:  # Needed only for types.
+if TYPE_CHECKING:
     from cbtop.profiler.analysis.brick_stats import CategoryStats
     from cbtop.profiler.analysis.phase_totals import PhaseTotals
 

@@ -23,9 +23,7 @@ class DurationBar:
 
 
 def duration_bars(counts: Column, buckets_a_bar: int) -> tuple[DurationBar, ...]:
-    """Return a histogram as bars, the shortest calls first. A bar consists of `buckets_a_bar` buckets (a power of
-    two).
-    """
+    """Return a histogram as bars, the shortest calls first. A bar merges `buckets_a_bar` buckets (a power of two)."""
     ran = np.flatnonzero(counts) // buckets_a_bar
     if not len(ran):
         return ()

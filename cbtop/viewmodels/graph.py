@@ -79,7 +79,7 @@ class CriticalPathView:
 class GraphRows(Sequence[GraphRow]):
     """A sequence with one row per node, parents before children.
 
-    A row is made when it is accessed, because a screen shows few. It has the current statistics. To keep rows while
+    A row is made on access, because a screen shows few. Rows have the current statistics. To keep rows while
     statistics change, make a tuple.
     """
 

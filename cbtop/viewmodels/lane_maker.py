@@ -110,8 +110,7 @@ class LaneMaker:
     def _holds(self, outer: int, node: int) -> bool:
         """Return whether node `outer` contains `node`.
 
-        Times cannot decide this for a record of zero length, because it fits into any record that began at the same
-        moment.
+        Times cannot decide this. A record of zero length fits into any record that began at the same moment.
         """
         at = self._nodes.parent_of[node]
         while at > outer:
@@ -119,9 +118,7 @@ class LaneMaker:
         return at == outer
 
     def _close(self, open_: list[TimelineSpan], depth: int, bricks: int) -> None:
-        """Close all open spans except the first `depth`. If the end of a step or layer is uncovered, it becomes a
-        gap.
-        """
+        """Close all open spans except the first `depth`. An uncovered end of a step or layer becomes a gap."""
         while len(open_) > depth:
             if open_[-1].level < bricks:
                 self._gap(open_[-1].end_ns, open_)

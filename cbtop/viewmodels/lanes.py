@@ -25,7 +25,8 @@ UNATTRIBUTED = "unattributed"
 NOTHING = "no brick recorded"
 ELSEWHERE = "a step on another lane"
 AFTER = "after the last step"
-CUT_SHORT = "a step cut short"  # Here, parts of a step ran that was cancelled, has not ended, or has lost its record.
+# Parts of a step ran here. The step was cancelled, has not ended, or has lost its record.
+CUT_SHORT = "a step cut short"
 UNNAMED = "unnamed gap"  # Records are missing here, so it is unknown what ran.
 # Names of lanes, except BRICKS.
 BRICKS = "bricks"  # Name of a lane's time outside gaps.

@@ -22,7 +22,7 @@ from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 from cbtop.viewmodels.on_demand import Lazy, LazyValue, with_parts
 
-ODD = 1.2  # A layer is odd if it takes at least this multiple of its peers' median. Machine noise stays below.
+ODD = 1.2  # A layer is odd from this multiple of its peers' median on. Machine noise makes smaller differences.
 # Width of the interval of a median, in standard deviations of the number of calls below the median. The interval
 # misses one median in 1,500. It is wide, because the slowest of many layers is judged.
 Z = 3.0
@@ -55,7 +55,7 @@ class LayerRow:
     p50_us: float | None  # Median of one call of the layer.
     # Exclusive µs of each brick in LayersView.bricks, or None if this layer does not run the brick.
     cells: tuple[float | None, ...]
-    between_us: float  # Time of `us` that is in no brick.
+    between_us: float  # Part of `us` that is in no brick.
     calls: float  # Mean calls of the layer per step. It is below 1 if only some steps run the layer.
     # Median of p50_us over the peers (same stack and bricks). None if there are fewer than three peers.
     median_us: float | None
@@ -114,8 +114,7 @@ class LayersView:
     unit: str  # "step", or "call" for a process without steps. Times are per this unit.
     bricks: tuple[LayerBrick, ...]  # Bricks in execution order.
     rows: tuple[LayerRow, ...]
-    # Returns the median call (µs) of the n-th of `bricks` in each of `rows`. If it is None, the rows' `p50_cells` are
-    # used.
+    # Returns the median call (µs) of the n-th of `bricks` in each of `rows`. If None, `p50_cells` is used.
     p50_of: Callable[[int], Sequence[float | None]] | None = field(default=None, repr=False, compare=False)
     steps: int | None = None  # Number of recorded steps, or None if times are per call.
 
@@ -131,7 +130,7 @@ class LayersView:
         Peers count if their excess over the median is at least half as large. If too many count, the result is 0,
         because the model is then built that way.
 
-        Caches are cold in the first layer of a stack, so it does not count as a peer of others. cbtop's own code is
+        Caches are cold in the first layer of a stack, so this layer does not count for others. cbtop's own code is
         cold there, too, so the first layer must exceed the limit by FIRST_US for each of its bricks.
         """
         times_us = [other.p50_us for other in self.like(row) if other.p50_us is not None]
@@ -268,7 +267,7 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
 
 
 class _Places:
-    """The outermost layers of a phase. Has the layer and the column of each brick node in `ids` that ran."""
+    """The outermost layers of a phase. `place` has the layer and column of each brick node in `ids` that ran."""
 
     def __init__(self, totals: PhaseTotals, ids: Column) -> None:
         table, layer_of = totals.table, layer_of_nodes(totals)
@@ -379,8 +378,8 @@ def _p50_cells(
 
 
 def _usual(totals: PhaseTotals, own_ns: Column, ids: Column, p50_ns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return each brick's exclusive time as if every call took the median. If the median is unknown, return the
-    actual time.
+    """Return each brick's exclusive time as if every call took the median. If that is unknown, return its actual
+    time.
     """
     mean_ns: NDArray[np.float64] = totals.columns["total_ns"][ids] / totals.columns["count"][ids]
     known = ~np.isnan(p50_ns) & (mean_ns > 0)

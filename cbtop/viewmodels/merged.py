@@ -29,7 +29,7 @@ class MergedView:
     left_out: int
     # Number of running members that were watched. If there are any, the recent window covers only these.
     running: int = 0
-    # Members that are gone, suspended or stalled, the worst first. Not the one whose state is shown.
+    # Members that are gone, suspended or stalled, the worst first, except the one whose state is shown.
     troubled: tuple[TroubledMember, ...] = ()
     together: int = 1  # Number of members that report to compute each token together. Rates count such a token once.
     may_share_tokens: bool = False  # Whether members exchange results but do not report whether they share tokens.
@@ -55,7 +55,7 @@ class RankRow:
     brick: str
     category: str
     us: tuple[float | None, ...]
-    slowest: int  # Index of the slowest rank.
+    slowest: int
     spread_percent: float | None  # The slowest rank's excess over the median rank, in percent.
 
 

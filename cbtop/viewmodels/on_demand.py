@@ -61,8 +61,7 @@ class Lazy(Generic[T]):
 
 
 def with_parts(view: V, **parts: Any) -> V:
-    """Return a copy of `view` with fields replaced. Lazy parts are copied without being made, unlike by
-    dataclasses.replace.
+    """Return a copy of `view` with fields replaced. dataclasses.replace would make all lazy parts.
 
     Raises TypeError for an unknown name.
     """

@@ -92,7 +92,7 @@ def ceiling_rows(ceilings: Iterable[Ceiling], now_s: float | None = None) -> tup
 def under_roofs(
     bricks: Iterable[BrickRow], ceilings: Sequence[CeilingRow], steps: StepsView | None
 ) -> tuple[BrickRow, ...]:
-    """Return the bricks. If the work of a brick and both its roofs are known, it gets its distance from them.
+    """Return the bricks. A brick has the distance from its roofs if its work and both roofs are known.
 
     If steps ran at the same time, the limit of a single brick is unknown, because the steps share the roofs.
     """

@@ -70,13 +70,13 @@ def shown(record: SourceRecord, *, window: bool) -> PhaseSelection:
 def shown_phase(record: SourceRecord, phase: str | None) -> str | None:
     """Return `phase`, or the most relevant phase if the source has no such steps. Returns None without steps.
 
-    A phase is preferred if (the first criterion that differs decides):
-    - it is not a warm-up;
-    - its model ran at least a tenth as long as any other;
-    - it decodes;
-    - its model is the named one, and it decodes or the model ran at least half as long as any other;
-    - it is `decode` itself;
-    - it took more time.
+    Criteria, the most important first:
+    - The phase is not a warm-up.
+    - Its model ran at least a tenth as long as any other.
+    - It decodes.
+    - Its model is the named one, and it decodes or the model ran at least half as long as any other.
+    - It is `decode` itself.
+    - It took the most time.
     """
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
     named = record.manifest.steps_of if record.manifest else ""

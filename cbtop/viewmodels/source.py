@@ -92,7 +92,7 @@ class SourceView:
     program: str
     state: SourceStatus
     state_reason: str
-    activity: str  # What the process reports to be doing, for example "measuring ceilings". "" in the main loop.
+    activity: str  # What the process says it is doing, for example "measuring ceilings". "" in the main loop.
     activity_done: float | None  # 0 to 1.
     model: str | None
     architecture: str | None
@@ -199,7 +199,7 @@ class SourceView:
 
     @property
     def gpus(self) -> tuple[DeviceRow, ...]:
-        """The GPUs that the process is known to use. If none is known and its machine has only one GPU, that GPU."""
+        """The GPUs that the process is known to use. If none is known, the only GPU of the machine."""
         used = tuple(row for machine in self.machines for row in machine.gpus_of(self.key))
         all_there_are = tuple(row for machine in self.machines for row in machine.gpus)
         return used or (all_there_are if len(all_there_are) == 1 else ())
@@ -208,7 +208,7 @@ class SourceView:
     def shares_close(self) -> bool | None:
         """Whether the bricks' shares are parts of one whole, or None without shares.
 
-        They are not if work overlaps inside a step, or in a merge by maximum, which mixes several steps.
+        Work that overlaps inside a step may add up to more than the step. A merge by maximum mixes several steps.
         """
         shares = [row.percent for row in self.bricks if row.percent is not None]
         return min(shares) >= 0 and sum(shares) <= 100 * (1 + 1e-9) if shares else None

@@ -2,13 +2,12 @@
 
 Rules
 - A lack of progress is reported after max(MIN_S, SLOW × p99). The p99 is of all calls of the running step. If the
-  process marks no steps, it is of the running brick. If it is unknown which step runs, it is of the slowest phase.
+  process marks no steps, the running brick counts. If it is unknown which step runs, the slowest phase counts.
 - A process is stalled only if a step is known to run and earlier steps have ended. A first step may take any time.
-- A large step may take longer: the time per token of earlier steps of its name, times its number of tokens. If tokens
-  are unknown, sequences are used. If the step's number is unknown, and the numbers of earlier steps differ, the
-  context length is used.
-- There is no limit if this context length is unknown. There is none either if no step has a number and this step's
-  bricks leave no records.
+- A large step may take longer: its number of tokens times the time per token of earlier steps of its name. If tokens
+  are unknown, sequences count. If the number of this step is unknown, and earlier numbers differ, the context length
+  counts.
+- There is no limit without this context length, or if no step has a number and this step's bricks leave no records.
 - A process is idle only if it is known to be in no step. This is unknown if steps are sampled or if the hot path is
   Python's, because a step without a record may be running.
 - A process that announces other work (compiling) is not judged.
@@ -67,7 +66,7 @@ class StallView:
     threads: int = 0
     usual_s: float | None = None  # p99 of `usual_of`. None if unknown, or if the age is not compared with it.
     usual_of: str = ""
-    why: str = ""  # Further facts, or why more is unknown.
+    why: str = ""  # Further facts, or why there are none.
     member: str = ""  # Name of the process in a merge.
 
 

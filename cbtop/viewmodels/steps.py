@@ -252,7 +252,7 @@ def _steps_view(
         return StepsView(phase, 0, 0, _rate(0, tokens_ns), recorded=0, is_sample=is_sample, steps_per_sec=none)
     count, tokens, total_ns = calls.count, calls.elements, calls.total_ns
     union_ns = stats.rare("union_ns", (step.id,))
-    # A step that began before the range counts with all its tokens, so count all its time, too, but at most the
+    # A step that began before the range counts with all its tokens. So count all its time, too, but at most the
     # length of the range. Otherwise this rate could be below the wall-clock rate.
     took_ns = min(union_ns, (time_range.end_ns - time_range.begin_ns if time_range else 0) or union_ns)
     p50, p95, p99, longest = (_us(value) for value in (calls.p50_ns, calls.p95_ns, calls.p99_ns, calls.max_ns))

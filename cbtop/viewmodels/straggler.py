@@ -45,7 +45,7 @@ class StragglerView:
     busy_us: float  # Time outside communication per step. Median of slices.
     others_us: float  # Median of the other ranks' medians.
     percent: float  # How much more than `others_us` the straggler takes.
-    brick: str  # The brick (or the gaps between bricks) whose time exceeds that of other ranks the most.
+    brick: str  # The brick, or the gaps between bricks, with the largest excess over other ranks.
     brick_excess_us: float  # Excess of `brick` per step over the median of the other ranks.
     step_us: float  # Time of the whole step, including communication. Median of slices.
     others_step_us: float  # Median of the other ranks' medians.

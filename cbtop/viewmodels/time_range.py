@@ -13,8 +13,8 @@ from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.messages import Compilation, Node
 from cbtop.protocol.vocabulary import NodeKind, is_warm_up
 
-# Tolerance. All records lie between the hello of a process, which comes with its first record, and now. If a record
-# is further outside, its clock is not that of the host, and its time is unknown.
+# Tolerance. A process says hello when it writes its first record, and no record ends in the future. If a record is
+# further outside this range, its clock is not that of the host, and its time is unknown.
 OF_HOST_WITHIN_NS = 10_000_000_000
 
 
@@ -104,7 +104,7 @@ def of_model(record: SourceRecord, time_range: TimeRange, model: str) -> TimeRan
 
 
 def heard_ns(record: SourceRecord) -> int:
-    """Return when the source was last heard of, on its daemon's clock. If it has ended, return the end of its last
+    """Return when the source was last heard of, on its daemon's clock. For an ended process, the end of its last
     step.
     """
     steps = _steps(record)
@@ -159,9 +159,7 @@ def time_range_view(record: SourceRecord, stats: NodeStats, time_range: TimeRang
 
 
 def since_s(record: SourceRecord) -> float | None:
-    """Return the Unix time at which the data begins: with the first step, or with the first record if there are no
-    steps.
-    """
+    """Return the Unix time at which the data begins. This is the first step or, without steps, the first record."""
     steps, hello = _steps(record), record.hello
     first_ns = record.stats.sparse["first_ns"].get(ANY_STEP)
     if steps:

@@ -158,9 +158,7 @@ class _Records:
         self.is_placed = self._placed()
 
     def _placed(self) -> NDArray[np.bool_]:
-        """Return a mask of the records whose place is known: steps, records in a known step, and records outside
-        steps.
-        """
+        """Return a mask of the records whose place is known: steps, records in a known step or outside steps."""
         found: NDArray[np.bool_] = self.is_step | (self.step_of < 0)
         start_ns, end_ns = self.batch.start_ns, self.batch.end_ns
         whole = self.is_step & ~self.is_plain
@@ -170,8 +168,7 @@ class _Records:
             inside = np.flatnonzero(~found & (group == one))
             if len(steps):
                 steps = steps[np.argsort(start_ns[steps], kind="stable")]
-                # Steps may overlap in the shared lane. A record is placed if a step that began before it ends after
-                # it.
+                # Steps may overlap in the shared lane. A record is placed if any earlier step ends after it.
                 until_ns = np.maximum.accumulate(end_ns[steps])
                 at = np.searchsorted(start_ns[steps], start_ns[inside], "right") - 1
                 found[inside] = (at >= 0) & (end_ns[inside] <= until_ns[np.maximum(at, 0)])
@@ -207,8 +204,8 @@ class _Records:
         return tuple((self.batch.end_ns[at] - self.batch.start_ns[at]).tolist())
 
     def quiet_from(self, at: NDArray[np.int64], moment_ns: float) -> tuple[NDArray[np.int64], int]:
-        """Return those records of `at` (sorted by start) that follow the last pause before `moment_ns`, and when the
-        pause began.
+        """Return the records of `at` (sorted by start) after the last pause before `moment_ns`, and the pause's
+        begin.
 
         No record spans a pause, so the records nest as before. Without a pause, returns all records, and 0.
         """

@@ -17,8 +17,8 @@ from cbtop.tui.widgets.upright import Bar, Spacing, upright
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.source import SourceView
 
-LEAST_LINES = 6  # Lines. The picture is useless with fewer.
-MAX_BAR_HEIGHT = 6  # Lines per brick.
+LEAST_LINES = 6  # Minimum height of the picture, in lines.
+MAX_BAR_HEIGHT = 6
 _NAME_WIDTH = 20
 _FIGURES_WIDTH = 22
 

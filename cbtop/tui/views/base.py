@@ -26,8 +26,8 @@ class View(Vertical):
     wants_data: ClassVar[bool] = True  # Whether the view needs a process with recorded data.
     needs_records: ClassVar[bool] = False  # Whether the view needs every record, not only statistics.
 
-    # `source` is not a reactive, because a reactive would repaint every line and compare sources. To compare sources,
-    # all their lazy parts would have to be made. Drawings know themselves what has changed.
+    # `source` is not a reactive. A reactive would repaint every line, but drawings know what has changed. It would
+    # also compare sources, for which all their lazy parts would have to be made.
     source: var[SourceView | None] = var(None, always_update=True)
 
     def watch_source(self, source: SourceView | None) -> None:

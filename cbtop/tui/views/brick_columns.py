@@ -23,7 +23,7 @@ from cbtop.viewmodels.merged import RankRow, RanksView
 
 NEAR_BUDGET_PERCENT = 90.0
 TREND_WIDTH = 10
-DRAWN_TRENDS = 64  # Number of cached drawings. The screen is drawn more often than trends change (once a second).
+DRAWN_TRENDS = 64  # Number of cached drawings. A trend is drawn often, but changes only once a second.
 
 
 def _name(row: BrickRow, width: int) -> Line:

@@ -42,7 +42,7 @@ class BrickDetail(Drawing):
         self._pictures = Pictures()
 
     def let_go(self) -> None:
-        """Drop cached drawings, because the screen moves to a different moment."""
+        """Drop the pictures of the previous moment."""
         self._pictures.let_go()
 
     def show_brick(self, brick: BrickRow | None, source: SourceView) -> None:

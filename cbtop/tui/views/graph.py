@@ -234,7 +234,7 @@ class Graph(View):
     def action_match(self, matches: int) -> None:
         """Go to a matching node: the next (1), the previous (-1), or the first one from the cursor on (0).
 
-        Nodes inside folded nodes match, too. The first match comes after the last.
+        Nodes inside folded nodes match, too. After the last match comes the first.
         """
         found, places = self._tree.matches(self._wanted), self._tree.places
         if not self._wanted or not found:

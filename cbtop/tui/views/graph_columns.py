@@ -21,7 +21,7 @@ from cbtop.viewmodels.graph import GraphRow, has_burst, largest_share, rows_at
 from cbtop.viewmodels.source import SourceView
 
 _SLACK = statistic("slack_us", Of.NODE)
-DRAWN_TOGETHER = 32  # Rows are made in groups, because the rows after a visible row are probably visible, too.
+DRAWN_TOGETHER = 32  # Rows are made in groups of this size, because the next rows are probably visible, too.
 
 
 class _Cells:

@@ -147,9 +147,9 @@ def map_lines(
 
 
 def _worst_line(baseline: Comparison | None, width: int) -> list[Line]:
-    """Return a line about the layer that has become slower by the most since the baseline, and its worst brick.
+    """Return a line about the layer with the largest increase since the baseline, and its worst brick.
 
-    If there is no such layer, the line gives the reason. Returns [] without a baseline.
+    Without such a layer, the line gives the reason. Returns [] without a baseline.
     """
     if baseline is None:
         return []

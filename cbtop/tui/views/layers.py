@@ -120,7 +120,7 @@ class LayerMap(SourceDrawing, can_focus=True):
         self._line = 0
 
     def let_go(self) -> None:
-        """Drop cached drawings, because the screen moves to a different moment."""
+        """Drop the pictures of the previous moment."""
         self._pictures.let_go()
 
     @property
@@ -175,9 +175,7 @@ class LayerMap(SourceDrawing, can_focus=True):
         return [*drawn(width, height - room), *(layer_lines(layers, row, width, room) if room else ())]
 
     def _pane(self, row: LayerRow, strips: Sequence[Strip], width: int, height: int) -> list[Line]:
-        """Return the figures of the layer `row`. If lines are left, they show the brick under the cursor in all
-        layers.
-        """
+        """Return the figures of the layer `row`. The other lines show the brick under the cursor in all layers."""
         source = self._source
         if source is None or source.layer_times is None:
             return []

@@ -1,4 +1,4 @@
-"""The look of categories and states: a colour role, and a glyph that replaces the colour on some terminals."""
+"""The look of categories and states: a colour role, and a glyph that says the same without colour."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class NodeDetail(Drawing):
         self._pictures = Pictures()
 
     def let_go(self) -> None:
-        """Drop cached drawings, because the screen moves to a different moment."""
+        """Drop the pictures of the previous moment."""
         self._pictures.let_go()
 
     def show_node(self, node: GraphRow | None, source: SourceView) -> None:

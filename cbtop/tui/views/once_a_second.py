@@ -23,8 +23,8 @@ class Pictures:
     def begin(self, source: SourceView, *of: Hashable) -> None:
         """Prepare for a picture of `source` that depends on the keys in `of`.
 
-        Drop cached pictures if the source, the keys or the second of the daemon's clock have changed, or if a second
-        has passed here. Also drop them if the source is held.
+        Drop all cached pictures if the source, the keys or the daemon's second have changed, or if a second has
+        passed here. Also drop them if the source is held.
         """
         now, now_s = (source.second, source.rows_of, *of), self._clock_s()
         if source.second is None or now != self._of or now_s - self._begun_s >= 1:

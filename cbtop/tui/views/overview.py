@@ -115,7 +115,7 @@ class OverviewDrawing(SourceDrawing):
         self._pictures = Pictures()
 
     def let_go(self) -> None:
-        """Drop cached drawings, because the screen moves to a different moment."""
+        """Drop the pictures of the previous moment."""
         self._pictures.let_go()
 
     def draw(self, width: int, height: int) -> list[Line]:

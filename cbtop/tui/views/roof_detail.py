@@ -1,4 +1,4 @@
-"""A panel that compares the brick under the cursor with every roof, and the time that each brick would save."""
+"""The panel of the roofline: the brick under the cursor compared with every roof, and what each brick would save."""
 
 from __future__ import annotations
 
@@ -74,9 +74,7 @@ class RoofDetail(Drawing):
 def _roofs(
     brick: BrickRow, ceilings: Sequence[CeilingRow], said: Sequence[Line], width: int, height: int
 ) -> list[Line]:
-    """Return a table of the roofs, then the lines `said`. The table has the share of each roof that the brick
-    reaches.
-    """
+    """Return a table of the roofs, with the share of each that the brick reaches, then the lines `said`."""
     look = CATEGORY_LOOKS[brick.category]
     title: Line = ((f"{look.glyph} ", look.role), (clean(brick.name), "strong"), (" under each roof", "dim"))
     rates = f"{units.number(brick.gb_per_sec)} GB/s · {units.number(brick.gflops)} GFLOP/s"

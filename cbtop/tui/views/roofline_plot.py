@@ -1,11 +1,11 @@
 """The plot of the roofline: ceilings, ridge points, a mark for each brick, and the trail of one brick."""
 
 # Rules
-# - A mark is in the cell of its values. If several marks share a cell, it shows their number, and a line below the
-#   plot lists their letters.
+# - A mark is in the cell of its values. If several marks share a cell, the cell shows their number, and a line below
+#   the plot lists their letters.
 # - The trail of the brick under the cursor is drawn below roofs, marks and names. It is clipped at the axes.
-# - A hollow mark shows this brick at the baseline. It is drawn only inside the axes and in a cell without another
-#   mark.
+# - A hollow mark shows the brick under the cursor at the baseline. It is drawn only inside the axes, and only in a
+#   cell without another mark.
 # - A brick far from all others is not drawn, because it would squeeze them. A line below the plot lists it.
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def roofline_lines(
     inside = [row for row in drawable if x.holds(row.flop_per_byte) and y.holds(row.gflops)]
     outside = [row for row in drawable if not (x.holds(row.flop_per_byte) and y.holds(row.gflops))]
     named: list[Line] = []
-    # Each line below the plot makes it smaller, and moves marks to other cells. So repeat until all lines fit.
+    # Each line below the plot makes the plot smaller, which moves marks to other cells. Repeat until all lines fit.
     while True:
         plot = LogLogPlot(width, height - len(named), x, y)
         cells = _cells(plot, inside)

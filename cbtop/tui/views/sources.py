@@ -35,7 +35,7 @@ from cbtop.viewmodels.stall import StallKind
 FOLD = ""  # Key of the row that folds and unfolds the ended sources.
 SHOWN = "●"
 _LABEL_WIDTH = 10
-MAX_COSTS = 3  # Maximum number of lines.
+MAX_COSTS = 3
 LEAST_WORDS = 7  # Lines that a long list leaves to the details.
 _STATE_ROLES = {
     SourceStatus.LIVE: "good",

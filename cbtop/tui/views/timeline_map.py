@@ -58,7 +58,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
         self._row: tuple[str, str] | None = None
         self._at: int | None = None  # Index of the block under the cursor, in the cursor's row.
         self._drawn: Sequence[Lane] = ()
-        self._rows: list[RowBlocks] = []  # All rows of the lanes in `_drawn`.
+        self._rows: list[RowBlocks] = []
         self._shown: TimelineView | None = None
 
     def show_source(self, source: SourceView) -> None:

@@ -74,8 +74,8 @@ def _gain(verdict: Verdict) -> str:
 def _dealt(texts: Sequence[tuple[Sequence[Line], Sequence[Line]]], free: int) -> list[tuple[int, int]]:
     """Return (lines of the sentence, lines of the advice) for each verdict.
 
-    Each sentence has one line, apart from the `free` lines. These go first to one line of advice per verdict, then to
-    the rest of the texts, verdict by verdict.
+    Each sentence has one line already. The `free` lines are first used for a line of advice per verdict, then for the
+    rest of the texts, verdict by verdict.
     """
     first = [min(1, max(0, free - at)) for at in range(len(texts))]
     free -= sum(first)

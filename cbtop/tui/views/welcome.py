@@ -61,8 +61,7 @@ def _briefly(install: str) -> tuple[Line, ...]:
 
 
 class Welcome(Drawing):
-    """The welcome screen. It shows how to start a program. If a program has been started, the screen shows what it
-    does until it has data.
+    """The welcome screen. It shows how to start a program, or what a started program does before it has data.
 
     If the daemon rejects this client, the screen shows the reason.
     """

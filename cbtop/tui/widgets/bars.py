@@ -38,7 +38,7 @@ def bar(fraction: float | None, width: int, role: str) -> Line:
 def stacked(parts: Sequence[BarSegment], width: int) -> Line:
     """Return a stacked bar of exactly `width` cells. The size of each part is proportional to its value.
 
-    Each part above 0 gets at least one cell if possible. A thin line separates parts that have the same colour.
+    Each part above 0 gets at least one cell if possible. Thin lines separate the parts, even without colour.
     """
     cells = _share_cells([max(0.0, part.value) for part in parts], width)
     spans: list[Span] = []

@@ -15,7 +15,7 @@ from cbtop.tui.widgets.lines import Line, Span
 DOTS_ACROSS = 2
 DOTS_DOWN = 4
 _STEADY = 0.8
-KEPT = 8  # Number of cached areas. An area is reused until the next second.
+KEPT = 8  # Number of cached areas. Most redraws come before the next second.
 _BASE = 0x2800
 _BITS = (
     (0x01, 0x08),
@@ -134,8 +134,8 @@ def sparkline(values: Sequence[float | None], width: int, top: float, role: str)
 def area(values: Sequence[float], width: int, height: int, role: str) -> list[Line]:
     """Return the newest `values` as a filled curve, the newest at the right edge.
 
-    The scale begins at the minimum, but at 0.8 of the maximum or less, so that the noise of a steady rate does not
-    fill the full height. The scale ends at the maximum.
+    The scale begins at the minimum or at 0.8 of the maximum, whichever is lower. So the noise of a steady rate does
+    not fill the full height. The scale ends at the maximum.
     """
     return list(_area(tuple(values[-width * DOTS_ACROSS :]), width, height, role))
 

@@ -29,7 +29,7 @@ class Drawing(Widget):
         self._looks: dict[str, _Look] = {}
         self._strips: dict[int, tuple[Line, Strip]] = {}  # By row: the line, and the strip that was painted for it.
         self._painted_for = 0  # Width of these strips.
-        # Size of the widget. Both it and `_has_gutter` are cached, because Textual computes them slowly.
+        # The size and `_has_gutter` are cached, because Textual computes both slowly.
         self._room = Size(0, 0)
         self._has_gutter = False
 
@@ -81,8 +81,7 @@ class Drawing(Widget):
         if not regions:  # Colours may have changed.
             self._strips.clear()
         elif self._room and repaint and not (self._has_gutter or layout or recompose):
-            # Textual's own method would also drop styles, sizes and painted strips. They are still valid, because
-            # only the text has changed.
+            # Textual's own method would also drop styles, sizes and painted strips. They are still valid.
             self._dirty_regions.update(regions)
             self._repaint_regions.update(regions)
             self._repaint_required = True
@@ -118,7 +117,7 @@ class Drawing(Widget):
                 break
         if column < end:
             joined.append((" " * (end - max(column, begin)), (looks.get("") or self._look("")).style))
-        # Make a single strip. A second strip would take as long as all segments.
+        # Make only one strip, because a strip takes as long as all its segments.
         return Strip([Segment(*span) for span in joined], end - begin)
 
     def on_resize(self, event: Resize) -> None:

@@ -14,7 +14,7 @@ from cbtop.tui.widgets.lines import Line, fit
 
 _TICK_WIDTH = 6
 _GRID_ROLE = "faint"
-_FENCE = 1.5  # Distance of a fence, in distances between the quartiles: Tukey, "Exploratory Data Analysis", 1977.
+_FENCE = 1.5  # Distance of a fence in interquartile ranges: Tukey, "Exploratory Data Analysis", 1977.
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,7 @@ def _quantile(ordered: Sequence[float], part: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A place for a label, near a point. The label begins at the point, or ends there if `right`, then it is moved by
-    some cells.
-    """
+    """A place for a label. The label begins at a point, or ends there if `right`, then it is moved by some cells."""
 
     x: float
     y: float
@@ -89,8 +87,8 @@ class Spot:
 class LogLogPlot:
     """Lines and marks on `width` x `height` cells, including the axes.
 
-    A mark is exactly in the cell of its values. Title and labels keep their cells for themselves. So draw the lines
-    first, then the marks, then the title and the labels.
+    A mark is exactly in the cell of its values. Nothing else is written into the cells of title and labels. So draw
+    the lines first, then the marks, then the title and the labels.
     """
 
     def __init__(self, width: int, height: int, x: Span1D, y: Span1D) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cbtop.tui.widgets.lines import BLANK, Line, fit_line, width_of
 
-GAP = "  "  # Blanks between panes.
+GAP = "  "
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,7 +53,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         self.rows: tuple[RowT, ...] = ()
         self.cursor = 0
         self._cursor_key: object = None
-        self._is_placed = False  # whether the user has placed the cursor
+        self._is_placed = False
         self._top = 0
 
     def show_rows(self, rows: Sequence[RowT]) -> None:

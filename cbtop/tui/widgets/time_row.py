@@ -108,10 +108,9 @@ class Scale:
 
 
 class CellSpan(NamedTuple):
-    """The cells from `first` to before `end`, drawn as one block or as a cluster. `blocks` has the indices of the
-    blocks.
+    """The cells from `first` to before `end`, and the indices of their blocks: a single block, or a cluster.
 
-    In a cluster, `cells` has a cell for each block, in which the block is counted. Otherwise `cells` is empty.
+    In a cluster, `cells` has the cell in which each block is counted. Otherwise `cells` is empty.
     """
 
     first: int
@@ -137,7 +136,7 @@ def _places(blocks: Mapping[int, Block], scale: Scale) -> list[CellSpan]:
         last = found[-1] if found else None
         begin, end = scale.whole(block)
         if last and begin < last.end:
-            begin = last.end  # A block of zero length just before it may be in its first cell.
+            begin = last.end  # The first cell may belong to a block of zero length.
         if begin < end:
             found.append(CellSpan(begin, end, (number,)))
         elif block.glyph:

@@ -34,7 +34,7 @@ def _find(view: SourceView) -> Finding | None:
     mean_us = _mean_us(steps.durations)
     longer_percent = 100 * (mean_us - _mean_us(fast)) / mean_us
     if is_explained_by_waiting(view, longer_percent) or GROWS_WITH_CACHE.find(view) is not None:
-        return None  # These steps have a better explanation.
+        return None  # Another verdict explains these steps better.
     said = [f"{percent(share)} about {duration(us)}" for share, us in zip(shares[1:], slow_us, strict=True)]
     evidence = [Evidence("fast mode", fast_us, "µs")]
     for at, (share, us) in enumerate(zip(shares[1:], slow_us, strict=True)):

@@ -20,7 +20,7 @@ class Lost:
 
     lost: int
     seen: int
-    when: str  # When records were lost, as words. "" since the daemon attached.
+    when: str  # Words for the time of the loss, or "" since the daemon attached.
 
     @property
     def percent(self) -> float:

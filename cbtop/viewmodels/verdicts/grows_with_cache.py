@@ -1,4 +1,4 @@
-"""Verdict grows with the cache: steps take longer if there are more cached positions, because some bricks grow."""
+"""Verdict grows with the cache: steps take longer if there are more cached positions, because some bricks do."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def _find(view: SourceView) -> Finding | None:
     if is_explained_by_waiting(view, 100 * (steps.mean_us - steps.p50_us) / steps.mean_us):
         return None
     if WARM_UP.find(view) is not None or RECOMPILATION.find(view) is not None:
-        return None  # These steps have a better explanation.
+        return None  # Another verdict explains these steps better.
     long = [bar for bar in steps.durations if bar.from_us > steps.mean_us]
     many = sum(bar.count for bar in long)
     rare_percent = 100 * many / steps.count

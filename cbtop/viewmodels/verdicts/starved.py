@@ -10,8 +10,8 @@ from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
 BUSY_PERCENT = 95.0  # Load of all processors together.
-MISSING_PERCENT = 20.0  # Share of the time when steps run but the process has no processor.
-# If waits take this share of the extra time of long steps, they explain these steps, and the code does not.
+MISSING_PERCENT = 20.0  # Share of the time in which steps run but the process has no processor.
+# If waits take this share of the extra time of long steps, they explain it.
 EXPLAINED = 0.5
 
 
