@@ -14,8 +14,8 @@ from cbtop.viewmodels.verdict import Severity
 MAX_LINES = 10
 MAX_BRICKS = 5
 MAX_OTHERS = 3  # Maximum number of other phases.
-LEAST_OTHER = 0.05  # Share of the time in steps. Other phases are named only if one of them has it.
-LEAST_WARM_UP = 0.2  # Share of the time in steps. A shorter warm-up is not named.
+LEAST_OTHER = 0.05  # Share of the time in steps, for other phases to be named.
+LEAST_WARM_UP = 0.2  # Share of the time in steps, for a warm-up to be named.
 MAX_VERDICTS = 2
 
 

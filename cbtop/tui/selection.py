@@ -55,7 +55,7 @@ class Selection:
         return ""
 
     def step(self, steps: int, sources: Sequence[SourceSummary]) -> None:
-        """Select the process `steps` further in the list. From now on, the selection does not move by itself."""
+        """Select the process `steps` further in the list. The selection then stays there."""
         self._follows = False
         keys = [summary.key for summary in sources]
         if keys:

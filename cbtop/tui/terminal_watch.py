@@ -72,7 +72,7 @@ class TerminalWatch:
     def _leave_a_dead_terminal(self) -> None:
         """Exit because the terminal is gone. Textual's input would spin, and its output would block for ever.
 
-        Terminal modes are not restored, because there is no terminal any longer.
+        There is no terminal whose modes could be restored.
         """
         _write_nowhere()  # Otherwise Python could not flush its output at exit, and its exit code would be 120.
         with suppress(RuntimeError):

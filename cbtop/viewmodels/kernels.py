@@ -79,7 +79,7 @@ class BurstView:
 
 
 def burst_view(source: str, pid: int, nodes: Sequence[Node], burst: KernelBurst) -> BurstView:
-    """Return the result of `burst` as a view. The process has this `pid`, and its source has the key `source`."""
+    """Return `burst` as a view of the process with this pid and source key."""
     phases = kernels_of(nodes, burst)
     return BurstView(source, pid, burst.steps, burst.unplaced, burst.lost, burst.left_out, phases)
 

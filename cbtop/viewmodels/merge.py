@@ -147,7 +147,7 @@ def _what_runs(record: SourceRecord) -> tuple[str, str]:
 def _go_together(one: SourceRecord, other: SourceRecord) -> bool:
     """Return whether two processes have the same state.
 
-    If one of them was killed and the other one is not, return whether they ran at the same time.
+    If one was killed, return whether both ran at the same time.
     """
     states = {state_of(one), state_of(other)}
     if not (SourceStatus.GONE in states and states <= {SourceStatus.LIVE, SourceStatus.GONE}):
@@ -472,7 +472,7 @@ def _slowest(view: SourceView, members: Sequence[tuple[str, SourceView]]) -> Sou
     for name, member in members:
         for brick in member.bricks:
             if (us := _a_step(brick, member)) > max_us.get(brick.key, -1):
-                # If the step's parts do not add up, drop the share, because a row cannot show this error.
+                # Drop the share if the step's parts do not add up, because a row cannot show this.
                 percent = brick.percent if _closes(member) else None
                 max_us[brick.key], bricks[brick.key] = us, replace(brick, rank=name, roof=None, percent=percent)
         for category in member.categories:

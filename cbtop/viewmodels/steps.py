@@ -92,7 +92,7 @@ class StepsView:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether the rate to show is tokens/s. True if there is no rate at all."""
+        """Whether the rate to show is tokens/s, or there is no rate."""
         return self.tokens_per_sec is not None or self.steps_per_sec is None
 
     @property

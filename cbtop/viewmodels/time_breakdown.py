@@ -38,7 +38,7 @@ class TimeBreakdownView:
     unattributed_us: float
     residual_percent: float | None
     open_us: float  # Time of bricks in a step that has not ended.
-    overlap_us: float = 0.0  # If n parts overlap, their common time counts n - 1 times.
+    overlap_us: float = 0.0  # The common time of n overlapping parts counts n - 1 times.
     close: bool = True
     over: int = 0  # Number of steps whose parts exceed them.
     over_us: float = 0.0  # Time by which the parts exceed these steps.

@@ -23,7 +23,7 @@ class TimeView:
 
     at_s: float
     duration_s: float
-    marks: Mapping[int, Mark]  # Kind of the most urgent event in a second, by second.
+    marks: Mapping[int, Mark]  # Most urgent kind of event, by second.
     chosen_s: tuple[float, float] | None = None  # (begin, end) of a range.
     is_now: bool = False  # Whether the screen is paused at the present.
 

@@ -231,7 +231,7 @@ class Notice(Drawing):
         self._progress: Line = BLANK
 
     def show_source(self, source: SourceView | None, refused: str) -> None:
-        if refused:  # Notices about the source would be old, because all data on the screen is old.
+        if refused:  # All data on the screen is old, so notices would be old, too.
             self._notice = (("  ✗ refused: ", "bad strong"), (clean(refused), ""))
         else:
             self._notice = BLANK if source is None else notice(source)

@@ -250,7 +250,7 @@ def _bricks(source: SourceView, width: int, height: int) -> list[Line]:
 def _brick(row: BrickRow, longest: int, largest: float, width: int) -> Line:
     look = CATEGORY_LOOKS[row.category]
     name = fit_line(((f"  {look.glyph} ", look.role), (clean(row.name), "strong")), longest + 4)
-    # Exclusive, because the share of the wall time is exclusive, too.
+    # Exclusive, like the share of the wall time.
     us, of_what = row.exclusive_us_per_token, " a token"
     if us is None:
         us, of_what = row.avg_exclusive_us, " a call "
@@ -304,7 +304,7 @@ def _device(row: DeviceRow, source: SourceView, width: int) -> Line:
 def _moved(source: SourceView) -> Line:
     """Return the memory bandwidth of the source's bricks, derived from their declared bytes.
 
-    The bandwidth is not measured, because the machine's memory counters require privileges.
+    It is not measured, because the machine's memory counters require privileges.
     """
     if source.moved_gb_per_sec is None:
         is_declared = any(row.bytes is not None for row in source.bricks)

@@ -104,7 +104,7 @@ def _said(brick: BrickRow, ceilings: Sequence[CeilingRow], every: Sequence[Ceili
 def _other_roof(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> CeilingRow | None:
     """Return the roof that limits the brick.
 
-    Returns None if the brick's % of roof is about this roof already, or if no roof limits the brick.
+    Returns None if the brick's % of roof is about this roof, or if no roof limits the brick.
     """
     share, kind = brick.percent_of_roof, {MEMORY: "bandwidth", COMPUTE: "compute"}.get(brick.bound or "")
     if kind is None or share is None or share >= LIMITING_PERCENT:

@@ -113,7 +113,7 @@ def roofline_lines(
     inside = [row for row in drawable if x.holds(row.flop_per_byte) and y.holds(row.gflops)]
     outside = [row for row in drawable if not (x.holds(row.flop_per_byte) and y.holds(row.gflops))]
     named: list[Line] = []
-    # Each line below the plot makes the plot smaller, which moves marks to other cells. Repeat until all lines fit.
+    # Each line below the plot makes the plot smaller, which moves marks to other cells.
     while True:
         plot = LogLogPlot(width, height - len(named), x, y)
         cells = _cells(plot, inside)
@@ -200,7 +200,7 @@ def _drawn(
         x1 = min(x.high, top / bandwidth.value)
         if x0 < x1:
             plot.segment(x0, bandwidth.value * x0, x1, bandwidth.value * x1, _role(bandwidth))
-    # A cache level is not a roof, so it is faint. A brick above the roof may have read its data from this cache.
+    # Cache levels are not roofs, so they are faint. A brick above the roof may have read its data from one of them.
     for level in _of_kind(roofline, "cache"):
         x0, x1 = max(x.low, y.low / level.value), min(x.high, min(y.high, roof or y.high) / level.value)
         if x0 < x1:

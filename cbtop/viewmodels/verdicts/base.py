@@ -3,7 +3,7 @@
 # Rules
 # - A verdict is a pure function of one SourceView and its time range: the window, or everything seen.
 # - A verdict claims only what its figures show. If data is missing, there is no verdict.
-# - The thresholds of a verdict are constants with a reason. Its description of when it fires contains them.
+# - The thresholds of a verdict are constants with a reason. The description of the verdict contains them.
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _slowed_percent(row: DeviceRow) -> float | None:
-    """Return by how many percent the clock is below its maximum, if the driver slows it.
+    """Return by how many percent the clock is kept below its maximum.
 
     Returns None if the clock is not slowed, or if this is unknown.
     """

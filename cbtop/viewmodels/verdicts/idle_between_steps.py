@@ -21,7 +21,7 @@ def _find(view: SourceView) -> Finding | None:
     idle_us = time_range.between_us - on_gpu_us
     idle_percent = 100 * idle_us / time_range.wall_us if time_range.wall_us else 0.0
     if idle_percent < IDLE_PERCENT or lost_records(view).percent > LOST_PERCENT:
-        return None  # Steps may have run in this time, because records were lost.
+        return None  # The lost records may be of steps that ran.
     rate, ran_us = steps.tokens_per_sec, time_range.wall_us - idle_us
     ends = f", without {duration(on_gpu_us)} in which the GPU ended them (derived)" if on_gpu_us else ""
     return Finding(

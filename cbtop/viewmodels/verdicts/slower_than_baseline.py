@@ -56,7 +56,7 @@ def _mean_us(view: SourceView, unit: str) -> float:
 def _most_in(found: Comparison, worst: PlaceChange) -> str:
     """Return the layer with the largest part of the change, as words.
 
-    The part is less than half of the change. Otherwise `worst` would be about this layer.
+    With half of the change or more, `worst` would be this layer.
     """
     if worst.layer is not None:
         return ""
