@@ -89,7 +89,7 @@ def stall_view(record: SourceRecord) -> StallView | None:
         return None
     path = _path(record.nodes, quiet.in_flight)
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
-    # A call outside steps, such as a server's loop or its wait for a request, is no hang if it takes long.
+    # A call outside steps may take long, such as a server's wait for a request. It is no hang.
     is_outside = bool(steps and path) and path[0].kind is not NodeKind.STEP
     compared = [] if is_outside else path[:1]
     usual_s = _p99_s(record, compared or steps)

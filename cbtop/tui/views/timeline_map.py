@@ -51,7 +51,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
         self._newest: TimelineView | None = None  # The followed timeline that is shown.
         self._clock_s: Callable[[], float] = time.monotonic
         self._newest_since_s = 0.0
-        self._offered: TimelineView | None = None  # The latest available timeline.
+        self._offered: TimelineView | None = None
         self._who: object = None  # Identity of the source that has this timeline.
         self._begin_ns = self._end_ns = 0  # Visible range, counted from the beginning of the timeline.
         # (lane, row) of the cursor. While it is None, the cursor is on the bricks of the first lane.

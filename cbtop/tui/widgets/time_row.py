@@ -151,7 +151,7 @@ def _places(blocks: Mapping[int, Block], scale: Scale) -> list[CellSpan]:
 def time_row(blocks: Sequence[Block], scale: Scale, current: int | None = None) -> Line:
     """Return the line of blocks. The block with index `current` is highlighted."""
     seen = _in_sight(blocks, scale)
-    cells: list[tuple[str, str]] = []  # (text, role) of the drawn cells, from the left.
+    cells: list[tuple[str, str]] = []
     at = 0
     before: Block | None = None  # The last block that was drawn over whole cells.
     for place in (*_places(seen, scale), None):
