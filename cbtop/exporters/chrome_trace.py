@@ -1,7 +1,7 @@
 """Chrome's trace event format (JSON). Perfetto and chrome://tracing open it.
 
-https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU describes the format. Times are in µs.
-A complete event ("X") has a begin and a duration. Metadata ("M") names processes and threads.
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU describes the format. Times are in
+µs. A complete event ("X") has a begin and a duration. Metadata ("M") names processes and threads.
 """
 
 from __future__ import annotations
