@@ -53,7 +53,7 @@ class Collector:
 
     @property
     def refused(self) -> str:
-        """Why the daemon and this viewer reject each other. Empty if they do not, or if that may still change."""
+        """Why the daemon and this viewer reject each other, or "" without a final rejection."""
         return self._other_version or (self.trouble if self._subscriber.is_refused else "")
 
     @property

@@ -45,8 +45,8 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class ComparisonOutcome:
-    """The result of a comparison. `sides` are the texts of both sides, `model` is "" for commands, and `rounds` is
-    the requested number."""
+    """The result of a comparison. `sides` are the texts of both sides. `model` is "" for commands. `rounds` is the
+    number of rounds that was requested."""
 
     kind: str
     sides: tuple[str, str]
@@ -216,8 +216,8 @@ def _outcome(
 
 
 def _fields(outcome: ComparisonOutcome, pair: PairedTest) -> dict[str, Any]:
-    """Return the fields of a pair of tests, for both sides. They have llama-bench's keys if their meaning is the
-    same."""
+    """Return the fields of a pair of tests, for both sides. A field has the key that llama-bench uses, if there is
+    one."""
     low, high = pair.interval or (None, None)
     found: dict[str, Any] = {
         "kind": outcome.kind,

@@ -72,7 +72,7 @@ class _SettingParser(argparse.ArgumentParser):
 
 
 def setting(text: str, otherwise: Setting) -> Setting:
-    """Return the setting `otherwise`, changed by the options in `text`. Raises UsageError if they are invalid."""
+    """Return the setting `otherwise`, changed by the options in `text`. Raises UsageError for invalid options."""
     parser = _SettingParser(add_help=False, allow_abbrev=False, prog="--paired")
     parser.add_argument("-t", "--threads", type=count)
     parser.add_argument("--exact", action="store_true")
@@ -150,7 +150,7 @@ class Process:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process and those it has started, unless it has already ended."""
+    """End the process and all processes that it has started. Do nothing if the process has already ended."""
     if process.poll() is not None:
         return
     os.killpg(process.pid, signal.SIGTERM)
@@ -200,7 +200,8 @@ def processes(sides: Sequence[Side], arguments: Sequence[str]) -> Iterator[list[
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cbtop-paired-")))
             _unpack(one.what, directory / "checkout")
             environment = {key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"}
-            # Kernels are cached by the path of their sources. No other run will have this path again.
+            # Numba caches kernels by the path of their source. No later run has this path, so the cache is temporary,
+            # too.
             environment |= {"PYTHONPATH": str(directory / "checkout"), "NUMBA_CACHE_DIR": str(directory / "kernels")}
             command = (sys.executable, "-m", "cbtop", "bench", *arguments)
             found.append(Process(command, f"{name}, revision {one.what},", directory / "checkout", environment))

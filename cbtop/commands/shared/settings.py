@@ -27,7 +27,7 @@ NO_COLOR = "NO_COLOR"
 
 @dataclass(frozen=True, slots=True)
 class SettingsKey:
-    """A key of the file. It sets the option with the same name. `parse` is the argparse type of that option."""
+    """A key of the file, for the option with the same name. `parse` is the argparse type of the option."""
 
     parse: Callable[[str], Any]
     default: Any = None
@@ -64,7 +64,7 @@ class Config:
 
 
 def config_file() -> Path:
-    """Return `$XDG_CONFIG_HOME/cbtop/config.toml`, or that path in `~/.config` without the variable. It may not
+    """Return the path of config.toml in `$XDG_CONFIG_HOME/cbtop`, or else in `~/.config/cbtop`. The file may not
     exist."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")) / "cbtop" / "config.toml"
 
@@ -87,8 +87,8 @@ def read_config() -> Config:
 
 
 def settle(options: argparse.Namespace, settings: Mapping[str, SettingsKey]) -> None:
-    """Set each option that is not on the command line from the other sources. Raises UsageError for an invalid
-    value."""
+    """Set each option that the command line lacks, from the preset, environment, file or default. Raises UsageError
+    for an invalid value."""
     config = read_config()
     for told in unknown_keys(config, settings):
         sys.stderr.write(f"cbtop: {told}\n")
