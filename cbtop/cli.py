@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command, options = _parsed(list(sys.argv[1:] if argv is None else argv))
         debug = options.debug
         logging.basicConfig(format="cbtop: %(message)s", level=logging.DEBUG if debug else logging.WARNING)
-        # Signal handlers. `cbtop run` restores these handlers before the process becomes another program.
+        # `cbtop run` restores these signal handlers before the process becomes another program.
         options.signals = {
             number: signal.signal(number, _exit_on_signal) for number in (signal.SIGTERM, signal.SIGHUP)
         }

@@ -1,9 +1,9 @@
 """Offset between the clocks of a daemon's host and ours.
 
 We ask the daemon for its clocks, and it answers with a reading (Cristian, Distributed Computing 3, 1989). The daemon
-read its clocks at some time between our question and its answer. We assume the middle. The error, the uncertainty of
-the answer, is then at most half of the time between. The uncertainty grows with the age of the answer, because two
-clocks drift apart. We use the answer with the smallest uncertainty.
+read its clocks at some time between our question and its answer. We assume the middle, so the error is at most half
+of the time between. This limit is the uncertainty of the answer. It grows with age, because two clocks drift apart.
+We use the answer with the smallest uncertainty.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ NO_ANSWER = "check the address, or start `cbtop daemon` there"  # the hint if no
 class DaemonIfNone:
     """The daemon that a viewer listens to: the one at `endpoint`, or this user's daemon if `endpoint` is None.
 
-    If `endpoint` is None and no daemon runs, this object starts a daemon in this process. It also does so later, if
-    the running daemon falls silent. The new daemon remembers the last `history_s` seconds. Raises EndpointError if it
-    needs more file descriptors than there are.
+    Without an `endpoint`, a daemon is started in this process if none runs, or later if the running one falls silent.
+    The started daemon remembers the last `history_s` seconds. Raises EndpointError if there are too few file
+    descriptors.
     """
 
     def __init__(self, endpoint: str | None, history_s: float = MAX_HISTORY_S) -> None:

@@ -141,7 +141,7 @@ class SourceRecord:
         """
         self.window = self.window.from_now_on(length_s)
         if not self.window.has_begun and not self.has_ended:
-            # begin the window before the first report, so that the reported steps count as ended within the range
+            # begin now, so that the first report counts as ended within the range
             self.window.tick(now_ns, losses=Losses())
         self.recent, self.trend = RecentRecords(), BrickTrend()
         at_ns = self.window.now_ns

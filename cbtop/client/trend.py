@@ -123,8 +123,8 @@ class BrickTrend:
         """Return FLOP/byte and GFLOP/s of a brick's calls in each of the last 60 s. `brick` is the brick's first
         node.
 
-        A second is None if no call ended, or if a call did not declare its FLOP or bytes. If every second is None,
-        the result is empty.
+        A second is None if no call ended, or if a call did not declare its FLOP or bytes. Empty if all seconds are
+        None.
         """
         points = tuple(_point(second, at) for second, at in self._of(brick))
         return points if any(points) else ()
@@ -149,7 +149,8 @@ _NONE = np.zeros(0, np.int64)
 
 
 def _column_of(bricks: Column, rows: NDArray[np.float64], brick: int) -> list[float]:
-    """Return the values of `brick` in `rows`, with a column for each of `bricks`. NaN without such a column."""
+    """Return the column of `brick` in `rows`, which have a column for each of `bricks`. Without a column, return
+    NaN."""
     at = int(np.searchsorted(bricks, brick))
     found: list[float] = rows[:, at].tolist() if at < len(bricks) and bricks[at] == brick else [np.nan] * len(rows)
     return found
@@ -182,9 +183,9 @@ def _totals(nodes: NodeTable, stats: NodeStats) -> _Totals:
 def _work(ran: Column, at: Column, bricks: int, nodes: NodeTable, stats: NodeStats) -> NDArray[np.float64]:
     """Return the work of each brick, shape (5, bricks).
 
-    The rows are FLOP, bytes and time (ns) of its calls, and the number of calls without FLOP and without bytes. All
-    are zero if no work is declared. They add up as in `brick_stats`. `at` is the brick index of each node in `ran`,
-    or `bricks` for a node that is left out.
+    The rows are FLOP, bytes and time (ns) of the brick's calls, and the number of calls without FLOP and without
+    bytes. If no work is declared, all values are zero. Sums are made as in `brick_stats`. `at` is the brick index of
+    each node in `ran`, or `bricks` for a node that is left out.
     """
     found = np.zeros((5, bricks))
     per_call, per_element = nodes.made_of("lines", None, ran, lambda: _lines(ran, nodes))

@@ -24,7 +24,7 @@ from cbtop.errors import FailedCheckError, NoDataError, UntrustedError, UsageErr
 from cbtop.protocol.vocabulary import PRECONDITION
 from cbtop.units import counted
 
-if TYPE_CHECKING:  # imported for types only; at run time, the import would load numpy
+if TYPE_CHECKING:  # imported for types only, because numpy loads slowly
     from cbtop.comparison.items import Brick
     from cbtop.comparison.run_diff import RunDiff
     from cbtop.comparison.runs import Run

@@ -256,8 +256,8 @@ def _workload_options(
 ) -> WorkloadOptions:
     """Return the options of the workload. The backend `auto` is replaced by a choice.
 
-    If no model is given, the random model is written into the cache before the choice, and `progress` is called. The
-    reason for the choice is written on stderr, after clearing `line`.
+    If no model is given, the choice writes the random model into the cache, and calls `progress`. The reason for the
+    choice is written on stderr, after clearing `line`.
     """
     from cbtop.compute.demo_model import demo_model  # imported here, because it loads numpy
 
@@ -316,7 +316,7 @@ def _serve_ranks(options: argparse.Namespace) -> int:
 
 
 class DemoFeed(Feed):
-    """A feed that shows only the workload that the demo has started."""
+    """A feed that shows only the workload of the demo."""
 
     def __init__(self, process: subprocess.Popen[bytes], said: IO[str], window_s: float) -> None:
         super().__init__(window_s=window_s)
@@ -454,7 +454,7 @@ def _show_steps(line: ProgressLine, view: SourceView | None, steps: int | None) 
 
 
 class _Prompted:
-    """The text of a workload with a prompt. The screen shows the text like the output of a program."""
+    """The text of a workload with a prompt, shown like the output of a program."""
 
     def __init__(self, process: subprocess.Popen[bytes], written: IO[str]) -> None:
         self._process = process

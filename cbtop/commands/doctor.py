@@ -174,8 +174,7 @@ def _sources(directory: Path) -> Fact:
 
 
 def _gpu() -> Iterator[Fact]:
-    """Yield the facts that NVML reports. They are read in a thread, because a hung driver must not block this
-    process."""
+    """Yield the facts that NVML reports. They are read in a thread, because a driver may hang."""
     found: list[tuple[DeviceSample, str]] = []
 
     def look() -> None:

@@ -32,7 +32,7 @@ from cbtop.errors import CbtopError, NoDataError, UntrustedError
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports import DEVICES, SOURCES, TIMELINE
 
-if TYPE_CHECKING:  # imported for types only; at run time, the import would load numpy and zmq
+if TYPE_CHECKING:  # imported for types only, because numpy and zmq load slowly
     from cbtop.client.source_record import SourceRecord
     from cbtop.feeds.feed import Feed
     from cbtop.viewmodels.source import SourceView

@@ -23,7 +23,7 @@ from cbtop.errors import FailedCheckError, UsageError
 from cbtop.reports.tables import Table, table
 from cbtop.units import count as counted
 
-if TYPE_CHECKING:  # imported for types only; at run time, the import would load Numba
+if TYPE_CHECKING:  # imported for types only, because Numba loads slowly
     from cbtop.compute.contracts import Contract
     from cbtop.compute.verification import Run, Variant, Verified
     from cbtop.protocol.messages import CheckResult
@@ -124,7 +124,7 @@ def _of_model(path: Path, backend: str, line: ProgressLine) -> list[CheckResult]
     """Return the checks of every brick of a model, and of the logits of whole passes.
 
     A brick is checked with one token and with several. Every check runs with the fastest products and with exact
-    products. On a CPU, every check runs with one thread and with all threads.
+    ones. On a CPU, it runs with one thread and with all threads.
     """
     from cbtop.compute.backends import available_threads
     from cbtop.compute.workload import verify_model, verify_pass

@@ -46,7 +46,7 @@ class PhaseTimes:
     """The times of a phase."""
 
     unit: str  # "token" or "step": the µs of bricks and layers are per this unit
-    step_us: Figure  # time of a step, over all steps, recorded inside or not
+    step_us: Figure  # time of a step, over all steps, even those without recorded bricks
     tokens_per_sec: Figure | None  # per second of wall-clock time
     places: Mapping[Place, PlaceTimes]  # bricks over all layers and outside, bricks in one layer, and whole layers
     work: Mapping[Brick, BrickWork] = field(default_factory=dict)  # only bricks that declare their work

@@ -67,7 +67,7 @@ class PairedTest:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The interval of the ratio. It holds with CONFIDENCE for all compared tests together."""
+        """The interval of the ratio. With probability CONFIDENCE, the intervals of all compared tests are right."""
         found = self.change
         return None if found is None else (max(found.now - found.half, 0.0), found.now + found.half)
 

@@ -1,4 +1,4 @@
-"""Measure the roofs that a run lacks. They are measured once, as soon as the machine was quiet for a second.
+"""Measure the roofs that a run lacks, once, as soon as the machine is quiet.
 
 Rules
 - The command has priority. Nothing is measured in its processes or on a GPU. Nothing is measured while a processor

@@ -216,8 +216,7 @@ def _outcome(
 
 
 def _fields(outcome: ComparisonOutcome, pair: PairedTest) -> dict[str, Any]:
-    """Return the fields of a pair of tests, for both sides. A field has the key that llama-bench uses, if there is
-    one."""
+    """Return the fields of a pair of tests, for both sides. Fields of llama-bench have the keys of llama-bench."""
     low, high = pair.interval or (None, None)
     found: dict[str, Any] = {
         "kind": outcome.kind,

@@ -150,7 +150,7 @@ class Process:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process and all processes that it has started. Do nothing if the process has already ended."""
+    """End the process and its descendants, unless the process has already ended."""
     if process.poll() is not None:
         return
     os.killpg(process.pid, signal.SIGTERM)

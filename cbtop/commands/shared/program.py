@@ -19,7 +19,7 @@ from contextlib import suppress
 
 KEPT_LINES = 5000
 MAX_LINE_CHARS = 4096
-# Seconds to wait for output after the program has ended. Another process may still write, such as a summary.
+# Seconds to wait for output after the program has ended. Another process may still write a summary.
 LAST_WORDS_S = 5.0
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])")
 

@@ -55,7 +55,7 @@ class SteadySource(Source):
             return 0
         first = int(early[-1]) + 1
         says_size = batch.are(FLAG_AMOUNTS) & (batch.node == batch.node[first - 1])
-        # this record belongs to the previous step: it has the step's number of sequences
+        # this record is the previous step's number of sequences
         while first < len(says_size) and says_size[first]:
             first += 1
         return first
@@ -69,8 +69,7 @@ def run_summary(
     waits: Mapping[int, float],
     note: str = "",
 ) -> list[str]:
-    """Return the summary of the process with the most time in steps. If several have equal times, the command is
-    chosen.
+    """Return the summary of the process with the most time in steps. Among equals, the command's process is chosen.
 
     `pids` are the processes that recorded steps. `note` is an additional line of the summary. `waits` maps a process
     to the percentage of its last seconds in which it waited for a processor. Returns an empty list if none of the

@@ -21,7 +21,7 @@ from cbtop.errors import CbtopError, NoDataError, UntrustedError, UsageError
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import DecodeError, KeysError, RecordingError, VersionError
 
-if TYPE_CHECKING:  # imported for types only; at run time, the import would load numpy and zmq
+if TYPE_CHECKING:  # imported for types only, because numpy and zmq load slowly
     from cbtop.client.stream_recorder import StreamRecorder
     from cbtop.comparison.runs import Run
 

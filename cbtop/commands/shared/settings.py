@@ -87,8 +87,7 @@ def read_config() -> Config:
 
 
 def settle(options: argparse.Namespace, settings: Mapping[str, SettingsKey]) -> None:
-    """Set each option that the command line lacks, from the preset, environment, file or default. Raises UsageError
-    for an invalid value."""
+    """Set each option that is not on the command line. Raises UsageError for an invalid value."""
     config = read_config()
     for told in unknown_keys(config, settings):
         sys.stderr.write(f"cbtop: {told}\n")

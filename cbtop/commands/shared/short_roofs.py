@@ -29,7 +29,7 @@ from cbtop.protocol.process import busiest_wait_ns, processor_times
 MIB = 1 << 20
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "BLIS_NUM_THREADS"), "1")
 LESS_URGENT = 19  # value for nice(2)
-# The buffer is this many times as large as the last-level caches. So little of it is still cached in the next round.
+# The buffer is this many times as large as the last-level caches, so that little of it stays cached.
 CACHES_PER_BUFFER = 4
 SMALLEST_BUFFER_BYTES, LARGEST_BUFFER_BYTES = 64 * MIB, 512 * MIB
 SHARE_OF_FREE_MEMORY = 8

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.25, 5.0
 MIN_WINDOW_S, MAX_WINDOW_S = 1.0, 3600.0
-# new objects before garbage is collected; a frame makes about 2,000, which are freed with the next frame
+# new objects before a collection; a frame makes about 2,000, which are freed with the next frame
 YOUNG_OBJECTS = 5_000
 THEMES = ("dark", "light")
 TABS = {"overview": OVERVIEW, "graph": "tree"}  # names of views as the screen's tabs show them

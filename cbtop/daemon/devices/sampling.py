@@ -1,7 +1,7 @@
-"""Runs the samplers while viewers listen. Each runs in its own thread and with its own interval.
+"""Runs the samplers while viewers listen. Each sampler has its own thread and its own interval.
 
-A driver may take long to answer, or hang, so the daemon's loop never waits for it. The last sample stays available,
-with the time when it was taken.
+A driver may take long to answer, or hang, so the daemon's loop never waits for it. Until the driver answers, viewers
+get the last sample and its time.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class _Run:
         self._pids = frozenset(pids)
         if self._is_heard.is_set():
             return
-        # Until the sampler answers, viewers get this sample.
+        # Viewers get this sample until the sampler answers.
         self.latest = DeviceSample(self._sampler.name, time.perf_counter_ns(), trouble=NO_ANSWER_YET)
         self._is_heard.set()
         if self._thread is None:
