@@ -184,8 +184,8 @@ def _work(ran: Column, at: Column, bricks: int, nodes: NodeTable, stats: NodeSta
     """Return the work of each brick, shape (5, bricks).
 
     The rows are FLOP, bytes and time (ns) of the brick's calls, and the number of calls without FLOP and without
-    bytes. If no work is declared, all values are zero. Sums are made as in `brick_stats`. `at` is the brick index of
-    each node in `ran`, or `bricks` for a node that is left out.
+    bytes. If no work is declared, all values are zero. All sums follow `brick_stats`. `at` is the brick index of each
+    node in `ran`, or `bricks` for a node that is left out.
     """
     found = np.zeros((5, bricks))
     per_call, per_element = nodes.made_of("lines", None, ran, lambda: _lines(ran, nodes))

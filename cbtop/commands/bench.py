@@ -174,7 +174,7 @@ def _asked(options: argparse.Namespace, threads: int) -> WorkloadOptions:
 
 
 def _fields(path: Path, model: Model, result: _Result) -> dict[str, Any]:
-    """Return the result as a dictionary. Fields of llama-bench have the keys of llama-bench."""
+    """Return the result as a dictionary. Where llama-bench has the same field, the key is the same."""
     ns, ns_deviation = mean_and_deviation(result.samples_ns)
     rate, rate_deviation = mean_and_deviation(result.samples_ts)
     return {

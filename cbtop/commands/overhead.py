@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     line = ProgressLine(sys.stderr)
-    # No daemon reads this directory, so that no reader disturbs the measurement.
+    # No daemon reads rings in this directory, so no reader disturbs the measurement.
     with tempfile.TemporaryDirectory(prefix="cbtop-overhead-") as directory:
         profilers = _profilers(Path(directory))
         costs = _costs(_brick_ns(profilers, line), _step_us(profilers, options.model, line))

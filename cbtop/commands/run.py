@@ -163,7 +163,7 @@ def become(command: list[str], overhead_percent: float, record: str | None, quie
             _summarize_at_end(additions["CBTOP_RUN_ID"].partition(":")[2], record)
     for line in said:  # printed only if the command will run
         _say(line)
-    # Python ignores these signals, and the command must not.
+    # Python ignores these signals, but the command must not.
     for number in (_signal.SIGPIPE, _signal.SIGXFSZ):
         _signal.signal(number, _signal.SIG_DFL)
     os.environ.update(additions)

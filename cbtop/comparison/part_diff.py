@@ -182,7 +182,7 @@ class PartDiff:
 
     @property
     def machine_ratio(self) -> float | None:
-        """The factor common to all bricks' times, or None unless all bricks changed alike and beyond noise.
+        """The factor common to all bricks' times, if all bricks changed alike and beyond noise, else None.
 
         The cause may be a different clock or load of the machine, or a different program.
         """

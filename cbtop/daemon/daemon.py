@@ -1,7 +1,7 @@
 """The daemon: finds every ring of this user, adds up their records and publishes the totals.
 
 It runs as a separate process (`cbtop daemon`), or with the same code in a thread of a viewer that found no daemon.
-The profiled processes do not know the daemon. It can start late, die and return.
+The profiled processes do not know the daemon. The daemon can start late, die and return.
 
 Rules of discovery
 - At most MAX_SOURCES processes are watched: running processes first, then those that ended last. A process that is no

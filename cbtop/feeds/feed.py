@@ -128,7 +128,7 @@ class Views:
         """Yield the cost of each daemon that runs in another process."""
 
     def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
-        """Return the view of a source, or of the first source, since its start or over the recent window.
+        """Return the view of a source, since its start or over the recent window. None means the first source.
 
         Returns None if no such source has appeared yet.
         """
@@ -158,7 +158,7 @@ class Views:
     def merged(
         self, mode: MergeMode, key: str | None = None, phase: str | None = None, *, window: bool = False
     ) -> SourceView | None:
-        """Return one view of a source, or of the first source, and all sources that belong together with it.
+        """Return one view of the source `key` and all sources that belong with it. None means the first source.
 
         Returns None without any source.
         """
@@ -337,7 +337,7 @@ class Feed(Views):
         return self._marks
 
     def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
-        """Return the view of a source, or of the first source, since its start or over the recent window.
+        """Return the view of a source, since its start or over the recent window. None means the first source.
 
         Verdicts are made once per heartbeat, because a text that changes twice a second cannot be read.
         """

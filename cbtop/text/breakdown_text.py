@@ -1,4 +1,4 @@
-"""Writes the time breakdown of steps (in names: `books`), and reasons to doubt the breakdown."""
+"""Writes the time breakdown of steps (`books` in names), and reasons to doubt the breakdown."""
 
 from __future__ import annotations
 

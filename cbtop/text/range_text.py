@@ -37,7 +37,7 @@ def shown_time(source: SourceView, *, with_date: bool = False) -> str:
 def between_steps(found: TimeRangeView | None) -> str:
     """Format the time between steps: `between steps 49.7 % (4.97 s of 10.0 s)`, or "" if unknown.
 
-    The text says `at least` if a whole step counts that began before the range.
+    The text says `at least` if a step from before the range counts as a whole.
     """
     if found is None or found.between_us is None:
         return ""

@@ -216,7 +216,8 @@ def _outcome(
 
 
 def _fields(outcome: ComparisonOutcome, pair: PairedTest) -> dict[str, Any]:
-    """Return the fields of a pair of tests, for both sides. Fields of llama-bench have the keys of llama-bench."""
+    """Return the fields of a pair of tests, for both sides. Where llama-bench has the same field, the key is the
+    same."""
     low, high = pair.interval or (None, None)
     found: dict[str, Any] = {
         "kind": outcome.kind,

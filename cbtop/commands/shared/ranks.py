@@ -40,7 +40,7 @@ class FirstRank:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> FirstRank | None:
-        """Return this process's end of the pipes that `run_ranks` has made, or None if this process is no such
+        """Return this process's end of the pipes that `run_ranks` has made, or None if this process is not its
         rank."""
         pipes, ranks = environment.get(PIPES_VARIABLE), ranks_of(environment)
         if pipes is None or ranks.rank is None or ranks.world_size is None:

@@ -77,7 +77,7 @@ class _Watched:
             self.roofs = MissingRoofs(self._directory)
 
     def look(self, pids: Iterable[int]) -> None:
-        """Look how long these processes wait for a processor, and start measuring their roofs if possible."""
+        """Note how long the processes `pids` wait for a processor. Start measuring their roofs if possible."""
         self.waits.look(pids)
         if self.roofs is not None:
             self.roofs.look(pids)
