@@ -58,7 +58,7 @@ class ClockExchange:
         return now_ns >= self._due_ns
 
     def ask(self, now_ns: int) -> int:
-        """Record that a question is sent now. Returns its number, which the answer will repeat."""
+        """Record that a question is sent now. Returns the question's number, which the answer repeats."""
         self._number += 1
         self._asked_ns = now_ns
         self._due_ns = now_ns + round(REFRESH_S * 1e9)
@@ -67,7 +67,7 @@ class ClockExchange:
     def answer(self, reading: ClockReading, now_ns: int, realtime_ns: int) -> None:
         """Store an answer that arrived when our clocks showed `now_ns` and `realtime_ns`."""
         if reading.asked != self._number or self._asked_ns is None:
-            return  # the answer to an earlier question, which came too late
+            return  # this answer is to an earlier question and came too late
         half_ns = (now_ns - self._asked_ns) // 2 + 1
         offset = ClockOffset(
             monotonic_ns=reading.monotonic_ns - (now_ns - half_ns),

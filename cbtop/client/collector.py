@@ -144,13 +144,13 @@ class Collector:
             self._has_left = False
             while self._waiting:
                 self._take(self._waiting.popleft())
-                # applying one message may take long, and more messages may have arrived meanwhile
+                # while one long message is applied, more messages may arrive
                 self._heard_s = self._clock_s()
                 if time.monotonic() > until_s:
                     return
 
     def _take(self, frame: bytes) -> None:
-        """Apply one message. A damaged message does not affect the others."""
+        """Apply one message. A damaged message does not affect other messages."""
         try:
             message = codec.decode(frame)
             if message is None:

@@ -13,10 +13,10 @@ from cbtop.protocol.keys import ViewerKeys
 
 
 class Links:
-    """Connects to each of `endpoints`. If there are none, connects to this user's daemon or starts one in this
+    """Connects to each of `endpoints`. Without any, connects to this user's daemon or starts a daemon in this
     process.
 
-    A daemon that fails does not affect the data of the others. A daemon in this process remembers the last
+    The failure of a daemon does not affect the data of other daemons. A daemon in this process remembers the last
     `history_s` seconds. Raises EndpointError for an invalid address, and KeysError for an address on another host
     without `keys`.
     """

@@ -48,5 +48,5 @@ class DaemonIfNone:
         try:
             self.inside = DaemonInside(self.endpoint, history_s=self._history_s)
         except EndpointError as error:
-            self.inside = None  # another daemon runs or is starting: listen to that one
+            self.inside = None  # another daemon runs or is starting: listen to that daemon
             self.trouble = str(error)

@@ -60,9 +60,10 @@ NAMED = 3  # number of dropped sources that the complaint lists by name
 
 
 class Budget:
-    """The memory limit for all stores of a viewer. Above it, windows are shortened first, then sources are dropped.
+    """The memory limit for all stores of a viewer. Above the limit, windows are shortened first, then sources are
+    dropped.
 
-    The largest source of the largest daemon is dropped, so that one daemon cannot push out the data of the others.
+    The largest source of the largest daemon is dropped, so that one daemon cannot push out the data of other daemons.
     """
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from cbtop.protocol.attributes import BYTES, FLOPS
 from cbtop.protocol.vocabulary import NodeKind
 
 SECONDS = 60
-_SECOND_NS = 1_000_000_000  # seconds are aligned to the daemon's clock, so all viewers see the same ones
+_SECOND_NS = 1_000_000_000  # seconds are aligned to the daemon's clock, so all viewers see equal seconds
 MAX_BRICKS = 256  # bricks kept per source; bricks that were defined later are left out
 _SECOND_BYTES = 400  # approximate, without the arrays of a second
 

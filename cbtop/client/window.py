@@ -20,8 +20,8 @@ from cbtop.profiler.analysis.sparse_columns import SPARSE_BYTES
 from cbtop.profiler.analysis.stats import NodeStats
 
 # A slice begins every SPACING_S, or every tenth of a window longer than ten seconds. Slices are aligned to the
-# daemon's clock. So every viewer shows the same figures, whenever it connected. A window begins with a slice, so it
-# may be one slice longer than requested.
+# daemon's clock, so that all viewers show the same figures. A window begins with a whole slice, so it may be one
+# slice longer than requested.
 SPACING_S = 1.0
 SLICES = 10
 SUM_KEPT_S = 5.0  # keep the sum this long after it was last requested

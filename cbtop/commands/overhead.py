@@ -171,7 +171,7 @@ def _step_us(profilers: dict[str, BrickProfiler], model: Path | None, line: Prog
     for turn in range(TURNS):
         line.show("timing decode steps", turn / TURNS)
         for name, decoder in decoders.items():
-            decoder.position = 4  # each turn has the same context, because the time of attention grows with it
+            decoder.position = 4  # the same context in each turn, because it affects the time of attention
             begun_ns = time.perf_counter_ns()
             for _ in range(STEPS_A_TURN):
                 tokens[name] = decoder.decode(tokens[name])

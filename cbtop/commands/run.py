@@ -61,7 +61,7 @@ OPTIONS: dict[str, tuple[str, str | None, str]] = {
 }  # fmt: skip
 QUIET = "--quiet"
 DEFAULT_OVERHEAD, EVERY_STEP = "3%", "100%"
-NVIDIA_DRIVERS = ("/proc/driver/nvidia", "/dev/dxg")  # one of these files exists if a process may have a GPU
+NVIDIA_DRIVERS = ("/proc/driver/nvidia", "/dev/dxg")  # there may be a GPU if one of these files exists
 HOOK = os.path.join(os.path.dirname(cbtop.profiler.__file__), "instrument", "import_hook")
 NOT_FOUND, NOT_ALLOWED = 127, 126  # the exit codes of a shell for these errors
 MAX_MARK_CHARS = 80

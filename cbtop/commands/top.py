@@ -133,7 +133,7 @@ def _wait_for_data(feed: Feed, options: argparse.Namespace) -> None:
 
 
 def _wait_for_devices(feed: Feed, timeout_s: float) -> None:
-    """Wait until every device has two samples, which averages need, or until the timeout."""
+    """Wait until every device has two samples, or until the timeout. Averages need two samples."""
     deadline_s = time.monotonic() + timeout_s
     while not feed.knows_devices and time.monotonic() < deadline_s:
         feed.poll(POLL_MS)

@@ -34,7 +34,7 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class BrickWork:
-    """The work of a brick per token (or step), derived from shapes, and its point on the roofline."""
+    """The work of a brick per token (or step), derived from shapes, with its point on the roofline."""
 
     flops: float
     intensity: float  # FLOP per byte

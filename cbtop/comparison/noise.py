@@ -252,8 +252,8 @@ def _change(before: Figure, now: Figure, compared: int, looks: int) -> Change:
 def _half_of_ratio(before: float, now: float, squares: tuple[float, float], errors: float) -> float:
     """Return how far chance alone may move `before` in the direction of `now`, from the ratio of both times.
 
-    A brick that takes 100 times as long also scatters 100 times as much. No difference would exceed that scatter. So
-    the relative errors of both times are combined into the error of their ratio. Return inf if the times differ by
+    A brick that takes 100 times as long also scatters 100 times as much, and no difference would exceed that scatter.
+    So the relative errors of both times are combined into the error of the ratio. Return inf if the times differ by
     less than a factor of _LEAST_RATIO.
     """
     if min(before, now) <= 0:

@@ -52,8 +52,7 @@ def diff(
 ) -> RunDiff:
     """Return the changes from `base` to `now`, in every phase or only in `phase`.
 
-    `anyway`: compare even if machines or sampling differ, records were lost, or both are the same run.
-    `may_lack_records`: compare even if records were lost.
+    `may_lack_records` allows lost records. `anyway` also allows different machines or sampling, and one run for both.
     """
     why_not = _why_not(base, now, anyway=anyway, may_lack_records=may_lack_records)
     if why_not:
@@ -122,7 +121,7 @@ def _not_alike(runs: Sequence[Run], *, anyway: bool) -> str:
 
 
 def is_same_run(one: Run, other: Run) -> bool:
-    """Whether two runs are the same steps of the same process, read twice."""
+    """Whether two runs have the same steps of the same process, because it was read twice."""
     return one is not other and one.key == other.key and one.parts == other.parts and bool(one.parts)
 
 

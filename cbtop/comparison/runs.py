@@ -65,7 +65,7 @@ class StepGroup:
     cached_least: float | None  # smallest mean of any block
     cached_most: float | None
     wall_us: Figure  # time from the end of the previous step to the end of this step, per unit
-    warm_up: int  # number of excluded steps at the beginning, which were slower than the others
+    warm_up: int  # number of slow steps at the beginning, which are excluded
     inside_us: Figure  # time of the steps recorded inside, per unit
     places: Mapping[Place, PlaceTimes]  # WHOLE_STEP is also a place here, and includes plain steps
     budgets: Mapping[Brick, float] = field(default_factory=dict)  # µs per token, for bricks with a budget

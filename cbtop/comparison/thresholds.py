@@ -263,8 +263,8 @@ def known_to_scatter(judged: Sequence[Judged], base_runs: int) -> list[Judged]:
 def confirmed(first: Sequence[Judged], second: Sequence[Judged]) -> list[Judged]:
     """Combine the default gate's results of two consecutive new runs.
 
-    A rule that both runs break is broken, even if in different layers. A rule that only one run breaks is unsure. If
-    each run breaks a different rule, the result is unknown.
+    A rule is broken if both runs break it, even in different layers. If only one run breaks a rule, the rule is
+    unsure. If each run breaks a different rule, the result is unknown.
     """
     broken = [{(one.rule, one.brick) for one in run if one.outcome is Outcome.BROKEN} for run in (first, second)]
     both = broken[0] & broken[1]

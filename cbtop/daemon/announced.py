@@ -1,4 +1,4 @@
-"""The checked messages that a process has announced in its catalog, and those that are not published yet."""
+"""The checked messages that a process has announced in its catalog, and the messages that are not published yet."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ class Daemon:
                 source.close()
 
     def _discover(self) -> None:
-        """Open new rings, those of running processes first. Delete files of processes that ended too long ago."""
+        """Open new rings, beginning with running processes. Delete files of processes that ended too long ago."""
         self._list()
         now_s = time.monotonic()
         due = [name for name, at_s in self._refused.items() if at_s <= now_s][:LOOKS_AT_ONCE]
@@ -383,7 +383,7 @@ class Daemon:
             return
         if joined := self._publisher.questions(JOIN_PREFIX):
             self._joins_due_s = time.monotonic() + JOIN_S
-            # A new viewer's window begins now. Read earlier records first, so that they do not count in the window.
+            # A new viewer's window begins now. Read earlier records first, because they do not belong to the window.
             self._read()
             self._publish()
             self._publisher.answer_frames(joined, [*self._snapshots(self._sources.values())])
@@ -498,7 +498,7 @@ def _give_memory_back() -> None:
 
 
 def _frames_of(source: Source, say: Callable[[], Sequence[WireMessage]]) -> list[bytes]:
-    """Return the encoded messages of `source`. If it fails, mark the source as faulty without affecting others."""
+    """Return the encoded messages of `source`. If encoding fails, only mark the source as faulty."""
     try:
         return [codec.encode(message) for message in say()]
     except Exception as error:  # noqa: BLE001 - errors provoked by a hostile file affect only its source

@@ -1,4 +1,5 @@
-"""Checks whether a profiled process still runs, by its pid, its lock on the catalog, and its mapping of the ring."""
+"""Checks whether a profiled process still runs. The signs are its pid, its lock on the catalog, and its mapping of
+the ring."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ class Source:
 
     @property
     def version(self) -> tuple[int, int]:
-        """Numbers of records and messages read. While they stay the same, the snapshot does not change."""
+        """Numbers of records and messages read. If both are unchanged, the snapshot is unchanged."""
         return self._produced, self._announced.received
 
     def close(self) -> None:

@@ -51,7 +51,7 @@ class Playback:
         self.store = Store(window_s)
         self.touched = 0  # number of decoded frames
         self.refused: set[int] = set()  # offsets of frames with undecodable messages
-        self.reason = ""  # why the latest of these messages was rejected
+        self.reason = ""  # why the latest undecodable message was rejected
         self.marks = Marks(reader.begin_ns)
         self._reader, self._window_s, self._selected = reader, window_s, selected
         self._decoder, self._clock_s = decoder, clock_s

@@ -31,7 +31,7 @@ class Counters:
     """Remembers the exported values, so that later exports are not lower.
 
     During the life of a process, a counter keeps its highest value. If a process starts again with the same labels,
-    its values are added to the earlier ones.
+    its values are added to the values of its earlier life.
     """
 
     def __init__(self) -> None:

@@ -123,10 +123,10 @@ def _buckets(value: DurationHistogram) -> list[tuple[str, float]]:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A server with limits on threads and time, so that a slow or silent client does not affect others.
+    """A server with limits on threads and time, so that a slow or silent client does not affect other clients.
 
-    If all connections are in use, the oldest connection without a request is closed. If all have sent a request, the
-    new connection is closed.
+    If all connections are in use, the oldest connection without a request is closed. If all connections have sent a
+    request, the new connection is closed.
     """
 
     daemon_threads = True  # the daemon does not wait for scrapers when it ends

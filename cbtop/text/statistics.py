@@ -335,7 +335,7 @@ class ScreenColumn:
     width: int
     priority: int
     limit: Statistic | None = None  # limit to show after the value, as in 412/700
-    instead: Statistic | None = None  # statistic to show if this one was not measured
+    instead: Statistic | None = None  # statistic to show if the value was not measured
 
     def bare(self, row: object) -> str:
         """Return the value, with its limit if known."""

@@ -312,8 +312,7 @@ def shares_of(report: Report, kernels: Mapping[str, tuple[bool, frozenset[str]]]
 def named(
     setting: Setting, shares: Collection[Share], processors: int, has_int8: bool
 ) -> tuple[list[Candidate], list[Untried]]:
-    """Return the settings that the bricks suggest, the most promising first, and the settings that they do not
-    suggest."""
+    """Return two lists: the settings that the bricks suggest, the most promising first, and the other settings."""
     candidates, untried = [], []
     parallel = sum(share.part for share in shares if share.is_parallel)
     spread = f"{_percent(parallel)} of a request is in bricks that spread over threads"
@@ -348,7 +347,7 @@ def named(
         Untried("layout", "exact products take weights as they lie in the file, others interleaved: --exact is both"),
         Untried("tier", "kernels are compiled for the best that the processor has, once in a process"),
     ]
-    # Settings that do not affect results come first, then those with the largest limit.
+    # Settings with the same results come first, then settings with a large limit.
     return sorted(candidates, key=lambda one: (bool(one.numbers), -(one.limit or 0.0))), untried
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-TYPE_CHECKING = False  # not imported at run time: `typing` takes longer to import than the rest
+TYPE_CHECKING = False  # false at run time, because `typing` takes longer to import than the rest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -21,7 +21,7 @@ QUIET_SHARE = 0.01
 class MachineLoad:
     """The processor time that other processes have used since this object was made.
 
-    `own_s` returns the processor time of the measurement itself, which is subtracted.
+    `own_s` returns the processor time of the measurement itself. This time is subtracted.
     """
 
     def __init__(

@@ -131,7 +131,7 @@ class MissingRoofs:
 
 
 def missing_threads(said: Iterable[Manifest | Ceiling]) -> int | None:
-    """Return the number of threads of a process if it announced that it knows no roofs for them, otherwise None."""
+    """If a process has announced that it knows no roofs, return its number of threads, otherwise None."""
     manifest, roofs = None, {}
     for message in said:
         match message:

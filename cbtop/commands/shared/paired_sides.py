@@ -93,8 +93,7 @@ def setting(text: str, otherwise: Setting) -> Setting:
 def turns_of_settings(
     bench: Bench, settings: Sequence[Setting], tests: Sequence[Test], should_stop: ShouldStop
 ) -> list[tuple[Turn, Turn]]:
-    """Return a pair of turns for each test. The turns are short, so that both sides meet the same state of the
-    machine."""
+    """Return a pair of turns for each test. The turns are short, so that the machine changes little between them."""
 
     def turn(of: Setting, test: Test) -> Turn:
         return lambda: {test.name: bench.took_ns(of, test, should_stop)}

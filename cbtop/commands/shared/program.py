@@ -97,7 +97,8 @@ class Program:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code as in a shell: 128 plus the signal that ended the program. None while it runs."""
+        """The exit code, or 128 plus the signal that ended the program, as in a shell. None while the program
+        runs."""
         return None if self.is_running or self._code is None else self._code if self._code >= 0 else 128 - self._code
 
     def written(self) -> Sequence[str]:

@@ -1,4 +1,5 @@
-"""Run several processes (ranks) that decode one model. They start together, get the same orders, and end together."""
+"""Run several processes (ranks) that decode one model. All ranks start together, get the same orders, and end
+together."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def summarize_at_end(fifo: int, pidfd: int | None, path: str, pid: int, next_com
     """
     _close_all_but({fifo, pidfd})
     try:
-        os.environ["OPENBLAS_NUM_THREADS"] = "1"  # otherwise numpy would start a thread for each processor
+        os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy must not start a thread for each processor
         os.nice(LESS_URGENT)
         watched = _Watched(os.path.dirname(path))
         pids = list(_recording_pids(fifo, pidfd, pid, watched))

@@ -48,7 +48,7 @@ def add_runs_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def runs_of(where: str, options: argparse.Namespace) -> list[Run]:
-    """Return the runs that `where` names: several for a file of runs, otherwise one.
+    """Return the runs that `where` names. Only a file of runs may have several.
 
     Raises UsageError if `where` is invalid or names several processes, and NoDataError if nothing was recorded.
     """

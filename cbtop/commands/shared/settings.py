@@ -70,7 +70,7 @@ def config_file() -> Path:
 
 
 def read_config() -> Config:
-    """Read the file, which may not exist. Raises UsageError if it exists and cannot be read."""
+    """Read the file, if it exists. Raises UsageError if it cannot be read."""
     import tomllib  # imported here, because most users have no file
 
     path = config_file()

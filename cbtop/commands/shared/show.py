@@ -25,8 +25,7 @@ from cbtop.reports import OVERVIEW, REPORTS, VIEWS
 from cbtop.text import ascii_signs
 from cbtop.viewmodels.merge_mode import MergeMode
 
-# Imported for types only. Declaring options must not load numpy or zmq, which take longer than the rest of `cbtop
-# --help`.
+# Imported for types only, because numpy and zmq take longer to load than the rest of `cbtop --help`.
 if TYPE_CHECKING:
     from cbtop.feeds.feed import Feed
     from cbtop.feeds.replay import ReplayFeed
@@ -370,7 +369,7 @@ def _seconds(text: str, least: float, most: float) -> float:
     return value
 
 
-# The keys of config.toml. Each sets the option of the same name.
+# The keys of config.toml. Each key sets the option of the same name.
 SETTINGS = {
     "view": SettingsKey(_view, OVERVIEW),
     "window": SettingsKey(_window),

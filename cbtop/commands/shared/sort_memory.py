@@ -22,7 +22,7 @@ def sort_file() -> Path:
 
 
 def remembered_orders() -> dict[str, tuple[str, bool]]:
-    """Return the stored orders, without those that cannot be read."""
+    """Return the stored orders. Orders that cannot be read are left out."""
     try:
         with sort_file().open("rb") as file:
             found = json.loads(file.read(MAX_FILE_BYTES))

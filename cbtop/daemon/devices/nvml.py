@@ -23,7 +23,7 @@ from cbtop.protocol.process import pid_namespace, process_start
 from cbtop.protocol.vocabulary import DeviceKind
 
 MAX_GPUS = 64
-MAX_PROCESSES = 64  # processes per device; those with the most memory are kept
+MAX_PROCESSES = 64  # processes per device; the processes with the most memory are kept
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel: the pid namespace of the machine itself
 ALL_LINKS = 0xFFFFFFFF  # scope of an NVLink field: the sum over all links
 # the energy counter changes every 100 ms, so a mean over one second would be off by a tenth

@@ -28,7 +28,7 @@ class NewestSamples:
         self._runs = [_Run(sampler(), interval_s) for sampler in samplers]
 
     def listen(self, pids: Collection[int]) -> None:
-        """Start or continue sampling. Include the processes in `pids`, and those found on a device."""
+        """Start or continue sampling. Include the processes in `pids`, and all processes found on a device."""
         for run in self._runs:
             run.listen(frozenset(pids).union(*(other.pids_found for other in self._runs if other is not run)))
 
