@@ -169,7 +169,7 @@ class SourceRecord:
 
 
 def remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = None) -> None:
-    """Set the clock of a source to `monotonic_ns`, after adding `growth` to its statistics.
+    """Set the clock of a source to `monotonic_ns`. The statistics have already grown by `growth`.
 
     The window of an ended source ends when the source ended.
     """
