@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from cbtop.version import __version__
 
-TYPE_CHECKING = False  # not imported at run time: `typing` takes longer to import than Python to start
+TYPE_CHECKING = False  # false at run time, because importing `typing` takes longer than starting Python
 if TYPE_CHECKING:
     from cbtop.compute.ceilings import measure_ceilings
     from cbtop.profiler.analysis.budget import ByteBudget, TokenBudget

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Command(Protocol):
-    """A module of `cbtop.commands`. If it has TAKES_COMMAND, the words after `--` are in `options.command`."""
+    """A module of `cbtop.commands`. A module with TAKES_COMMAND gets the words after `--` in `options.command`."""
 
     DESCRIPTION: str
     EPILOG: str
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command, options = _parsed(list(sys.argv[1:] if argv is None else argv))
         debug = options.debug
         logging.basicConfig(format="cbtop: %(message)s", level=logging.DEBUG if debug else logging.WARNING)
-        # Handlers that a command restores before it becomes another program.
+        # `cbtop run` restores these signal handlers before the process becomes another program.
         options.signals = {
             number: signal.signal(number, _exit_on_signal) for number in (signal.SIGTERM, signal.SIGHUP)
         }
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader has closed the pipe. Without this, Python would report the error again when it flushes at exit.
+        # The reader has closed the pipe. Now stdout is /dev/null, so that the flush at exit reports no second error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         if error.filename == STDOUT:
             with contextlib.suppress(OSError):
-                # without this, Python would report the error again when it flushes at exit
+                # now stdout is /dev/null, so that the flush at exit reports no second error
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _fail(f"{error.filename}: {reason(error)}" if error.filename else reason(error), 1)
     except MemoryError:
@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _name_errors_of(stdout: TextIO) -> None:
-    """Make write errors of `stdout` name it, because Python gives these errors no file name."""
+    """Add the file name STDOUT to write errors of `stdout`, because Python gives such errors no file name."""
     buffer = getattr(stdout, "buffer", None)
     raw: Any = getattr(buffer, "raw", buffer)  # with -u (unbuffered), `buffer` is the file itself
     if not isinstance(raw, io.FileIO):
@@ -115,15 +115,14 @@ def _fail(message: str, exit_code: int) -> int:
 
 
 def _in_one_line(message: str) -> str:
-    """Return the message, with unprintable characters escaped, which names in it may contain."""
+    """Return the message with unprintable characters escaped. They may come from a name in the message."""
     from cbtop.profiler.analysis.graph.nodes import printable  # takes 40 ms to import, so only for errors
 
     return printable(message)
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that reports errors in one line. It also reports an error when writing the help, which argparse
-    ignores."""
+    """A parser that reports errors in one line. Unlike argparse, it also reports errors when writing the help."""
 
     def error(self, message: str) -> NoReturn:
         super().error(_in_one_line(message))

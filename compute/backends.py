@@ -1,4 +1,4 @@
-"""Choose the processors and libraries that kernels run on. No other file of compute asks the machine for them."""
+"""Choose the processors and libraries that kernels run on. Only this file of compute asks what the machine has."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from cbtop.compute.jit.addresses import address_of, on_threads
 from cbtop.compute.jit.compile import is_kept, jit, settings
 from cbtop.compute.jit.compile import untyped as numba
 
-# Number of spins of an idle OpenMP thread of libgomp before it sleeps. A decoder launches some 50 times a token, and
-# its screen runs on the same cores. With libgomp's own 300,000 spins, another busy process costs 15x (2 cores: 103 to
-# 7 tokens/s), because a waiting thread keeps the core that the awaited thread needs. With 4,000: 89 and 33 tokens/s.
+# Number of times that an idle OpenMP thread of libgomp checks for work before it sleeps. A waiting thread occupies a
+# core that a working thread may need. Next to another busy process on 2 cores, a decoder makes 7 tokens/s with
+# libgomp's own 300,000 spins and 33 with 4,000. Without the other process: 103 and 89.
 GOMP_SPIN_COUNT = 4_000
 SYSFS_CPU = Path("/sys/devices/system/cpu")
 PROC_STAT = Path("/proc/stat")
-WORKQUEUE = "workqueue"  # Numba's own threads, used without TBB and OpenMP, or if NUMBA_THREADING_LAYER names them
+# Numba's own threads. Numba uses them if there is neither TBB nor OpenMP, or if NUMBA_THREADING_LAYER selects them.
+WORKQUEUE = "workqueue"
 
 
-# Ids of the processes that started Numba's threads: this process, or one it was forked from. GNU OpenMP ends a fork
-# (SIGTERM) that uses threads after its parent has started threads.
+# Process ids in which Numba's threads were started. A fork inherits the ids but not the threads. If a fork then uses
+# threads, GNU OpenMP ends it (SIGTERM).
 _launched: set[int] = set()
 
 
@@ -39,8 +40,8 @@ _TURNS = threading.RLock()
 def turn() -> Iterator[None]:
     """Enter this context to use Numba's threads.
 
-    With the workqueue layer, or before Numba has chosen a layer, only one Python thread enters at a time, because the
-    workqueue ends a process if two threads use it together.
+    The workqueue layer ends the process if two Python threads use it together. So only one thread enters at a time
+    with that layer, or before Numba has chosen a layer.
     """
     if (_threading_layer() or WORKQUEUE) == WORKQUEUE:
         with _TURNS:
@@ -50,7 +51,7 @@ def turn() -> Iterator[None]:
 
 
 def _threading_layer() -> str:
-    """Return Numba's name of its threading layer, or "" before Numba has run in parallel."""
+    """Return the name of Numba's threading layer, or "" before Numba has run in parallel."""
     try:
         return str(numba.threading_layer())
     except ValueError:
@@ -71,7 +72,10 @@ class Backend:
 
 @jit
 def _nothing(weights: Any, bias: Any, x: Any, beside: Any, out: Any, chunk: Any, chunks: Any) -> None:
-    """Do nothing. Running this function starts the threads; it has the argument types of int8 products."""
+    """Do nothing. Calling this function only starts the threads.
+
+    The parameters are those of rows of int8 products.
+    """
 
 
 def _start(threads: int) -> None:
@@ -81,8 +85,7 @@ def _start(threads: int) -> None:
 
 
 def is_first_run() -> bool:
-    """Return whether the kernel cache is missing `on_threads`. Every run calls that function first, so that a missing
-    one means a first run."""
+    """Return whether this machine has compiled no kernels yet. Every run compiles `on_threads` first."""
     return not is_kept(on_threads)
 
 
@@ -92,8 +95,10 @@ def available_threads() -> int:
 
 
 def physical_cores() -> int:
-    """Return the number of cores that this process may run on (Linux sysfs), or the number of processors if the cores
-    are unknown."""
+    """Return the number of cores that this process may run on, from Linux sysfs.
+
+    Returns the number of processors if the cores are unknown.
+    """
     if not hasattr(os, "sched_getaffinity"):
         return available_threads()
     siblings = [SYSFS_CPU / f"cpu{number}/topology/thread_siblings_list" for number in os.sched_getaffinity(0)]
@@ -121,7 +126,7 @@ def _others_s() -> float:
 
 
 def torch_on(threads: int) -> Any:
-    """Return torch, set to compute on `threads` threads. Raises ComputeError if it cannot be loaded."""
+    """Return torch, set to compute on `threads` threads. Raises ComputeError if torch cannot be loaded."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -131,7 +136,7 @@ def torch_on(threads: int) -> Any:
 
 
 def is_fork_of_launched() -> bool:
-    """Return whether this process is a fork of one whose kernels ran on threads. A fork does not inherit threads."""
+    """Return whether this process was forked after kernels had run on threads. A fork does not inherit threads."""
     return bool(_launched) and os.getpid() not in _launched
 
 
@@ -161,7 +166,7 @@ def cpu_backend(threads: int | None = None) -> Backend:
         refuse_threads_of_fork(wanted)
         return Backend(wanted, _threading_layer())  # one thread needs no launch
     if "OMP_WAIT_POLICY" not in os.environ:
-        # libgomp reads GOMP_SPINCOUNT when it is loaded, which is at Numba's first launch.
+        # libgomp reads GOMP_SPINCOUNT when it is loaded. Numba loads it at the first parallel run.
         os.environ.setdefault("GOMP_SPINCOUNT", str(GOMP_SPIN_COUNT))
     try:
         numba.set_num_threads(wanted)

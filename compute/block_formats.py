@@ -1,9 +1,9 @@
-"""The block formats that weights may be stored in, in the order in which a user sees them.
+"""The names of the block formats that weights may be stored in, in the order in which a user sees them.
 
-Only their names, so that `cbtop demo --help` does not wait for Numba.
+This file does not import the formats, so that `cbtop demo --help` does not wait for Numba.
 """
 
-# Name of each, and its module in `quantization`
+# Name of each format, and the module in `quantization` that defines the format.
 FORMAT_MODULES = {
     "F32": "floats",
     "F16": "floats",

@@ -22,12 +22,12 @@ from cbtop.protocol.attributes import Work
 
 ONE_THREAD = "numba"  # the backend of a kernel that never uses several threads
 REFERENCE = "numpy"  # the backend of a brick that runs the reference of each kernel
-# Microseconds per token. In shorter calls the fixed cost of a call matters, and no roof covers that cost.
+# Microseconds per token. Shorter calls get no budget, because most of their time is the fixed cost of a call.
 LEAST_BUDGET_US = 100.0
-# Budgets are this many times the contracts' bounds. In a step, calls take 0.9 to 1.1 times the bounds (AMD EPYC), and
-# more if the processor is busy.
+# A budget is this many times the bound of the contracts. In a step, calls take 0.9 to 1.1 times the bound (AMD EPYC),
+# and more if the processor is busy.
 SLACK = 2.0
-Profiler = BrickProfiler  # the name of BrickProfiler in the rest of compute
+Profiler = BrickProfiler
 # A callback that gets a brick and the names of the contract conditions that do not hold.
 Violated = Callable[["ComputeBrick", Iterable[str]], None]
 
@@ -62,14 +62,14 @@ class ComputeBrick:
     ) -> None:
         """Create the brick.
 
-        `names_launches`: whether each kernel records its own launch, with its shape.
-        `bfloat16_tokens`: int8 products of this number of tokens or more run in bfloat16. None: they always run in
-        int8.
+        `names_launches`: whether each kernel records its own launch, with its shape. `bfloat16_tokens`: int8 products
+        of this many tokens or more run in bfloat16. None: all run in int8.
         """
         self.spec = spec
         self._profiler = profiler
         work = combined_work(launches)
-        # A GPU has roofs of float matrices only. The highest of them also bounds int8 work, so the work has no dtype.
+        # A GPU has only roofs of float matrices. The highest of these roofs also bounds int8 work, so no dtype is
+        # set.
         if names_launches:
             work = replace(work, dtype="")
         self.kernels = tuple(launch.kernel for launch in launches)
@@ -92,7 +92,7 @@ class ComputeBrick:
         )
         self._turn = 0  # counts the comparisons with the reference, because each compares different rows
         self._token_elements = sum(launch.elements_per_token for launch in launches)
-        # the definition for calls of one token, once they have a budget
+        # the definition for calls of one token, if these have a budget
         self._of_token: BrickDefinition | None = None
         self._of_many, self._many_elements = self.definition, math.inf
         if bfloat16_tokens is not None and work.dtype == "int8":
@@ -100,7 +100,7 @@ class ComputeBrick:
             self._many_elements = bfloat16_tokens * self._token_elements
 
     def __call__(self, elements: int, *calls: Arguments) -> None:
-        """Run each kernel with its arguments. The definition's Work is a linear function of `elements`."""
+        """Run each kernel with its arguments, and record the time. `elements` is the size of the call."""
         definition = self.definition if elements < self._many_elements else self._of_many
         if self._of_token is not None and elements <= self._token_elements:
             definition = self._of_token
@@ -110,11 +110,11 @@ class ComputeBrick:
         self._profiler.stop_brick(timer, elements)
 
     def set_budget(self, gb_per_sec: float) -> None:
-        """Give the following calls of one token a budget: twice the time that the contracts imply at `gb_per_sec`.
+        """Give later calls of one token a budget: twice the time that the contracts imply at `gb_per_sec`.
 
-        There is no budget unless every kernel's contract says that reading weights limits its time. A product with
-        unrounded activations gets no budget, because the bounds are of int8. Calls of many tokens get none, because
-        multiplication limits them. Calls of less than 100 µs get none either.
+        A brick gets a budget only if its products run in int8 and if every contract says that reading weights limits
+        the time. Calls of many tokens get no budget, because multiplication limits their time. Calls of less than 100
+        µs get none either.
         """
         bounds = [contract.performance for contract in self._contracts]
         work = self.definition.work
@@ -128,10 +128,13 @@ class ComputeBrick:
             self._of_token = replace(self.definition, budget=budget)
 
     def run_checked(self, violated: Violated, elements: int, calls: Sequence[Arguments]) -> None:
-        """Call the brick and check the conditions of its kernels' contracts. `violated` is called with the conditions
-        that do not hold, and for preconditions before the brick runs. The timing does not include the checks."""
-        values = []  # the arguments of the postconditions, with copies of the earlier values that they compare with
-        for contract, arguments in zip(self._contracts, calls):  # noqa: B905 - `strict` takes as long as a condition
+        """Run the brick, and check its kernels' preconditions before the run and their postconditions after it.
+
+        If conditions do not hold, `violated` is called with their names. The timing does not include the checks.
+        """
+        values = []  # arguments for the postconditions, which may compare them with copies from before the call
+        # `strict` would take as long as checking a condition
+        for contract, arguments in zip(self._contracts, calls):  # noqa: B905
             if failed := contract.before.failed(arguments):
                 violated(self, contract.before.names_of(failed))
             values.append(arguments + with_copies(arguments, contract.earlier) if contract.earlier else arguments)
@@ -143,8 +146,8 @@ class ComputeBrick:
     def check(self, calls: Sequence[Arguments]) -> Iterator[tuple[str, str, AssertionResult]]:
         """Run each kernel, then its reference on the same input. Yields (brick, assertion, finding).
 
-        An output that is not finite is replaced by the reference's output if that is finite, so that later bricks do
-        not read it as input.
+        If an output is not finite but the reference's output is, the reference's output replaces it. Later bricks
+        then do not read NaN or infinity.
         """
         before = [with_copies(call, kernel.outputs) for kernel, call in zip(self.kernels, calls, strict=True)]
         for implementation, arguments in zip(self._implementations, calls, strict=True):
@@ -178,8 +181,11 @@ class ComputeBrick:
                     yield assertion.name, assertion.evaluate(met, wanted), met, wanted, name
 
     def use_reference_outputs(self, calls: Sequence[Arguments], before: Sequence[Arguments]) -> bool:
-        """Replace the outputs of finished calls by the outputs of the references. Returns whether all of these are
-        finite. `before` holds the arguments of each kernel from before the calls, with copied outputs."""
+        """Replace the outputs of finished calls by the references' outputs.
+
+        Returns whether the new outputs are finite. `before` holds the arguments of each kernel from before the calls,
+        with copied outputs.
+        """
         is_finite = True
         for kernel, arguments, earlier in zip(self.kernels, calls, before, strict=True):
             for place in kernel.outputs:
@@ -205,8 +211,8 @@ class ComputeBrick:
 def combined_work(launches: Sequence[BrickLaunch]) -> Work:
     """Return the summed work of all kernels, as a linear function of the sum of their elements.
 
-    If the kernels multiply several types, the work counts under the highest roof (int8's before bfloat16's), so that
-    its share of the roof is never overstated.
+    If the kernels multiply several types, all work counts under the highest roof: int8, then bfloat16. The share of
+    the roof is then never overstated.
     """
     total = sum(launch.elements_per_token for launch in launches)
     dtypes = {launch.work.dtype for launch in launches}

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from cbtop.compute.checks import Assertion, Equivalent, Finite
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
-# These tolerances are larger than in the contracts, which hold for examples. If all scores of a model are near 100,
-# because its keys have biases, float32 rounding alone changes attention by 9.3e-6 (the demo's model). Its contract
-# allows 1e-5. A product of a few thousand float32 terms changes by about 1e-6 of the largest output if it is summed
+# These tolerances are larger than those of the contracts, which hold for examples. In the demo's model, biases of the
+# keys move all scores near 100. Float32 rounding alone then changes attention by 9.3e-6, and the contract allows
+# 1e-5. A product of a few thousand float32 terms changes by about 1e-6 of the largest output if the terms are summed
 # in another order.
 PRODUCT = Equivalent(5e-5)
 ELEMENTWISE = Equivalent(1e-5)

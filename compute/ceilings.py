@@ -1,7 +1,7 @@
 """Measure the roofs of this machine: how fast it reads memory, and how fast it multiplies numbers."""
 
 # All measurements run on the decoder's threads, in code from the same compiler. A ceiling is therefore a rate that
-# our kernels could reach, not one of a data sheet.
+# our kernels could reach, not a figure from a data sheet.
 
 from __future__ import annotations
 
@@ -51,18 +51,19 @@ MIB = 1 << 20
 LARGEST_BUFFER_BYTES = 1024 * MIB
 SMALLEST_BUFFER_BYTES = 64 * MIB
 UNKNOWN_CACHE_BYTES = 32 * MIB
-# Last-level caches that fit into the buffer. With four, little of the last round is still cached.
+# Size of the buffer, in last-level caches. With four, little of the buffer is still cached in the next round.
 CACHES_PER_BUFFER = 4
 SHARE_OF_FREE_MEMORY = 4
 ROUNDS = 5
 LINE = 64  # bytes of a vector, and of a row of a tile
-# Number of independent sums: enough that none waits for another, and few enough to fit the registers.
+# Number of independent sums. There are enough for no addition to wait for the one before, and few enough to stay in
+# registers.
 FLOAT_CHAINS = 2 if TIER == "generic" else 12 if HAS_VNNI else 6
 BYTE_CHAINS = 12 if HAS_VNNI else 6
 FLOAT_REPEATS, BYTE_REPEATS = 8_000_000 // FLOAT_CHAINS, 8_000_000 // BYTE_CHAINS
 TILE_BYTES = 1024
-WORD = 8  # bytes of one read
-# products in one multiplication of four tiles: 16 tokens, 16 rows and 32 columns each
+WORD = 8
+# products in the four multiplications of `_multiply_four_tiles`, each of 16 tokens, 16 rows and 32 columns
 PRODUCTS_OF_TILES = 4 * 16 * 16 * 32
 TILE_REPEATS = 20_000
 CACHE_SHARE = 2  # A working set is half a cache. The other half is left to other data.
@@ -72,8 +73,8 @@ PRODUCT_SIZES = (4096, 2048, 1024, 512)
 PRODUCT_S = 0.1
 
 
-# Functions that run on threads. `on_threads` passes all of them the arguments of a product's rows; each function uses
-# some of them.
+# Functions that run on threads. All of them have the parameters that `on_threads` passes to rows of a product, and
+# each of them uses only some.
 
 
 @jit
@@ -86,8 +87,10 @@ def _fill(weights: Any, bias: Any, x: Any, numbers: Any, out: Any, chunk: int, c
 
 @jit
 def _read(weights: Any, repeats: Any, x: Any, numbers: Any, out: Any, chunk: int, chunks: int) -> None:
-    """Read this thread's part sequentially, repeats[0] times. repeats[1] is 0; it keeps the compiler from reading the
-    part only once."""
+    """Read this thread's part sequentially, repeats[0] times.
+
+    repeats[1] is 0. It keeps the compiler from reading the part only once.
+    """
     # integer additions wait less for each other than float additions
     words, nothing = numbers[0].view(np.int64), np.int64(repeats[1])
     size = words.shape[0]
@@ -217,14 +220,14 @@ def _part(buffer: Any, size_bytes: int) -> Any:
 def _cache_ceilings(on: _Threads, dram: Ceiling) -> list[Ceiling]:
     """Measure how fast each level of cache is read, with the nearest level first. The roofs have the kind `cache`.
 
-    A level that is not read faster than memory is left out, such as a last level that other processes fill.
+    Levels that are not faster than memory are left out. A shared level may be slow because other processes fill it.
     """
     found = []
     for level, size_bytes in cache_bytes(on.number).items():
         each_bytes = max(size_bytes // CACHE_SHARE, WORD)
         part = _part(on.buffer, each_bytes * on.number)
         repeats = max(1, CACHE_READ_BYTES // each_bytes)
-        on.runner(_read, part, 1)()  # reads the part into the cache
+        on.runner(_read, part, 1)()
         run = on.runner(_read, part, repeats)
         one = _measured(f"l{level}_read", "cache", part.nbytes * repeats, run)
         if part.nbytes < on.buffer.nbytes and one.value > dram.value:

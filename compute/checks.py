@@ -21,7 +21,7 @@ class AssertionResult:
     passed: bool
     max_error: float | None = None
     tolerance: float | None = None
-    not_finite: str = ""  # "NaN" or "infinity"
+    not_finite: str = ""
     mended: bool = False  # whether values that are not finite were replaced by the reference's finite values
     skipped: str = ""  # why the assertion was not evaluated; if it is set, `passed` means nothing
 
@@ -54,8 +54,10 @@ class Finite:
 
 @dataclass(frozen=True, slots=True)
 class Equivalent:
-    """The assertion that max|output - expected| <= tolerance * max|expected|. `peer` names the source of
-    `expected`."""
+    """The assertion that max|output - expected| <= tolerance * max|expected|.
+
+    `peer` is the name of the computation that makes `expected`.
+    """
 
     needs_reference: ClassVar[bool] = True
     tolerance: float
@@ -82,11 +84,11 @@ def _not_finite(values: Output) -> str:
 
 
 def summary(findings: Iterable[tuple[str, str, AssertionResult]]) -> list[CheckResult]:
-    """Return one CheckResult for each pair of brick name and assertion name.
+    """Combine the findings of each brick name and assertion name into one CheckResult.
 
-    A result passes if all its findings passed, and has the largest of their errors. It is skipped if a finding was
-    skipped and none failed. If a value was not finite, the result says so and has no error, because the error of a
-    different output would be misleading.
+    A result passes if all findings passed. `max_error` is the largest error of the findings. It is None if a value
+    was not finite, because the error of a different output would be misleading. A result is skipped if a finding was
+    skipped and none failed.
     """
     results: dict[tuple[str, str], CheckResult] = {}
     for brick, assertion, found in findings:

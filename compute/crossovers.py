@@ -1,14 +1,16 @@
-"""Find the smallest amounts of work that are faster with threads, bfloat16 or plain weights on this machine. The
-decoder's own kernels are timed with and without each of these."""
+"""Find how much work must be done before threads, bfloat16 or plain weights are faster on this machine.
+
+Each crossover has two methods, such as one thread and several. The decoder's own kernels are timed with both.
+"""
 
 # Rules
 # - Times are wall-clock times, because the question is whether several threads end sooner.
 # - Each round times both methods at all sizes in turn, so that a disturbance of the machine affects all of them.
-# - Before each call there is a pause as long as the pause between a decoder's bricks, because waiting threads may
-#   fall asleep in it.
-# - A crossover is the first size at which the second method is faster beyond the spread, there and at every larger
-#   size. If the second method is not faster at the largest size, the static value stays. The static crossover of the
-#   weights' layout is NEVER. It counts as measured if the second method is slower beyond the spread.
+# - Before each call there is a pause as long as between two bricks of a decoder, because idle threads may fall
+#   asleep.
+# - A crossover is the first size at which the second method is faster beyond the spread, if it is also faster at
+#   every larger size. Without such a size, the static value stays in use. The static crossover of the weights' layout
+#   is NEVER. It counts as measured if the second method is slower beyond the spread.
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ Run = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """An amount of work with two methods. The first is used below the crossover, the second from the crossover on."""
+    """One size of work, with a call of each method: `before` the crossover and `after` it."""
 
     size: int
     before: Run
@@ -68,8 +70,10 @@ class PairedTimes:
 
     @property
     def wins(self) -> bool:
-        """Whether the second method is faster beyond the spread: three quarters of its rounds were faster than three
-        quarters of the first method's rounds."""
+        """Whether the second method is faster beyond the spread.
+
+        Its upper quartile is then below the first method's lower quartile.
+        """
         return statistics.quantiles(self.after_ns)[2] < statistics.quantiles(self.before_ns)[0]
 
     @property
@@ -79,8 +83,7 @@ class PairedTimes:
 
     @property
     def spread_percent(self) -> float:
-        """The interquartile range of the rounds in percent of their median. It is the larger range of the two
-        methods."""
+        """The larger of the two methods' interquartile ranges, in percent of the median."""
         quartiles = [statistics.quantiles(each) for each in (self.before_ns, self.after_ns)]
         return max((100 * (high - low) / middle if middle else 0.0) for low, middle, high in quartiles)
 
@@ -101,7 +104,7 @@ def measure_crossovers(threads: int, progress: Callable[[str], None] = lambda wh
             found.append(Crossover(name, getattr(STATIC_CROSSOVERS, name), Provenance.STATIC, ladder))
             continue
         progress(name)
-        # A crossover of 1 makes work of every size run on several threads or in tiles.
+        # With crossovers of 1, the second method is used for work of every size.
         with with_crossovers(Crossovers(1, 1, 1)):
             found.append(crossover(name, timed(ladder())))
     return tuple(found)
@@ -126,8 +129,11 @@ def timed(
 
 
 def crossover(name: str, ladder: Sequence[PairedTimes], note: str = "") -> Crossover:
-    """Return a crossover from the times at growing sizes. It is measured, with `note`, or static, with the reason as
-    its note. Without a static value the crossover is NEVER. A static NEVER may count as measured."""
+    """Return a crossover from the times at growing sizes.
+
+    A measured crossover has the note `note`. Any other has the static value (or NEVER), with the reason as its note.
+    A static NEVER counts as measured if the second method is slower.
+    """
     at = len(ladder)
     while at and ladder[at - 1].wins:
         at -= 1
@@ -221,7 +227,7 @@ def _weights(rows: int) -> QuantizedMatrix:
     """Return a matrix of ROWS random rows, repeated, because computing the scales of all rows would take seconds."""
     few = QuantizedMatrix.of(Q4_K, _floats(ROWS, COLUMNS))
     data = np.tile(few.data, (rows // ROWS, 1))
-    # a writable array has another Numba type, so that other code would be compiled than a decoder runs
+    # Compiled code depends on whether an array is writable. The weights of a decoder are not.
     data.flags.writeable = False
     return QuantizedMatrix(Q4_K, data, COLUMNS)
 

@@ -27,7 +27,7 @@ SEED = 20260
 CHUNK_ELEMENTS = 1 << 19  # elements that are quantised at a time, so that NumPy's temporary arrays stay in cache
 BIAS_DEVIATION = 0.1
 NORM_DEVIATION = 0.05
-# Deviation of the predicted logits, about as in a trained model. It makes the greedy choice clear.
+# Standard deviation of the predicted logits, about as in a trained model, so that the largest logit is clear.
 PREDICTED_LOGIT_DEVIATION = 3.0
 
 
@@ -50,7 +50,7 @@ class ModelShape:
     key_length: int = 0  # columns of a head; 0: hidden / heads
     rope_base: float = 10_000.0
     window: int = 0  # positions that a token sees in layers with a sliding window; 0: all positions
-    # Every window_period-th layer sees all positions. 0: as often as usual in the architecture.
+    # Every window_period-th layer sees all positions. 0: the architecture's usual period.
     window_period: int = 0
     rotated: int = 0  # rotated dimensions of a head; 0: all dimensions
 
@@ -180,7 +180,8 @@ def _tensors(shape: ModelShape) -> Iterator[_Tensor]:
     hidden, kv_rows, query_rows = shape.hidden, shape.kv_heads * shape.head_dim, shape.heads * shape.head_dim
     # A standard deviation of 1/sqrt(columns) makes a product as large as its input.
     spread, ffn_spread = hidden**-0.5, shape.feed_forward**-0.5
-    # A tied embedding also makes the logits. The first norm accepts any scale of the embedding.
+    # A tied embedding also makes the logits, so its spread sets their deviation. Embeddings may have any scale,
+    # because the first norm removes it.
     head_spread = PREDICTED_LOGIT_DEVIATION * spread
     yield _Tensor("token_embd.weight", (shape.vocabulary, hidden), Q6_K if shape.tied else Q4_K, head_spread)
     for index in range(shape.layers):

@@ -35,8 +35,8 @@ class NoTokenError(ComputeError):
 class GuardError(ComputeError):
     """The guard has stopped a run because of the fault `met` in the output of `brick`.
 
-    `layer` is None for a brick outside the layers. `brick` is None if only the logits showed the fault, and no output
-    did when the step ran again.
+    `layer` is None for a brick outside the layers. `brick` is None if the logits showed a fault, but no brick was
+    faulty when the step ran again.
     """
 
     def __init__(self, brick: str | None, layer: int | None, position: int, met: str) -> None:

@@ -37,10 +37,10 @@ def first_not_finite(block_format: BlockFormat, data: Bytes) -> tuple[int, int, 
 
 @cache
 def scale_offsets(block_format: BlockFormat) -> tuple[int, ...]:
-    """Return the offsets of a block's binary16 scales. An infinite scale makes weights that are not finite.
+    """Return the offsets of a block's binary16 scales.
 
-    The offsets are found by dequantising blocks with an infinity at each place. Quants and small scales are integers,
-    which stay finite whatever their bits are.
+    Quants and small scales are integers, so only an infinite binary16 scale makes weights that are not finite. To
+    find the offsets, blocks are dequantised with an infinity at each place.
     """
     blocks = np.zeros((block_format.block_bytes // 2, block_format.block_bytes), np.uint8)
     places = np.arange(len(blocks))

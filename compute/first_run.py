@@ -1,7 +1,6 @@
-"""Compile the kernels in a fork on the first run on a machine, so that this process only loads them.
+"""Compile the kernels in a fork on the first run on a machine. This process then only loads them, in 0.25 s.
 
-LLVM never frees the 70 MB that it needs to compile. The system frees them when the fork ends. Loading the cached
-kernels takes 0.25 s.
+LLVM needs 70 MB to compile and never frees them. In a fork, the system frees them when the fork ends.
 """
 
 from __future__ import annotations
@@ -20,19 +19,18 @@ MOST_S = 600.0  # Seconds after which the fork is ended. A fork may hang if othe
 def compile_in_fork(compile_all: Callable[[], object], meanwhile: Callable[[], object]) -> None:
     """Call `compile_all` in a fork, and call `meanwhile` repeatedly until the fork has ended. Linux only.
 
-    The fork may fail: kernels that are not in the cache are compiled when they are called. If `meanwhile` raises, or
-    after `MOST_S` seconds, the fork is ended.
+    The fork is killed after `MOST_S` seconds, or if `meanwhile` raises. If the fork fails, missing kernels are
+    compiled when they are first called.
     """
     if sys.platform != "linux":
         return
     try:
         pid = os.fork()
-    except OSError:  # there is no memory, or no process left
+    except OSError:  # no memory, or no process, is left
         return
     if not pid:
         try:
-            # Garbage collection takes a fifteenth of the time. The memory that it would free is freed when the fork
-            # ends.
+            # Garbage collection would take a fifteenth of the time. It is not needed, because the fork soon ends.
             gc.disable()
             compile_all()
         finally:

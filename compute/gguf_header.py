@@ -36,12 +36,12 @@ MAX_NAME_BYTES = 1_024
 MAX_TEXT_BYTES = 1_024
 MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
 LARGEST_DIMENSION = 1 << 31
-# Bytes that are read at a time to skip strings. They hold some hundred short strings. Of a long string, little is
-# read.
+# Bytes that are read at a time to skip strings: enough for some hundred short strings. The rest of a long string is
+# not read.
 PIECE_BYTES = 1 << 14
 
 SUPPORTED_TYPES = ", ".join(block_format.name for block_format in FORMATS.values())
-# Names of the C enum ggml_type, for messages about unsupported types. A withdrawn number has itself as its name.
+# Names of the C enum ggml_type, for messages about unsupported types. For a withdrawn type, the name is its number.
 _TYPE_NAMES = (
     "F32", "F16", "Q4_0", "Q4_1", "4", "5", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
     "Q6_K", "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS", "I8", "I16",

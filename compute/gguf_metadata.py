@@ -20,7 +20,7 @@ class GgufMetadata:
     """
 
     _stream: GgufStream
-    values: dict[str, Value]  # the unchecked values of the header
+    values: dict[str, Value]
     _asked: set[str] = field(default_factory=set)
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -77,8 +77,10 @@ class GgufMetadata:
         return self._value(key, 0) != 0
 
     def unasked_keys(self, prefix: str) -> dict[str, str]:
-        """Return the keys that begin with `prefix`, are on, and were not requested. The values are texts for a
-        message."""
+        """Return the keys that begin with `prefix`, were not requested, and are neither 0 nor false.
+
+        The values of the result are texts for a message.
+        """
         unasked = [key for key in self.values if key.startswith(prefix) and key not in self._asked]
         return {key: f"{str(self.values[key])[:60]!r}" for key in unasked if self.is_on(key)}
 

@@ -1,10 +1,9 @@
-"""Measure how much work a decoder's pass needs to be faster on a GPU than on this processor. Passes are timed on
-both.
+"""Time a decoder's passes on a GPU and on this processor, and find how much work makes the GPU faster.
 
 Rules
 - Work is counted per layer, because the time of a pass is proportional to the number of layers on both processors.
-- A size counts if the GPU is faster beyond the spread, there and at every larger size, as with the other crossovers.
-  If the result is unclear, all work stays on the CPU.
+- A crossover is the first size at which the GPU is faster beyond the spread, if it is also faster at every larger
+  size. Without such a size, all work stays on the CPU.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ def measure_gpu_crossovers(
 ) -> tuple[Crossover, ...]:
     """Measure how much work a pass needs to be faster on the first GPU than on `threads` CPU threads.
 
-    DECODING is in bytes of a layer's weights that a token reads. PROMPTS is in these bytes times the tokens of a
-    prompt. The note of each crossover is the GPU's name. Raises ComputeError without a GPU, or without enough GPU
-    memory.
+    The unit of DECODING is bytes of weights that a token reads per layer. For PROMPTS, these bytes are multiplied by
+    the tokens of the prompt. The note of each crossover is the GPU's name. Raises ComputeError without a GPU, or
+    without enough GPU memory.
     """
     gpu = Gpu()
     progress(DECODING)
@@ -127,6 +126,6 @@ def _matrix(rows: int, columns: int) -> QuantizedMatrix:
     """Return a matrix of ROWS random rows, repeated, because computing the scales of all rows would take seconds."""
     few: Any = np.random.default_rng(SEED).standard_normal((ROWS, columns), dtype=np.float32)
     data = np.tile(QuantizedMatrix.of(Q4_K, few * np.float32(columns**-0.5)).data, (rows // ROWS, 1))
-    # a writable array has another Numba type, so that other code would be compiled than a decoder runs
+    # Compiled code depends on whether an array is writable. The weights of a decoder are not.
     data.flags.writeable = False
     return QuantizedMatrix(Q4_K, data, columns)

@@ -12,7 +12,7 @@ from cbtop.compute.errors import ComputeError
 
 Run = Callable[[], object]
 
-# Values of (cudaDataType_t, cublasComputeType_t) by precision. CuPy has no bfloat16, but cuBLAS has.
+# Values of (cudaDataType_t, cublasComputeType_t) by precision. CuPy does not name the values of bfloat16.
 _CUBLAS_TYPES = {"bfloat16": (14, 68), "float16": (2, 68), "tf32": (0, 77), "float32": (0, 68)}
 _CUBLAS_TRANSPOSED, _CUBLAS_AS_IT_IS, _CUBLAS_DEFAULT_ALGORITHM = 1, 0, -1
 
@@ -44,8 +44,10 @@ class Library(Protocol):
         """Return the kernel `name` of `source` as a function of its grid, its block and its arguments."""
 
     def product(self, precision: str, size: int) -> Run:
-        """Return a function that multiplies two square matrices of random numbers with cuBLAS. The right one is
-        transposed."""
+        """Return a function that multiplies two square matrices of random numbers with cuBLAS.
+
+        The second matrix is transposed.
+        """
 
     def seconds(self, run: Run, repeats: int) -> float:
         """Return how many seconds the GPU took for `repeats` runs, by its own clock."""
@@ -63,7 +65,7 @@ def gpu_library() -> Library:
             if hasattr(torch.cuda, "_compile_kernel"):
                 return found
     except (ImportError, OSError):
-        pass  # CuPy may still be able to
+        pass  # try CuPy next
     try:
         import cupy
 

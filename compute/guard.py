@@ -2,14 +2,14 @@
 outputs."""
 
 # Rules
-# - The logits of each step are checked, because a value that is not finite anywhere in a pass reaches them. The pass
-#   then runs again, and every brick is compared with its reference, to name the first faulty brick. If no brick is
-#   wrong in the second run, the logits are reported without a brick. The only exception is an infinite attention
-#   score, which a soft cap of the scores may make finite.
-# - A fault that the reference computes too comes from the input or the weights. In a second run, the first brick with
-#   such a fault is blamed. In a sample, no brick is blamed for it.
-# - Finite faults are found by samples: one brick at a time, in turn, is compared with its reference. Samples pause
-#   once they have taken MAX_SHARE of the time. Their time is recorded as a brick of its own, `Guard`.
+# - The logits of each step are checked. A value that is not finite anywhere in a pass makes the logits not finite,
+#   too. The only exception is an infinite attention score, which a soft cap may make finite.
+# - If logits are faulty, the pass runs again, and every brick is compared with its reference. The first faulty brick
+#   is blamed. If no brick is faulty in the second run, the logits are reported without a brick.
+# - If the reference has the same fault, the fault comes from the input or the weights. In a second run, the first
+#   brick with such a fault is blamed. In a sample, no brick is blamed for it.
+# - Finite faults are found by samples: bricks are compared with their references one at a time, in turn. Sampling
+#   pauses when it has taken MAX_SHARE of the time. This time is recorded as a brick, `Guard`.
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from cbtop.protocol.messages import CheckResult
 from cbtop.protocol.vocabulary import GUARD_CHECK, LOGITS_CHECK
 
 GUARD_BRICK = "Guard"
-FACTORS = "factors"  # name of the int8 factors in the contracts
+FACTORS = "factors"
 MAX_SHARE = 0.005  # largest share of the time since the guard began that samples may take
 
 Calls = Sequence[Arguments]
@@ -55,13 +55,13 @@ class Fault(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """A fault of an output, with the failed assertion, which may have a measured error."""
+    """A fault of an output. `finding` is the result of the failed assertion."""
 
     fault: Fault
     finding: AssertionResult
 
 
-_NOT_FINITE = {Fault.NAN: "NaN", Fault.INFINITY: "infinity"}  # the names of these faults in an AssertionResult
+_NOT_FINITE = {Fault.NAN: "NaN", Fault.INFINITY: "infinity"}  # how an AssertionResult names these faults
 
 
 def fault_of(output: Output) -> Fault | None:
@@ -75,8 +75,11 @@ def fault_of(output: Output) -> Fault | None:
 
 
 def _fault_in(name: str, output: Output) -> Fault | None:
-    """Return the fault of the output with this contract name, or None. An overflow of int8 factors does not count:
-    factors are sums of 32 numbers of the brick's main output, and are too large only if that output is."""
+    """Return the fault of the output that the contract calls `name`, or None.
+
+    An overflow of int8 factors does not count. The factors are sums of 32 numbers of the brick's main output, and are
+    too large only if that output is.
+    """
     fault = fault_of(output)
     return None if fault is Fault.OVERFLOW and name == FACTORS else fault
 
@@ -84,9 +87,9 @@ def _fault_in(name: str, output: Output) -> Fault | None:
 class JidokaGuard:
     """Watches the passes of a decoder. `places` maps its bricks to their layers (None: outside layers).
 
-    `run` returns the function that runs the bricks of a pass. `has_fault` returns whether the pass must run again,
-    with the function that `again` returns. After that, call `finish_again`. `clock_s` measures the cost of samples.
-    The functions and `finish_again` raise GuardError if the reaction is to stop.
+    `run` returns the function that runs the bricks of a pass. If `has_fault` is true after the pass, the pass must
+    run again with the function that `again` returns, followed by `finish_again`. If the reaction is to stop, a fault
+    raises GuardError. `clock_s` measures the time of samples.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class JidokaGuard:
         self._in_turn = tuple(places)
         self._turn = 0
         self._position = 0
-        self._of_pass: Fault | None = None  # the fault of the logits of the current pass
+        self._of_pass: Fault | None = None
         self._not_found = 0  # number of passes with faulty logits whose second run found no wrong brick
         self._bears_all = False  # whether the next brick is blamed even if its reference shows the fault
         self._clock_s = clock_s
@@ -148,8 +151,11 @@ class JidokaGuard:
         return run
 
     def finish_again(self, last: ComputeBrick) -> None:
-        """If no brick was wrong in the second run, report the fault of the first run's logits under the brick `last`,
-        which computed them. Any brick may have caused the fault. The results of the second run are kept."""
+        """Report the first run's fault if no brick was wrong in the second run.
+
+        The fault is reported under the brick `last`, which computed the logits, but any brick may have caused it. The
+        results of the second run are kept.
+        """
         if not self._bears_all or self._of_pass is None:
             return
         self._not_found += 1
@@ -160,8 +166,7 @@ class JidokaGuard:
             raise GuardError(None, None, self._position, met.fault.value)
 
     def finish(self) -> None:
-        """Report how often bricks were still wrong after they had fallen back. Also report assertions that were never
-        checked, as skipped."""
+        """Report bricks that were still wrong after they had fallen back, and assertions that were never checked."""
         for brick, (met, where) in self._fallen.items():
             if (times := self._times[brick]) > 1:
                 self._announce(brick, met, f"{where}; met {times} times, computed in float64, too")
@@ -194,8 +199,10 @@ class JidokaGuard:
             self._spent_s += ran_s - began_s + self._clock_s() - compared_s
 
     def _compare(self, brick: ComputeBrick, calls: Calls, before: Calls) -> Met | None:
-        """Return the first fault of an output, or None. Announces an assertion when it is first evaluated, and when
-        it first fails."""
+        """Return the first fault of an output, or None.
+
+        Announces each assertion when it is first evaluated, and again when it first fails.
+        """
         first = None
         compared = list(brick.compared(calls, before))
         # faults that the reference shows too, which come from the input or the weights

@@ -27,7 +27,8 @@ class _Version:
     mounted: str
     limit: str
     used: str
-    # Counters of memory.stat: pages of files. They count as used memory. The system frees them when memory is short.
+    # Counters of memory.stat for pages of files. The group counts them as used, but the system frees them when memory
+    # is short.
     files: tuple[str, str]
 
 
@@ -91,8 +92,7 @@ def line_aligned_zeros(shape: tuple[int, ...], dtype: Any, behind_bytes: int = 0
 def give_back_code(library: str) -> None:
     """Unmap the code of the shared library with this file name. Linux only.
 
-    The pages belong to the file and stay in the system's cache. Code that runs again is mapped again, 64 KiB in a
-    microsecond.
+    The code stays in the system's cache of the file. If it runs again, it is mapped again, at 64 KiB per microsecond.
     """
     for begin, size_bytes in _code_of(library):
         _madvise()(ctypes.c_void_p(begin), ctypes.c_size_t(size_bytes), mmap.MADV_DONTNEED)
@@ -100,8 +100,10 @@ def give_back_code(library: str) -> None:
 
 @cache
 def _code_of(library: str) -> tuple[tuple[int, int], ...]:
-    """Return the places of the library's code as (address, bytes). These pages may be run but not written, so that
-    they equal the file."""
+    """Return the (address, bytes) of the library's code.
+
+    Only pages that cannot be written are returned, because they equal the file.
+    """
     found = []
     for line in _lines(Path("/proc/self/maps")):
         place, permissions, _, _, _, *path = line.split(maxsplit=5)
@@ -129,7 +131,8 @@ def _of_groups(root: Path) -> Iterator[int]:
             continue
         version = _ONE if controllers else _TWO
         group = PurePosixPath(path)
-        for one in (group, *group.parents):  # A container may see its own group as the root, whatever the path is.
+        for one in (group, *group.parents):
+            # In a container, the group may be mounted as the root. So all parents of `path` are tried.
             yield from _of_group(root / version.mounted / one.relative_to("/"), version)
 
 

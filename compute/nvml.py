@@ -42,11 +42,10 @@ class ManagedGpu:
         return None if rates is None else int(rates.gpu)
 
     def others_percent(self, since_s: float) -> int | None:
-        """Return the highest percentage of the GPU's multiprocessors that another process used after `since_s` (wall
-        clock).
+        """Return the highest percentage of the GPU's multiprocessors that another process used after `since_s`.
 
-        Returns None if the use is not known. It is not known either if our own process id is missing, because the ids
-        then belong to a different namespace.
+        `since_s` is wall-clock time. Returns None if the use is not known. If our own process id is missing, the
+        reported ids belong to a different namespace, so the use is not known either.
         """
         samples = self._ask("nvmlDeviceGetProcessUtilization", int(since_s * 1e6)) or []
         if all(sample.pid != os.getpid() for sample in samples):

@@ -9,7 +9,7 @@ from pathlib import Path
 from cbtop.compute.cuda.compiler import hash_of
 from cbtop.protocol.cache import bytes_of, cache_dir, replace_whole
 
-MAX_BYTES = 1 << 24  # limit of one module
+MAX_BYTES = 1 << 24
 MAX_KEPT = 1024
 
 

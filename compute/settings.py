@@ -18,10 +18,10 @@ LOWEST_TEMPERATURE = 1e-6
 class TokenSampling:
     """The settings for choosing the next token.
 
-    A generator seeded with `seed` draws from the `top_k` likeliest tokens (0: all), limited to those that together
-    have `top_p` of the probability, at a `temperature`. A temperature of 0 is the greedy choice. Below 1e-6, dividing
-    by the temperature could give infinity, and the choice would be greedy anyway. Raises ComputeError for values that
-    are out of range, because a draw with them would still return a token.
+    With a `temperature` of 0, the likeliest token is chosen (greedy). Otherwise a generator seeded with `seed` draws
+    at this temperature from the `top_k` likeliest tokens (0: all). `top_p` limits these to the likeliest that
+    together have this share of the probability. Temperatures below 1e-6 are refused, because dividing by them could
+    give infinity. Raises ComputeError for values out of range, because a draw with them would still return a token.
     """
 
     temperature: float = 0.0
@@ -57,24 +57,23 @@ GREEDY = TokenSampling()
 
 @dataclass(frozen=True, slots=True)
 class Crossovers:
-    """The smallest amounts of work that are done with the second of two methods.
+    """The limits between two methods: one for smaller amounts of work, one for the rest.
 
     `product_bytes`: bytes of weights times tokens. Smaller products run on one thread, others on several.
-    `attention_products`: products of a query's number and a key's number. Attention with fewer runs on one thread,
-    otherwise on several.
-    `bf16_tokens`: tokens. Products of fewer tokens run in int8, others in bfloat16 if the processor has AMX.
-    `exact_bytes`: bytes of a matrix. A smaller matrix is interleaved for int8. Other matrices stay as in the file,
-    for products of floats.
-    `measured`: the names of the crossovers that were measured on this machine. The rest are static.
+    `attention_products`: number of multiplications of query and key numbers. Smaller attentions run on one thread,
+    others on several. `bf16_tokens`: number of tokens. Products of fewer tokens run in int8, others in bfloat16 if
+    the processor has AMX. `exact_bytes`: bytes of a matrix. Smaller matrices are interleaved for int8. Others stay as
+    in the file, for products of floats. `measured`: the names of the crossovers that were measured on this machine.
+    The others are static.
 
     Raises ComputeError for a value that is not a whole number from 1.
     """
 
-    product_bytes: int = 96 << 10  # 10-20 us of work of one thread; waking a second thread takes 2-40 us
-    attention_products: int = 1 << 17  # some 20 us of work of one thread
-    # bfloat16 has 1.35x the speed of int8 at 12 tokens, and 0.92x at 8, two groups of int8's four
+    product_bytes: int = 96 << 10  # one thread does this work in 10-20 us; waking a second thread takes 2-40 us
+    attention_products: int = 1 << 17  # one thread does this work in about 20 us
+    # bfloat16 has 1.35x the speed of int8 at 12 tokens, but 0.92x at 8, which int8 processes as two groups of four
     bf16_tokens: int = 12
-    exact_bytes: int = 1 << 40  # no matrix is so large; equals `protocol.crossovers.NEVER`
+    exact_bytes: int = 1 << 40  # larger than any matrix; equals `protocol.crossovers.NEVER`
     measured: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
@@ -90,8 +89,10 @@ _in_effect = STATIC_CROSSOVERS
 
 
 def crossovers() -> Crossovers:
-    """Return the crossovers of this process. Python code asks for them before every kernel call, so that they are not
-    compiled into kernels."""
+    """Return the crossovers of this process.
+
+    Python code reads them before every kernel call, because kernels would be compiled with fixed values.
+    """
     return _in_effect
 
 
@@ -115,16 +116,15 @@ def with_crossovers(wanted: Crossovers) -> Iterator[None]:
 BACKENDS = ("cpu", "cuda")
 Split = Literal["layers", "heads"]  # the part of a model that ranks divide among themselves
 SPLITS: tuple[Split, ...] = get_args(Split)
-GUARD_REACTIONS = ("stop", "log", "fallback")  # reactions to a fault that the guard finds
+GUARD_REACTIONS = ("stop", "log", "fallback")
 
 
 @dataclass(frozen=True, slots=True)
 class RankOptions:
-    """The number of this process among the `count` processes that run a model together, each on the GPU with its
-    number.
+    """One of the `count` processes that run a model together. The process with number n uses GPU number n.
 
-    `of_first` returns in every rank what the first rank computes, once all ranks have called it. `split` is the part
-    of the model that the ranks divide among themselves.
+    `of_first` must be called by all ranks. It returns what the first rank computes. `split` is the part of the model
+    that the ranks divide among themselves.
     """
 
     number: int

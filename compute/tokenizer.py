@@ -68,8 +68,8 @@ class Tokenizer:
     """The vocabulary of a model. `pieces` holds the bytes of each token. Control tokens have no bytes."""
 
     pieces: tuple[bytes, ...]
-    ends: frozenset[int]  # tokens that end a text
-    begin: int | None  # the token that begins a text
+    ends: frozenset[int]
+    begin: int | None
     drops_first_space: bool  # whether the first space is dropped from decoded text, because encoding added it
     _library: Library
 
@@ -174,8 +174,10 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
 
 
 def _byte_level(file: GgufFile, tokens: list[str], tokenizers: Any) -> tuple[Library, bool]:
-    """Return a tokenizer that merges characters that represent bytes, and whether a text begins with a special
-    token."""
+    """Return a tokenizer for a vocabulary of bytes, and whether a text begins with a special token.
+
+    Each byte is represented by a character, and the tokenizer merges these characters.
+    """
     pre = file.metadata.text("tokenizer.ggml.pre", "default")
     if pre not in PATTERNS:
         raise ModelError(
@@ -194,8 +196,11 @@ def _byte_level(file: GgufFile, tokens: list[str], tokenizers: Any) -> tuple[Lib
 def _sentence_piece(
     file: GgufFile, tokens: list[str], types: Sequence[float], tokenizers: Any
 ) -> tuple[Library, bool]:
-    """Return a tokenizer that merges characters, and whether a text begins with a special token. Merges are ordered
-    by the scores of their results. Characters without a token become bytes."""
+    """Return a tokenizer for a vocabulary of characters, and whether a text begins with a special token.
+
+    If several merges are possible, the one whose result has the highest score is done first. Characters without a
+    token become bytes.
+    """
     scores = _numbers(file, "tokenizer.ggml.scores", len(tokens), None)
     vocabulary = {token: at for at, token in enumerate(tokens)}
     merges = [

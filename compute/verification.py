@@ -42,7 +42,7 @@ from cbtop.compute.settings import crossovers, with_crossovers
 
 SIZES = (1, 7, 32, 200)
 SEED = 20261123
-MANY = 127  # tokens: the largest batch minus one, so that the number is not a multiple of four
+MANY = 127  # largest batch minus one, not a multiple of four
 PRODUCTS_WITH = ((1, 1), (1, 2), (6, 1), (MANY, 2))  # (tokens, threads)
 PRODUCTS = (
     brick_specs.QKV_PROJECTION,
@@ -54,7 +54,8 @@ PRODUCTS = (
     brick_specs.MOE_EXPERTS,
     brick_specs.LM_HEAD,
 )
-# The bricks that run a kernel, by the name of its contract. Products run in all of PRODUCTS.
+# The bricks that run a kernel, by the name of the kernel's contract. Kernels that are not listed run in all of
+# PRODUCTS.
 BRICKS_OF: Mapping[str, tuple[BrickSpec, ...]] = {
     "embedding": (brick_specs.EMBEDDING,),
     "rms_norm": (brick_specs.RMS_NORM,),
@@ -109,8 +110,8 @@ def _by_parts(kernel: Kernel, arguments: Arguments) -> None:
         part.implementation(*call)
 
 
-# The computations that a kernel's outputs are compared with. They are the kernel's reference, the same kernel token
-# by token, and the kernels that it fuses.
+# The computations that a kernel is compared with: its reference, the same kernel token by token, or the kernels that
+# it fuses.
 PEERS: Mapping[str, Callable[[Kernel, Arguments], None]] = {
     REFERENCE: _by_reference,
     SINGLE_TOKENS: _by_single_tokens,
@@ -120,8 +121,10 @@ PEERS: Mapping[str, Callable[[Kernel, Arguments], None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A kernel with one set of shapes. `how` describes the shapes, and `peer` is the key in PEERS of the computation
-    that the kernel is compared with. Its examples have `tokens` rows if they have a row for each token."""
+    """A kernel with one set of shapes, which `how` describes. PEERS[peer] is the computation to compare with.
+
+    If examples have a row for each token, they have `tokens` rows.
+    """
 
     kernel: Kernel
     how: str = ""
@@ -137,9 +140,9 @@ class Variant:
 class Verified:
     """The result of verifying one variant.
 
-    `max_error` is the largest error over all sizes, relative to the largest value. It is None if a value is not
-    finite, and `not_finite` is then "NaN" or "infinity". `missed` names planted faults that no check found, and
-    conditions of the contract that hold for arguments which should break them.
+    `max_error` is the largest error over all sizes, relative to the largest value. If a value is not finite,
+    `max_error` is None, and `not_finite` is "NaN" or "infinity". `missed` names the planted faults that no check
+    found. It also names conditions of the contract that held although the arguments were changed to break them.
     """
 
     kernel: str
@@ -246,8 +249,11 @@ def _attention() -> Iterator[Variant]:
 
 
 def _fused() -> Iterator[Variant]:
-    """Yield kernels that fuse several products or run experts. Each format is yielded with one number of tokens and
-    threads. A mix of two formats, as in Q4_K_M models, is yielded with all numbers."""
+    """Yield kernels that fuse several products or run experts.
+
+    Each format has one variant, and the variants take turns with the numbers of tokens and threads. A mix of two
+    formats, as in Q4_K_M models, has a variant for each of these numbers.
+    """
     for is_int8, codes in ((False, tuple(FORMATS)), (True, tuple(linear_int8.LINEAR_INT8))):
         for turn, code in enumerate(codes):
             tokens, threads = PRODUCTS_WITH[turn % len(PRODUCTS_WITH)]
@@ -275,12 +281,11 @@ def _of_experts(kernel: Kernel, threads: int, more: str = "") -> Variant:
 
 
 def verified(variant: Variant, sizes: Sequence[int] = SIZES, run: Run = run_here) -> Verified:
-    """Run the kernel on inputs of every size, and plant each fault that its contract names. Faults of the arguments
-    and broken conditions are planted only for the peer `reference`. `run` calls the kernel, on the CPU or another
-    backend.
+    """Run the kernel on inputs of every size, and plant each fault that its contract names.
 
-    Kernels with several threads use them at every size, even if one thread would be faster. One thread has variants
-    of its own.
+    Faults of the arguments and broken conditions are planted only for the peer `reference`. `run` calls the kernel,
+    on the CPU or another backend. A variant with several threads uses all of them even if one would be faster,
+    because one thread has variants of its own.
     """
     with with_crossovers(replace(crossovers(), product_bytes=1, attention_products=1)):
         return _verified(variant, sizes, run)
@@ -336,9 +341,9 @@ def _failed(kernel: Kernel, found: Arguments, expected: Arguments, peer: str) ->
 
 
 def planted(kernel: Kernel, earlier: Arguments, right: Arguments) -> Iterator[tuple[str, bool]]:
-    """Plant every fault that the kernel's contract names. Yields the name of each, and whether a check found it.
+    """Plant every fault that the kernel's contract names. Yields each fault's name, and whether a check found it.
 
-    `earlier` are the arguments before a call, and `right` those after a correct call.
+    Arguments are as in `faults`.
     """
     yield from _found(kernel, faults(kernel, earlier, right), right)
     yield from kernel.contract.broken(earlier, right)
@@ -350,15 +355,15 @@ def _found(kernel: Kernel, wrong: Iterable[tuple[str, Arguments]], right: Argume
 
 
 def faults(kernel: Kernel, earlier: Arguments, right: Arguments) -> Iterator[tuple[str, Arguments]]:
-    """Yield the arguments after calls that were wrong on purpose, each with the name of the fault. The faults are
-    those that the kernel's contract names. A fault that would change nothing is left out.
+    """Yield the name of each fault in the kernel's contract, and the arguments after a call with that fault.
 
-    `earlier` are the arguments before a call, and `right` those after a correct call.
+    A fault that would change nothing is left out. `earlier` are the arguments before a call, and `right` those after
+    a correct call.
     """
     yield from _wrong_outputs(kernel, right)
     for change in kernel.contract.argument_faults:
         wrong = with_copies(change.of(earlier), kernel.outputs)
-        with np.errstate(all="ignore"):  # weight bytes in another order may be any number, or NaN
+        with np.errstate(all="ignore"):  # a fault may reorder the bytes of weights, which can make scales NaN
             kernel.reference(*wrong)
         if not all([np.array_equal(wrong[place], right[place]) for place in kernel.outputs]):
             yield change.name, wrong

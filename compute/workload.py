@@ -37,17 +37,17 @@ WHOLE_PASS = "logits are those of float64"
 EACH_LOGIT = "each token's logit is that of float64"
 PROMPT_TOKENS = 32
 PROMPT_SEED = 7
-VERIFIED_TOKENS = 6  # tokens to check bricks with: five together, not a multiple of four, and one alone
-# Checks with tiles have fewer tokens. References for more take too long, and a pass takes at most this many together.
+VERIFIED_TOKENS = 6  # number of tokens to check bricks with: five in one pass, not a multiple of four, then one alone
+# Products in tiles are checked only with fewer tokens. More do not fit one pass, and their references take too long.
 MOST_VERIFIED = 128
-# Tokens to verify a whole pass with: more tokens than one pass takes together, then some tokens alone.
+# Tokens to verify a whole pass with. All but the last PASS_DECODED are given together, more than fit one pass.
 PASS_TOKENS, PASS_DECODED = 140, 7
-# The tolerated difference of logits from float64's logits, in standard deviations of these. The values are static.
-# Exact products differ by 0.1 %, because the KV cache rounds to float16. int8 activations differ by 2 % on the demo,
-# as in llama.cpp (`benchmarks compute`).
+# The tolerated root mean square error of the logits, in standard deviations of the float64 logits. The values are
+# static. Exact products differ by 0.1 %, because the KV cache rounds to float16. int8 activations differ by 2 % on
+# the demo, as in llama.cpp (`benchmarks compute`).
 PASS_TOLERANCE = {True: 3e-3, False: 0.15}
-# The tolerated difference of each token's own logit, in the same unit. On the demo the largest differences are 0.1 %
-# and 5 %. The logit of a wrong token differs by about 1.
+# The tolerated error of the logit of a single token, in the same unit. On the demo the largest errors are 0.1 %
+# (exact) and 5 % (int8). The logit of a wrong token differs by about 1.
 LOGIT_TOLERANCE = {True: 3e-2, False: 0.5}
 
 
@@ -60,9 +60,9 @@ def run(
 ) -> object:
     """Announce the model, its checks and the machine's ceilings, then decode until `should_stop` or the end.
 
-    The returned object keeps a GPU's memory. Freeing it takes seconds, and the caller may print its last message
-    first. `should_stop` is called between steps. `progress` gets the name of each long task, and "" when none is
-    running. `write` gets a prompt and the model's continuation as it is decoded.
+    `should_stop` is called between steps. `progress` gets the name of each long task, and "" when none is running.
+    `write` gets a prompt and the model's continuation as it is decoded. Returns an object that keeps a GPU's memory.
+    Freeing the memory takes seconds, so the caller may print its last message first.
 
     Raises ModelError if the model cannot be run.
     """
@@ -98,8 +98,10 @@ def run(
 
 
 def _compile_in_fork(options: WorkloadOptions, progress: Progress) -> Path | None:
-    """Compile the kernels in a fork if this is the first run. Returns the model's path, or None if it is not known
-    yet."""
+    """Compile the kernels in a fork if this is the first run.
+
+    Returns the model's path, or None if it is not known.
+    """
     from cbtop.compute.backends import is_first_run
     from cbtop.compute.demo_model import demo_model
     from cbtop.compute.first_run import compile_in_fork
@@ -172,9 +174,9 @@ def _decode(
 def _set_budgets(decoder: Decoder, roofs: Mapping[str, Ceiling]) -> None:
     """Set time budgets for bricks that read weights.
 
-    The budgets assume the lower of two roofs, reading weights and reading memory, because the contracts' bounds do
-    not hold at the speed of weights in a cache. No budget is set if a roof is unsure, or if the bounds are not for
-    this processor or for a format of the model.
+    The budgets assume the speed of reading weights, or of reading memory if that is lower. The bounds of the
+    contracts do not hold at the higher speed of weights in a cache. No budget is set if a roof is unsure, or if the
+    bounds are not for this processor or for a format of the model.
     """
     from cbtop.compute.contracts import WEIGHTS
     from cbtop.compute.jit.cpu import TIER
@@ -198,7 +200,7 @@ def _compile(options: WorkloadOptions, path: Path) -> None:
 
     silent = BrickProfiler(enabled=False)
     place = place_of(replace(options, check_contracts=False))  # contract checks would announce their findings
-    if is_first_run():  # the disk cannot be written, so that compiled kernels would be lost
+    if is_first_run():  # is still true if the disk cannot be written; compiled kernels would then be lost
         return
     model = place.model(path)
     context = _context(options, model)
@@ -236,14 +238,17 @@ def _verified(prompt: Sequence[int], context: int) -> list[Sequence[int]]:
 
 
 def verify_pass(path: Path, threads: int, *, is_exact: bool, backend: str = "cpu") -> list[CheckResult]:
-    """Check whether the logits of the model at `path` equal the logits of a float64 pass in NumPy. Checks of single
-    bricks miss faults in their arguments, and compare only some rows. Raises ModelError if the model cannot be run.
+    """Check whether the logits of the model at `path` equal the logits of a float64 pass in NumPy.
 
-    The error of a position is the root mean square of the differences of its logits, in standard deviations of the
-    logits. The first check reports the largest error of all compared positions. For a mixture of experts it reports
-    their median, because rounding chooses between two experts that are about as good for a token. A few wrong logits
-    hardly change these errors. A second check therefore takes the difference of each token's logit, as the median of
-    all positions, and reports the largest difference of all tokens.
+    This finds faults that checks of single bricks miss, such as wrong arguments. Raises ModelError if the model
+    cannot be run.
+
+    The first check reports the error of the worst position: the root mean square of the differences of its logits, in
+    standard deviations of the logits. For a mixture of experts it reports the median position, because rounding may
+    choose another expert that is about as good.
+
+    A few wrong logits hardly change that error. So the second check reports the error of the worst token: the median
+    difference of its logit over all positions.
     """
     import numpy as np
 
@@ -294,8 +299,10 @@ def _of_logits(assertion: str, error: float, tolerance: float, note: str) -> Che
 
 
 def _to_verify(path: Path, threads: int, context: int, *, is_exact: bool, backend: str) -> tuple[Model, Decoder]:
-    """Return the model at `path` on its processor, with a decoder. The decoder has the given context, or the model's
-    if that is smaller."""
+    """Return the model at `path` on its processor, with a decoder.
+
+    The decoder has the given context, or the model's if that is smaller.
+    """
     from cbtop.compute.places import place_of
     from cbtop.profiler.profiler import BrickProfiler
 

@@ -1,4 +1,4 @@
-"""Clocks that report when a device reached a point in its work. One of these clocks is the host's own."""
+"""Clocks that report when a device reached a point in its work. HostClock does the same for the host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Mark = object  # a clock's handle of a point in time; `time_ns` converts a mark 
 class NoTimeError(Exception):
     """Raised for a mark that the device never reaches.
 
-    The mark's work was captured instead of run, or belongs to a different process.
+    The device captured the mark instead of running it, or the mark was made in a different process.
     """
 
 
@@ -30,7 +30,8 @@ class DeviceClock(Protocol):
         """Wait until the device has reached every mark made before this call."""
 
     def time_ns(self, mark: Mark, /) -> int:
-        """Return when `mark` was reached, on the host's monotonic clock. Call `synchronize` first.
+        """Return the time at which the device reached `mark`, on the host's monotonic clock. Call `synchronize`
+        first.
 
         Raises NoTimeError for a mark without a time. The profiler counts the timing of such a mark as lost.
         """
@@ -69,7 +70,7 @@ class StampingClock(DeviceClock, Protocol):
         """Return the stamp of `mark`, or None if it has no time."""
 
     def host_ns(self, device_ns: int, /) -> tuple[int, int]:
-        """Convert `device_ns` to the host's clock. Returns the host's time and its possible error."""
+        """Convert `device_ns` to the host's clock. Returns the converted time and its possible error."""
 
     def look(self) -> None:
         """Read both clocks, unless they were read a short while ago."""
@@ -79,13 +80,13 @@ class StampingClock(DeviceClock, Protocol):
 
 
 class HostClock:
-    """The host's clock in the form of a device clock. No mark has to be waited for."""
+    """The host's clock with the methods of a device clock. The host reaches a mark when it makes the mark."""
 
     def __init__(self, clock_ns: Callable[[], int] = clock.perf_counter_ns) -> None:
         self.mark = clock_ns
 
     def synchronize(self) -> None:
-        """Do nothing, because every mark of the host has already been reached."""
+        """Do nothing, because the host has already reached every mark."""
 
     def time_ns(self, mark: Mark, /) -> int:
         assert isinstance(mark, int)

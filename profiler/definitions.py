@@ -10,7 +10,7 @@ from cbtop.protocol.attributes import KernelAttributes, Work
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 
 Budget = TokenBudget | ByteBudget
-# Computes the work of a call from its number of elements. Used if the work is not linear in the elements.
+# A function that computes the work of a call from its number of elements, for work that is not linear.
 WorkOfCall = Callable[[int], Work]
 
 
@@ -26,10 +26,10 @@ class KernelDefinition(KernelAttributes):
 class BrickDefinition:
     """A brick at one place of a model. Create it once and pass it to `BrickProfiler.start_brick`.
 
-    `name` is shown on every screen. It is the display name of a BrickId, or any name for a dynamic brick. Two
-    definitions in one layer are two nodes, even if their names are equal (the two RmsNorms). `label` is your own word
-    for this place (`q_proj`), which distinguishes such nodes on the screen. `budget` is the allowed cost: a time per
-    token, or a rate for the declared bytes. It is None without a budget.
+    `name` is shown on every screen. Use the display name of a BrickId, or any other name. Two definitions in one
+    layer are two nodes, even if both are called RmsNorm. `label` is your own word for this place (`q_proj`), which
+    distinguishes such nodes on the screen. `budget` is the allowed cost: a time per token, or a rate for the declared
+    bytes.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The path on a device clock. It marks bricks on the device and records them once their marks have been reached."""
+"""The device path times bricks by marks on the device. It records a brick once the device has reached its marks."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ DeviceTimer = tuple[Scope, Position, Mark]
 class DevicePath:
     """Times every brick, layer and step on `clock` instead of the host's clock, and defers the records in `pending`.
 
-    `host` tracks the caller's place in the graph for both paths. If `kept` is given and the mode does not wait for
-    the device, `kept` holds the steps and no call waits.
+    The host path `host` knows the caller's place in the graph. If `kept` is given and the mode is DEFERRED, steps
+    wait in `kept` for their times, and no call waits for the device.
     """
 
     implementation = "python"
@@ -57,7 +57,7 @@ class DevicePath:
 
     @property
     def held_steps(self) -> HeldSteps | None:
-        """The steps that have ended and wait for their stamps; None if this path waits for the device instead."""
+        """The ended steps that wait for their stamps. None if the end of a step waits for the device instead."""
         return self.kept if self.mode is SyncMode.DEFERRED else None
 
     position = property(attrgetter("_host.position"), doc="Where in the graph the caller is.")
@@ -72,7 +72,7 @@ class DevicePath:
         self._recording = on
 
     def after_fork(self) -> None:
-        """In a child: stop. Deferred timings belong to the parent, and a device cannot work for two processes."""
+        """In a forked child, stop timing. Deferred timings belong to the parent. The child cannot use the device."""
         self.is_over = True
         if self.kept is not None:
             self.kept.after_fork()
@@ -115,7 +115,7 @@ class DevicePath:
                 self._defer((scope.node | flags, start, end, elements))
             else:
                 self.emit(scope, position, start, end, elements, flags)
-            # The key of a layer is a tuple. For bricks only the mode and MAX_PENDING decide whether to wait.
+            # The key of a layer is a tuple. A brick waits only in IMMEDIATE mode or if too many timings are deferred.
             if type(scope.key) is tuple or self.mode is SyncMode.IMMEDIATE or len(self._waiting) >= MAX_PENDING:
                 self._end(scope.key)
         except Exception as error:  # noqa: BLE001 - as in start_brick
@@ -146,16 +146,16 @@ class DevicePath:
     def emit(
         self, scope: Scope, position: Position | None, start: Mark, end: Mark, elements: int, flags: int
     ) -> None:
-        """Defer the record of a call in `scope`, or hold it for the step at `position` until that step has a name."""
+        """Defer the record of a call in `scope`. If the step at `position` has no name yet, hold the call instead."""
         if scope.node >= 0 or position is None:
-            if self.held_steps is not None:  # the call is not in a kept step, so its times on the host are recorded
+            if self.held_steps is not None:  # a call outside of kept steps gets the host's times of its marks
                 tag = max(scope.node, 0) | flags
                 self._callbacks.record(tag, self.held_steps.host_ns(start), self.held_steps.host_ns(end), elements)
             else:
                 self._defer((max(scope.node, 0) | flags, start, end, elements))
             if scope.work is not None:
                 self._callbacks.amounts(scope, elements)
-            # Plain steps fill `pending`, because their end does not wait for the device.
+            # The end of a plain step does not wait for the device, so plain steps alone could fill `pending`.
             if len(self._waiting) >= MAX_PENDING:
                 self._pending.finalize()
         elif position.held is not None and len(position.held) < MAX_HELD:

@@ -29,14 +29,14 @@ MAX_DEPENDENCIES = 4096
 
 
 class UsageError(ValueError):
-    """Raised into the host for an argument that makes no sense. Other errors of recording are not raised."""
+    """Raised into the host for an argument that makes no sense. No other error of the recorder reaches the host."""
 
 
 Named = TypeVar("Named")
 
 
 def checked(name: Named, what: str = "brick") -> Named:
-    """Return `name` if it can be the key of a `what`. Raises UsageError otherwise."""
+    """Return `name` if it is hashable. Otherwise raises UsageError, which says that it names no `what`."""
     try:
         hash(name)
     except TypeError as error:
@@ -66,7 +66,7 @@ class _Pushed:
 
 
 class GraphRecorder:
-    """Records given times at the caller's place in the graph. It is `profiler.graph`.
+    """Records work with a given duration at the caller's place in the graph. Users call it as `profiler.graph`.
 
     The `record_*` methods return the id of the node, for `add_dependency`. They return 0 while recording is off.
     Repeated records of the same work in the same scope share one node, which adds up their times.
@@ -122,7 +122,7 @@ class GraphRecorder:
         backend: str = "",
         elements: int = 1,
     ) -> int:
-        """Record a kernel launch of the running brick. If no brick runs, it belongs to the last brick of this scope.
+        """Record a launch by the running brick, or by the last brick of this scope if no brick runs.
 
         Without `duration_ns`, the kernel is in the graph and its time is n/a.
         """

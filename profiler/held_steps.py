@@ -3,14 +3,14 @@
 Meaning of the times
 - The time of a brick begins when the device reaches its start, and ends when the device reaches its end. If the
   device waited for the host meanwhile, this time includes more than the kernels.
-- The host's time of each stamp is kept. If the device reached a stamp within GOT_THERE_NS after it was enqueued, the
-  device was idle. The possible error between both clocks is added to this limit. If stamps on an idle stream take
-  longer on this machine, their time plus IDLE_MARGIN_NS replaces GOT_THERE_NS. (On an H100: 7 to 10 us when idle.)
-- A step is launch-bound if more than LAUNCH_BOUND_SHARE of its stamps found the device idle. The names of its bricks
-  say so. Their times are "until the device got there", and no rate is computed from them. (On an H100, the share is
-  0.8 in a decode of one sequence. It is 0.03 in a prefill of 16,384 tokens, because its first bricks find the device
-  idle.) In any other step, the cost of all earlier stamps is subtracted from the time of each stamp, so bricks and
-  gaps still add up to the step.
+- The host notes when it enqueues a stamp. If the device reached the stamp within GOT_THERE_NS after that, the device
+  was idle. The limit also includes the possible error between both clocks. On a machine where an idle device takes
+  longer, the limit is the time that it takes plus IDLE_MARGIN_NS. (An idle H100 takes 7 to 10 us.)
+- A step is launch-bound if more than LAUNCH_BOUND_SHARE of its stamps found the device idle. Then the names of the
+  bricks say so, and no rate is computed from their times. (On an H100, the share is 0.8 in a decode of one sequence
+  and 0.03 in a prefill of 16,384 tokens.)
+- In any other step, the cost of all earlier stamps is subtracted from the time of each stamp, so bricks and gaps
+  still add up to the step.
 
 Rules
 - No thread waits. Later steps check whether the stamps have been reached (`settle`). At the end, or when statistics
@@ -45,12 +45,13 @@ MAX_STEPS = 16
 WAIT_NS = 1_000_000_000
 
 
-# One part of a step that was timed elsewhere: its keys from the step down, start in ns, end in ns, elements.
+# A part of a step that was timed elsewhere: its keys, start in ns, end in ns, elements. The keys lead from the step
+# down to the part.
 Part = tuple[tuple[Hashable, ...], int, int, int]
 
 
 class _Step(Protocol):
-    """The step, which reserves and releases the lane of its records."""
+    """A step that can take and leave a lane for its records."""
 
     def take_lane(self) -> int: ...
 
@@ -59,7 +60,7 @@ class _Step(Protocol):
 
 @dataclass(slots=True)
 class HeldStep:
-    """A step that has ended and was recorded in the scope of unnamed steps. `begun` is the mark of its beginning.
+    """A step that has ended. Its calls are in the scope of unnamed steps. `begun` is the mark of its beginning.
 
     If the step waits for parts (`Step.wait`), `parts` are those that have arrived, with times on the host's clock.
     """
@@ -121,7 +122,7 @@ class HeldSteps:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """In a child: leave kept steps to the parent. Create a new lock, as the parent may hold the old one."""
+        """In a forked child, leave kept steps to the parent. The parent may hold the lock, so create a new one."""
         self._steps: deque[HeldStep] = deque()
         self._settling = threading.RLock()
         self._is_settling = False
@@ -153,7 +154,7 @@ class HeldSteps:
                     self._lose(self._steps.popleft())
 
     def settle(self, may_wait: bool = False) -> None:
-        """Record the steps with all stamps reached. Never raises: a failure is logged and ends stamping."""
+        """Record each step whose stamps have been reached. A failure is not raised but logged, and ends stamping."""
         if not self._steps or not self._settling.acquire(blocking=may_wait):
             return
         try:
@@ -201,7 +202,7 @@ class HeldSteps:
             self._callbacks.record(NO_NODE, 0, 0, 0)
 
     def _record(self, step: HeldStep) -> None:
-        # Take a lane only now. A different step may have taken the lane that this step had while it ran.
+        # The step gave its lane back when it ended, so take a lane again for its records.
         lane = step.step.take_lane()
         try:
             self._record_in(lane, step)
@@ -270,8 +271,8 @@ class HeldSteps:
             return _Times({}, False, [], 0)
         first_ns = found[0][0].device_ns
         base_ns, error_ns = clock.host_ns(first_ns)
-        # Within one step, both clocks run at the same rate. At MAX_DRIFT_PPM, 20 ms are off by 2 us; about 20 ppm are
-        # measured.
+        # Assume that both clocks run at the same rate within one step. They differ by about 20 ppm. Even at
+        # MAX_DRIFT_PPM, the error in a step of 20 ms is only 2 us.
         reached = [base_ns + stamp.device_ns - first_ns for stamp, _ in found]
         within_ns = max(GOT_THERE_NS, (clock.idle_lag_ns or 0) + IDLE_MARGIN_NS) + error_ns
         idle = sum([at <= stamp.host_ns + within_ns for at, (stamp, _) in zip(reached, found, strict=True)])
@@ -287,9 +288,9 @@ class HeldSteps:
         return _Times(times, is_launch_bound, sorted(reached), cost_ns)
 
 
-@functools.lru_cache(maxsize=4096)  # the same key gives the same object, even if a model is attached again
+@functools.lru_cache(maxsize=4096)  # returns the same object again for an equal key
 def launch_bound(key: object) -> object:
-    """Return `key` renamed for a launch-bound step, because its times mean something else. Layers keep their keys."""
+    """Return `key` with a name that says that the step is launch-bound. Layers keep their keys."""
     known: Any = BrickDefinition.of(key) if isinstance(key, BrickId) else key
     if not isinstance(known, BrickDefinition):
         return key

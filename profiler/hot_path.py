@@ -35,7 +35,8 @@ HeldRecord = tuple["Scope", Any, Any, int, int]  # scope, start, end, elements, 
 class Scope:
     """A place in the graph: its node, its parent scope, and its child scopes by key.
 
-    `work` computes the FLOP and bytes of a call from its elements. It is None if they are linear in the elements.
+    `work` computes the FLOP and bytes of a call from its elements. None means that the work is linear or not
+    declared.
     """
 
     __slots__ = ("children", "key", "node", "parent", "work")
@@ -51,7 +52,7 @@ class Scope:
 class Position:
     """The current place of one thread, task or greenlet in the graph, and the settings of its step.
 
-    `lane` is a set of flags in every record. It distinguishes the records of steps that run at the same time.
+    `lane` goes into the flags of every record, to distinguish the records of steps that run at the same time.
     """
 
     __slots__ = ("__weakref__", "held", "lane", "recording", "scope", "step", "unit")
@@ -65,7 +66,7 @@ class Position:
         self.held: list[HeldRecord] | None = None
 
     def leave(self, scope: Scope) -> bool:
-        """Move to the parent of `scope`, if this position is inside `scope`. Returns whether it was."""
+        """Move to the parent of `scope` and return True. If this position is not inside `scope`, return False."""
         inside: Scope | None = self.scope
         while inside is not None and inside is not scope:
             inside = inside.parent
@@ -75,8 +76,7 @@ class Position:
         return True
 
 
-# Scope, its position, start in ns. Creating a tuple is five times faster than creating an object. None while
-# recording is off.
+# Scope, position, start in ns; None while recording is off. It is a tuple because an object takes five times as long.
 BrickTimer = tuple[Scope, Position, int] | None
 
 
@@ -132,7 +132,7 @@ class HotPath:
         return self.is_on and self.find_position().recording
 
     def start_brick(self, brick: Hashable, /) -> BrickTimer:
-        """Start timing `brick` at the caller's place. It is a BrickId, a BrickDefinition or a name of your own."""
+        """Start timing a BrickId, a BrickDefinition or a name of your own at the caller's place."""
         if not self.is_on:
             return None
         position = self.find_position()
@@ -203,15 +203,17 @@ class HotPath:
         self.is_on = bool(on)
 
     def after_fork(self) -> None:
-        """In a child: leave calls that began before the fork to the parent."""
+        """In a forked child, leave calls that began before the fork to the parent."""
         self.forked_ns = self.clock_ns()
 
     def enter(self, position: Position, scope: Scope, start_ns: int, /) -> None:
-        """Move `position` to `scope`, which began at `start_ns`. The compiled class also shows this in the ring."""
+        """Move `position` to `scope`, which began at `start_ns`. The compiled class also writes the move into the
+        ring.
+        """
         position.scope = scope
 
     def publish(self, position: Position, scope: Scope, start_ns: int, tokens: object, sequences: object, /) -> None:
-        """Do nothing. The compiled class shows readers of the ring `position`, `scope` and the size of the step."""
+        """Do nothing. The compiled class writes `scope` and the size of the step into the ring for viewers."""
 
     def now_ns(self) -> int:
         """Read the clock that times all bricks."""
@@ -220,7 +222,7 @@ class HotPath:
     def attach(self, ring: RingWriter | None, /) -> Record:
         """Write records into `ring` from now on. Returns the function that writes a further record into `ring`."""
         if ring is None:
-            # An empty memory makes every write fail. Each record then takes the slow way to `callbacks.record`.
+            # Every write into this empty memory fails, so each record goes to `callbacks.record`.
             self.memory: bytearray | memoryview = bytearray()
             self.reserve: Iterator[tuple[int, int]] = repeat((NOWHERE, 0))
             self._ring: RingWriter | None = None
@@ -262,7 +264,7 @@ class HotPath:
             return -1
 
     def write_refused(self, at: int, number: int, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
-        """Handle an unwritten record. There is no ring, or the ring is at its end, or `elements` is not a count."""
+        """Handle a record that was not written: without a ring, at the end of a lap, or if `elements` is no count."""
         if at == NOWHERE:
             try:
                 self.callbacks.record(tag, start_ns, end_ns, elements)
@@ -347,7 +349,7 @@ class Span:
 
 
 def chosen() -> type[HotPath]:
-    """Return the compiled hot path if it was built. CBTOP_PURE_PYTHON with any value selects the Python one."""
+    """Return the compiled hot path, or Python's if none was built or CBTOP_PURE_PYTHON is set."""
     if os.environ.get("CBTOP_PURE_PYTHON"):
         return HotPath
     try:

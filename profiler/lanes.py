@@ -8,7 +8,7 @@ from weakref import ref
 
 from cbtop.protocol.ring import LANE_SHIFT, LANES
 
-SHARED_LANE = (LANES - 1) << LANE_SHIFT  # shared by all further steps; their times cannot be distinguished
+SHARED_LANE = (LANES - 1) << LANE_SHIFT  # for all steps that found no other lane; their records cannot be told apart
 
 
 class LaneHolder(Protocol):
@@ -29,7 +29,7 @@ class Lanes:
 
     @property
     def free(self) -> list[int]:
-        """The lanes that no running step holds. Their last step has ended or was garbage-collected."""
+        """The lanes that no running step holds."""
         return [lane for lane, holder in self._holders.items() if _is_free(lane, holder)]
 
     @property
@@ -50,7 +50,7 @@ class Lanes:
         return SHARED_LANE
 
     def after_fork(self) -> None:
-        """In a child: create a new lock, because the parent may have held the old one."""
+        """In a forked child, create a new lock, because the parent may have held the old one."""
         self._taking = threading.RLock()
 
 

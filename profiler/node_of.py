@@ -90,5 +90,5 @@ def _kernel_node(kernel: KernelDefinition, at: int, parent: int | None, category
 
 
 def _only(kind: type[Attributes], holder: Attributes) -> Attributes:
-    """Return only the attributes of `kind`, so that nodes are equal even if the objects they came from are not."""
+    """Return the attributes that `kind` declares. Without other attributes, nodes of equal work are equal."""
     return kind(**carried(kind, holder))

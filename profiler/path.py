@@ -46,7 +46,7 @@ class Path(Protocol):
 
     @property
     def held_steps(self) -> HeldSteps | None:
-        """The steps that have ended and wait for their times; None if times are known at once."""
+        """The ended steps that wait for their times. None if times are known at once."""
 
     @property
     def position(self) -> Position:
@@ -75,13 +75,13 @@ class Path(Protocol):
         """Move `position` to `scope`, which began at `start_ns`."""
 
     def publish(self, position: Position, scope: Scope, start_ns: int, tokens: object, sequences: object, /) -> None:
-        """Show readers of the ring `position` in `scope`, which began at `start_ns`, and the size of its step.
+        """Show readers of the ring that `position` is in `scope` since `start_ns`, and the size of its step.
 
         The size is `tokens`, or `sequences` if `tokens` is not a number above 0. The position does not move.
         """
 
     def after_fork(self) -> None:
-        """In a child: leave running calls to the parent."""
+        """In a forked child, leave running calls to the parent."""
 
     def now_ns(self) -> int:
         """Read the host's monotonic clock."""
@@ -93,18 +93,18 @@ class Path(Protocol):
         """Return the present moment on the clock that times bricks, as the end of a call."""
 
     def emit(self, scope: Scope, position: Position | None, start: Any, end: Any, elements: int, flags: int) -> None:
-        """Record a call in `scope` between two marks. If its step at `position` has no name yet, hold the call."""
+        """Record a call in `scope` between two marks. If the step at `position` has no name yet, hold the call."""
 
     def emit_step(
         self, scope: Scope, start: Any, end: Any, tokens: int, flags: int, sequences: object, cached: object
     ) -> None:
-        """Record a step that ran in `scope`, with its number of sequences and of cached positions, if known."""
+        """Record a step that ran in `scope`. `sequences` and `cached` (positions) are None if they are not known."""
 
     def emit_deferred(self, told: Told, flags: int) -> None:
         """Record calls that were timed elsewhere. Their times are on the host's clock."""
 
     def step_ended(self) -> None:
-        """Finish the caller's outermost step, which has just been emitted."""
+        """Do what is due after the caller's outermost step has been recorded."""
 
 
 def amount_of(value: object) -> int:
@@ -121,7 +121,7 @@ def emit_at_once(
     elements: int,
     flags: int,
 ) -> None:
-    """Record a call in `scope` between two times of the host, or hold it until the step at `position` has a name."""
+    """Record a call in `scope` with times of the host. If the step at `position` has no name yet, hold the call."""
     if scope.node >= 0 or position is None:
         callbacks.record(max(scope.node, NO_NODE) | flags, start_ns, end_ns, elements)
         if scope.work is not None:
@@ -133,7 +133,7 @@ def emit_at_once(
 
 
 class HostPath:
-    """Times bricks on the host's clock by the methods of the hot path, and implements the rest of Path."""
+    """Times bricks on the host's clock. The methods that run at every brick are those of the hot path."""
 
     is_over = False
     held_steps = None
@@ -154,7 +154,7 @@ class HostPath:
         self._callbacks = callbacks
         self._record = callbacks.record
 
-    # attrgetter needs no Python frame. Each step reads both properties, and Python code would not be in the caches.
+    # Every step reads both properties. attrgetter runs no Python code, which would no longer be in the caches.
     position = property(attrgetter("hot_path.position"), doc="Where in the graph the caller is.")
     recording = property(attrgetter("hot_path.recording"), doc="Whether what the caller starts now is timed.")
 
@@ -186,7 +186,7 @@ class HostPath:
             self._record(max(scope.node, NO_NODE) | FLAG_AMOUNTS, sequences, cached, 0)
 
     def emit_deferred(self, told: Told, flags: int) -> None:
-        """Record calls that were timed elsewhere. It must be fast: hundreds are recorded while a step waits."""
+        """Record calls that were timed elsewhere. A step may wait for hundreds of records, so this must be fast."""
         scopes, starts_ns, ends_ns, elements = told
         if all(scope.node > NO_NODE and scope.work is None for scope in scopes):
             tags = [scope.node | flags for scope in scopes]
@@ -200,5 +200,5 @@ class HostPath:
 
 
 def host_path(callbacks: Callbacks, clock_ns: Any) -> HostPath:
-    """Return a path on `clock_ns` with the compiled hot path, or with Python's if none was built."""
+    """Return a path on `clock_ns` with the compiled hot path. Uses Python's if the compiled one was not built."""
     return HostPath(chosen()(callbacks, clock_ns), callbacks)

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Paths:
-    """Makes and ends the paths of a profiler. `own` times its bricks: it is `device` if there is one, else `host`.
+    """Makes and ends the paths of a profiler. `own` is the path of its bricks: `device` if there is one, else `host`.
 
-    Each function in `settlers` records the work that a device has already reported. If its argument is True, it also
-    waits for the device.
+    Each function in `settlers` records the work that a device has already reported. Called with True, it first waits
+    for the device.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Paths:
             path.set_recording(on)
 
     def set_sync_mode(self, mode: SyncMode) -> None:
-        """Set when the profiler waits for its device. Paths of models never wait."""
+        """Choose when the profiler's device path waits. The paths of models never wait."""
         self.sync_mode = mode
         if self.device is not None:
             self.device.mode = mode

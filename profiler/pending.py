@@ -1,4 +1,4 @@
-"""Deferred timings. Each waits until the device has reached its start and its end."""
+"""Deferred timings. Each waits until the device has reached the beginning and the end of the timed call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cbtop.profiler.clocks import DeviceClock, Mark, NoTimeError
 from cbtop.protocol.ring import NO_NODE, Record
 from cbtop.protocol.signals import reraise_host_error
 
-MAX_PENDING = 8192  # without steps, a path waits for the device after this many timings
+MAX_PENDING = 8192  # a path waits for the device after this many timings, even within a step
 
 
 class HostTime(int):
@@ -24,8 +24,8 @@ Timing = tuple[int, Mark, Mark, int]
 class Pending:
     """Defers timings until the device has reached their marks on `clock`, then passes them to `record`.
 
-    `defer(timing)` keeps a timing in `timings` until `finalize`. If the clock fails, the waiting timings are recorded
-    without a node, so they count as lost. If one mark has no time, its timing alone is recorded like that.
+    `defer(timing)` keeps a timing in `timings` until `finalize`. If a mark has no time, its timing is recorded
+    without a node, so it counts as lost. If the clock fails, all waiting timings count as lost.
     """
 
     defer: Callable[[Timing], None]
@@ -42,7 +42,7 @@ class Pending:
         self.timings.clear()
 
     def after_fork(self) -> None:
-        """In a child: leave waiting timings to the parent. Create a new lock, as the parent may hold the old one."""
+        """In a forked child, leave timings to the parent. The parent may hold the lock, so create a new one."""
         self.discard()
         self._finalizing = threading.RLock()
         self._is_finalizing = False
@@ -55,8 +55,8 @@ class Pending:
 
         If the clock raises, count the waiting timings as lost and raise its exception.
         """
-        # Only one thread at a time removes timings. So `synchronize` has waited for the marks of the first `waiting`
-        # timings. There may be fewer, if some were discarded meanwhile.
+        # Only one thread at a time removes timings, so the first `waiting` timings are those that `synchronize` has
+        # waited for. `discard` may have removed some of them.
         with self._finalizing:
             if self._is_finalizing:  # this is a signal handler that interrupted `finalize`
                 return

@@ -1,9 +1,9 @@
-"""A place lets work in a different thread or task belong to the step and layer of the requesting thread.
+"""A place lets work in a different thread or task belong to the step and layer of the thread that asked for it.
 
 Rules
 - A place ends with its step. Work that continues after that is outside of steps.
-- Adopted work runs in parallel with the step. It has a node of its own, which adds up its times. These times are not
-  part of the step's wall time. In the thread that waits for the work, this time is a brick or a gap.
+- Adopted work runs in parallel with the step. Its times are added up in a node of their own, outside the step's wall
+  time. The thread that waits for the work shows the wait as a brick or a gap.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.scopes import Scopes
 
 ADOPTED = (NodeKind.ADOPTED, "adopted")
-UNDONE_WITHIN_S = 0.1  # limit in seconds; undoing takes microseconds
+UNDONE_WITHIN_S = 0.1  # seconds to wait for another thread that undoes an adoption, which takes microseconds
 
 
 class GraphPlace:
@@ -84,7 +84,7 @@ class Adopted:
         position, step = path.position, place.step
         is_there = position.step is step and position.scope is place.scope
         is_nowhere = step is None and place.scope.parent is None
-        # The last condition means that the step has ended.
+        # A step without a position has ended.
         if is_there or is_nowhere or (step is not None and step.position is None):
             return
         self._before = position.scope, position.lane, position.held, position.step, position.recording
@@ -113,8 +113,8 @@ class Adopted:
 
     def let_go(self) -> None:
         """Return to the earlier place. The end of the step calls this too, in the step's own thread."""
-        # The lock makes one of the two threads undo the adoption completely before the other continues. A fork
-        # meanwhile leaves the lock taken in the child, but no thread is at the place there.
+        # One thread must undo the adoption completely before the other continues. After a fork meanwhile, the child
+        # finds the lock taken and gives up, which is right because its thread is not at the place.
         if not self._lock.acquire(timeout=UNDONE_WITHIN_S):
             return
         try:

@@ -2,11 +2,10 @@
 
 Rules
 - No thread, no socket, no numpy. Everything that can fail or grow (files, nodes) is bounded. A failure is counted or
-  logged once. Only a wrong argument raises into the host.
+  logged once, and only a wrong argument raises into the host.
 - A timing is a record with a node. A node is defined once, under the scope of its first call.
-- A profiler consists of a path, the scopes, the steps, the graph of work timed elsewhere, and the statistics read
-  back. The path times on the host's or a device's clock. The scopes name nodes. At every brick, the host calls the
-  path's own method, without a wrapper.
+- The profiler's path times bricks on the host's or a device's clock. At every brick, the host calls the path's own
+  method, without a wrapper.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-MAX_TURNS = 4096  # bound on the names of steps per thread with turns counted for `sample_every`
+MAX_TURNS = 4096  # limit for the names of steps that a thread counts for `sample_every`
 
 _log = logging.getLogger("cbtop")
 _profilers: weakref.WeakSet[BrickProfiler] = weakref.WeakSet()
@@ -138,7 +137,7 @@ class BrickProfiler:
         self._now_ns = clock_ns
         self._epoch_ns: int | None = None
         self._turns = thread_local()
-        self._chance = random.Random()  # a separate generator, so that the host's random numbers do not change
+        self._chance = random.Random()  # not the host's generator, so that the host's random numbers do not change
         self._recorder: Recorder = RingRecorder() if recorder is None else recorder
         self._scopes = Scopes(self._announce_nodes)
         callbacks = Callbacks(
@@ -183,7 +182,7 @@ class BrickProfiler:
         """The hot path that runs at every brick: `compiled` or `python`."""
         return self._path.implementation
 
-    # attrgetter needs no Python frame. Each step reads both properties.
+    # Each step reads both properties, and attrgetter runs no Python code.
     enabled = property(attrgetter("_enabled"), doc="Whether anything is recorded.")
     recording = property(
         attrgetter("_path.recording"),
@@ -198,7 +197,7 @@ class BrickProfiler:
         self._set_recording()
 
     def disable(self) -> None:
-        """Stop recording. A running brick is not recorded either."""
+        """Stop recording. Bricks that are running are not recorded."""
         self._enabled = False
         self._set_recording()
 
@@ -215,7 +214,7 @@ class BrickProfiler:
 
     @property
     def pending_count(self) -> int:
-        """Number of timings that wait for the device, or for `finalize`."""
+        """Number of timings that wait for the device."""
         return len(self._pending)
 
     @_unless_it_fails(None)
@@ -229,8 +228,8 @@ class BrickProfiler:
     ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
         """Time every call of a function: `@profiler.timed(BrickId.RMS_NORM, elements=lambda x: x.numel())`.
 
-        `elements` is a number or a function of the call's arguments. Raises TypeError for a coroutine or a generator,
-        because other code runs during its awaits. Use `with profiler.brick(...)` inside such a function.
+        `elements` is a number or a function of the call's arguments. Raises TypeError for coroutines and generators,
+        because other code runs while they wait. Use `with profiler.brick(...)` inside such a function.
         """
 
         return timed(self._path, brick, elements)
@@ -253,7 +252,7 @@ class BrickProfiler:
 
     @_unless_it_fails(None)
     def announce(self, message: CatalogMessage) -> None:
-        """Announce a fact about this process once: a Manifest (its model), Ceiling, CheckResult or Activity."""
+        """Announce a fact about this process: a Manifest (its model), Ceiling, CheckResult or Activity."""
         self._recorder.announce(message)
 
     @_unless_it_fails(None)
@@ -261,7 +260,7 @@ class BrickProfiler:
         self._recorder.announce_nodes(nodes)
 
     def close(self, reason: str = "closed") -> None:
-        """Stop recording and send a goodbye. Records stay readable. This also happens when the interpreter exits."""
+        """Stop recording and send a goodbye. Records stay readable. The interpreter's exit does this too."""
         self.finalize()
         self.disable()
         self._close_recorder(reason)
@@ -273,9 +272,9 @@ class BrickProfiler:
     def serve(self, endpoint: str) -> None:
         """Start a daemon for remote viewers at `endpoint` (`tcp://127.0.0.1:5555`), for `cbtop --connect`.
 
-        The daemon is a separate process and ends with this one. Returns at once. Viewers on this machine do not need
-        it. Raises EndpointError if `endpoint` is not an address. If the address is in use or not allowed, the daemon
-        reports that on stderr.
+        Viewers on this machine do not need it. The daemon is a separate process and ends with this one. Returns at
+        once. Raises EndpointError if `endpoint` is not an address. If the address is in use or not allowed, the
+        daemon reports that on stderr.
         """
         from cbtop.profiler.sidecar import start_sidecar
 
@@ -286,8 +285,7 @@ class BrickProfiler:
 
         Values that are known only inside the block may be set there: `with profiler.step() as step:` … `step.name =
         "decode"`. If a process runs several models, `model` distinguishes their steps. With `sample_every=k`, each
-        thread records the inside of the first step of each name and of every k-th after it. All other steps are timed
-        as a whole.
+        thread records the bricks of one step in k, counted for each name. All other steps are timed as a whole.
         """
         return ActiveStep(self._steps, checked(name, "step"), tokens, checked(model, "model"))
 
@@ -306,16 +304,16 @@ class BrickProfiler:
         return Adopted(self._path, self._scopes, self._give_up, place)
 
     def add_tokens(self, tokens: int) -> None:
-        """Add `tokens` to the caller's step, if they are known only after the pass has run.
+        """Add `tokens` to the caller's step, for example if they are known only after the pass has run.
 
-        Raises RuntimeError outside a step, because tokens are counted once per forward pass.
+        Raises RuntimeError outside a step.
         """
         step: Any = self._path.position.step
         if step is None:
             if self.recording:
                 raise RuntimeError("add_tokens outside a step; `with profiler.step(name):` is one forward pass")
             return
-        # Convert to Python ints first, because the sum of 8-bit NumPy integers would overflow.
+        # The sum of 8-bit NumPy integers would overflow.
         step.tokens = _whole(step.tokens) + _whole(tokens)
 
     def reset_epoch(self) -> None:
@@ -466,18 +464,18 @@ class BrickProfiler:
         self._paths.set_recording(on)
 
     def _is_replay_sampled(self, key: tuple[object, ...]) -> bool:
-        """Return whether to record the replay of a captured graph that begins now."""
+        """Return whether to record the replay of a captured graph. Call it when the replay begins."""
         return self._is_sampled(key)
 
     def _is_sampled(self, key: object) -> bool:
-        """Return whether to record the step `key` that this thread begins now: the first, and every k-th after it."""
+        """Return whether to record the step `key` of this thread: the first one, and every k-th one after that."""
         if self.sample_every <= 1 or not self._enabled:
             return True
         try:
             turns: dict[object, int] = self._turns.turns
         except AttributeError:
             turns = self._turns.turns = {}
-        if len(turns) >= MAX_TURNS:  # a host that uses a new name for each request would fill `turns`
+        if len(turns) >= MAX_TURNS:  # a host may use a new name for each request
             turns.clear()
         # Steps without a name are chosen at random, because taking turns might always skip the same kind of step.
         if key is None:
@@ -497,7 +495,7 @@ class BrickProfiler:
         self._recorder.record(tag, start_ns, end_ns, elements)
 
     def _amounts(self, scope: Any, elements: Any) -> None:
-        """Record the FLOP and bytes of a call, which its definition computes from its elements."""
+        """Record the FLOP and bytes of a call. A function in the brick's definition computes them from `elements`."""
         try:
             work: Work = scope.work(elements)
             flops, bytes_ = (_amount(amount(1, elements)) for amount in (work.flops, work.bytes))
@@ -521,9 +519,9 @@ class BrickProfiler:
             _log.warning(f"cbtop: {what}", *arguments)
 
     def _give_up(self, error: Exception) -> None:
-        """End recording and log the reason once, here and for viewers. The host continues.
+        """End recording, and log the reason once. Viewers see the reason too, and the host continues.
 
-        If the exception was raised by the host's own signal handler while our code ran, raise it into the host.
+        If a signal handler of the host raised the exception while our code ran, raise the exception into the host.
         """
         try:
             reraise_host_error(error)
@@ -531,7 +529,7 @@ class BrickProfiler:
             self._set_recording()
             raise
         if isinstance(error, RecursionError):
-            self._set_recording()  # the host's stack is full: skip only this brick
+            self._set_recording()  # The host's stack is full, so only this brick is lost.
             return
         if self._ended_why:
             return
@@ -545,7 +543,7 @@ class BrickProfiler:
         self._set_recording()
 
     def _after_fork(self) -> None:
-        """In a child: record for this process, outside of the bricks and steps that its parent is in."""
+        """In a forked child, record for the child, outside of the bricks and steps that its parent is in."""
         self._scopes.after_fork()
         self._pending.after_fork()
         self._ended_why = ""

@@ -9,9 +9,10 @@ if TYPE_CHECKING:
 
 
 def show_progress(step: Any | None, path: Path) -> None:
-    """Show readers of the ring that the outermost step around `step` makes progress, because a step begins inside it.
+    """Show readers of the ring that the outermost step around `step` makes progress. Call it when an inner step
+    begins.
 
-    The inner step is not recorded, so the ring shows no other sign of progress. Does nothing if `step` is None.
+    Without this, the ring would show no progress, because inner steps of an unrecorded step are not recorded.
     """
     if step is None:
         return

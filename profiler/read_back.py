@@ -48,9 +48,8 @@ class ReadBack:
     def report(self, window_s: float | None = None) -> Report:
         """Return a report on all records of this process or of its last `window_s` seconds. `print` shows it as text.
 
-        Call it often enough that the ring does not overwrite unread records. By default, the ring holds 260,000
-        records. A window cannot reach back further than the ring. `Report.window_s` is the time that the report
-        covers.
+        The ring holds 260,000 records by default. Call this often enough that no unread record is overwritten. A
+        window cannot reach back further than the ring; `Report.window_s` is the time that the report covers.
         """
         session = self._opened()
         report = session.report() if window_s is None else session.window(window_s, self._now_ns())
@@ -95,7 +94,7 @@ class ReadBack:
             self._opened().reset()
 
     def _opened(self) -> Session:
-        # This imports NumPy, which a process that only records does not need.
+        # imported here, because a process that only records does not need NumPy
         from cbtop.profiler.session import Session
 
         if self._session is None:

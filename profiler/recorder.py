@@ -3,13 +3,12 @@
 Rules
 - No public method raises into the host. A failure is logged once and counted. Only exceptions that are not an
   Exception (KeyboardInterrupt, SystemExit) pass through.
-- Memory and disk use are bounded. Only the newest message of each key is kept, and the number of keys is bounded.
-  Messages beyond the bounds are left out and counted in the ring's header.
-- The catalog is append-only, so an update is written after the message that it replaces. The first FREE_UPDATE_BYTES
-  of updates are written at once. From then on, a pause follows each write. During a pause, only the newest message of
-  each key waits. It is written at the first announcement, `flush` or `close` after the pause. The pause doubles each
-  time the updates have grown by PAUSE_DOUBLES_BYTES. So a host that never stops announcing fills half the catalog in
-  four years.
+- The number of keys is bounded, and only the newest message of each key is kept. Further messages are left out and
+  counted in the ring's header.
+- An update is appended to the catalog, and the message that it replaces stays there. The first FREE_UPDATE_BYTES of
+  updates are written immediately. From then on, a pause follows each write, so that updates do not fill the disk.
+  After the pause, the next announcement, `flush` or `close` writes the newest message of each key. The pause doubles
+  with every PAUSE_DOUBLES_BYTES of updates. So constant announcements fill half the catalog in four years.
 """
 
 from __future__ import annotations
@@ -50,16 +49,16 @@ from cbtop.protocol.ring import DEFAULT_RING_BYTES, Record, RingWriter
 from cbtop.protocol.ring_reader import Batch, RingReader
 from cbtop.protocol.signals import reraise_host_error, suppressed
 
-CLOCK_READINGS = 256  # number of clock readings, to find the smallest difference between two of them
+CLOCK_READINGS = 256  # enough to find the smallest difference between two readings
 FREE_UPDATE_BYTES = 1 << 20
-UPDATE_PAUSE_NS = 100_000_000  # the daemon reads at the same interval
+UPDATE_PAUSE_NS = 100_000_000  # the daemon reads the catalog this often
 UPDATE_NS_PER_BYTE = 1_000_000  # at most a kilobyte a second
 PAUSE_DOUBLES_BYTES = 2 << 20
 NOT_ASKED = (0,)
 
 _log = logging.getLogger("cbtop")
 _serial = itertools.count()
-_openings = itertools.count()  # counts the times that this process opened files
+_openings = itertools.count()  # counts how often this process has opened files
 _recorders: weakref.WeakSet[RingRecorder] = weakref.WeakSet()
 
 
@@ -78,7 +77,7 @@ class Recorder(Protocol):
 
 
 class RingListener(Protocol):
-    """A listener is notified of each ring that opens or fails to. It writes records of its own into the ring."""
+    """Learns from the recorder when a ring opens, or why none could be opened. May write records into the ring."""
 
     @property
     def implementation(self) -> str: ...
@@ -113,7 +112,7 @@ class Failures:
 
     @contextmanager
     def kept_from_the_host(self, what: str) -> Iterator[None]:
-        """Note an error of our code and continue after the block: `with failures.kept_from_the_host("announce"):`."""
+        """Log an error of the block and continue after the block: `with failures.kept_from_the_host("announce"):`."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - see the rules
@@ -124,12 +123,11 @@ class Failures:
 class RingRecorder:
     """Writes records into this process's ring and messages into its catalog.
 
-    When the files are opened for the first time, and sometimes later, the files of ended processes are removed if
-    there are too many, see `cbtop.protocol.ended`.
-
     No file is opened before the first record. If the files cannot be made (no room, no safe runtime directory), one
-    warning is logged, nothing is recorded and the host continues. A forked child never writes its parent's files. It
-    opens its own pair on first use and repeats its parent's announcements.
+    warning is logged, nothing is recorded and the host continues. A forked child never writes into its parent's
+    files. It opens its own files at its first record, and repeats its parent's announcements there.
+
+    If ended processes have left too many files, the first opening removes some, see `cbtop.protocol.ended`.
     """
 
     record: Record
@@ -141,7 +139,7 @@ class RingRecorder:
         clock_ns: Callable[[], int] = clock.monotonic_ns,
     ) -> None:
         self._failures = Failures()
-        self.left_out = 0  # number of announcements that were left out
+        self.left_out = 0  # number of announcements beyond the bounds
         self._directory = directory
         self._ring_bytes = ring_bytes
         self._clock_ns = clock_ns
@@ -152,10 +150,11 @@ class RingRecorder:
         self._pause_until_ns = 0
         self._written_nodes = 0  # number of nodes written into the open catalog
         self._is_writing_nodes = False
-        self._lost_a_node = False  # True if a node is missing from the catalog; later nodes cannot be written then
+        self._lost_a_node = False  # True if a node did not fit; then no later node can be written
         self._opening = threading.RLock()
         self._ring: RingWriter | None = None
-        # Holds the number that `asked` returns. Each step of a model reads it, and a word needs no Python frame.
+        # `asked` returns the number in this word. Each step of a model reads the word itself, which runs no Python
+        # code.
         self.asked_word: Sequence[int] | memoryview = NOT_ASKED
         self._catalog: CatalogWriter | None = None
         self._is_opening = False
@@ -173,23 +172,23 @@ class RingRecorder:
         return self._failures.count
 
     def open(self) -> None:
-        """Open the files if they are closed, so that viewers see a process without records yet."""
+        """Open the files if they are closed. Viewers then see this process before its first record."""
         if self._catalog is None:
             self._open()
 
     def add_listener(self, listener: RingListener) -> None:
-        """Attach `listener` to each ring that opens. Attach it to None when the ring is gone."""
+        """Pass each ring that opens to `listener.attach`, and None when the ring is gone."""
         with self._opening, self._failures.kept_from_the_host("write beside the hot path"):
             self._listeners.append(listener)
             if self._ring:
                 self.record = listener.attach(self._ring)
 
     def announce(self, message: CatalogMessage) -> None:
-        """Write `message` into the catalog. It replaces a message with the same key. An invalid message is logged."""
+        """Write `message` into the catalog, in place of a message with the same key. An invalid message is logged."""
         with self._opening, self._failures.kept_from_the_host("announce"):
             try:
                 payload = codec.encode(message)
-                # Decode the message as the daemon does. The daemon drops a source that sends an invalid message.
+                # The daemon drops a source that sends an invalid message, so decode the message as the daemon does.
                 said = codec.decode(payload)
                 if not isinstance(said, Announcement):
                     raise TypeError("a host announces no such thing")
@@ -205,13 +204,13 @@ class RingRecorder:
             self._write_updates()
 
     def announce_nodes(self, nodes: Sequence[EncodedNode]) -> None:
-        """Announce nodes together. `codec.encode_node` has encoded them."""
+        """Announce several nodes. `codec.encode_node` has encoded them."""
         with self._opening, self._failures.kept_from_the_host("announce"):
             self._announce_nodes(nodes)
             self._write_updates()
 
     def flush(self) -> None:
-        """Write the waiting announcements, if their pause is over. Costs nothing if nothing waits."""
+        """Write the announcements that wait, if the pause is over. Costs almost nothing if none waits."""
         if self._updates or (self._catalog is not None and self._catalog.is_behind):
             with self._opening, self._failures.kept_from_the_host("write what waits"):
                 self._write_updates()
@@ -242,11 +241,11 @@ class RingRecorder:
 
     @property
     def asked(self) -> int:
-        """The number of a command's request, see `cbtop.protocol.requests`. 0 without a request or a ring."""
+        """The word with a command's request, see `cbtop.protocol.requests`. 0 without a request or a ring."""
         return self.asked_word[0]
 
     def answer(self, word: int) -> None:
-        """Publish the answer to a request, or that this process handles requests. Also done in files opened later."""
+        """Write the answer to a request into the ring, and into each ring that opens later."""
         self._answer = word
         ring = self._ring
         if ring is not None:
@@ -283,12 +282,12 @@ class RingRecorder:
             return None
 
     def forget(self) -> None:
-        """Return to the state before opening. Do not touch the files, because they belong to the parent."""
+        """In a forked child, forget the open files, because they belong to the parent."""
         self._opening = threading.RLock()  # another thread of the parent may have held the old one
         if self._catalog:
             self._let_files_go.detach()
             with self._failures.kept_from_the_host("close its catalog"):
-                self._catalog.close()  # otherwise the parent would seem to live as long as this child
+                self._catalog.close()  # otherwise the child would keep the parent's lock
         self._ring = self._catalog = self._path = self._reader = None
         self.asked_word = NOT_ASKED
         self._closed = self._is_opening = self._is_writing_nodes = False
@@ -299,7 +298,7 @@ class RingRecorder:
         for node, _ in nodes:
             if len(self._nodes) >= MAX_NODES:
                 self._leave_out("nodes", f"cbtop leaves out what is announced beyond {MAX_NODES} nodes")
-            elif node not in self._nodes[node.id - 1 : node.id]:  # an interrupted call may have added the node
+            elif node not in self._nodes[node.id - 1 : node.id]:  # an interrupted call may have added it
                 self._nodes.append(node)
         catalog = self._open()
         if catalog is not None:
@@ -325,7 +324,7 @@ class RingRecorder:
         if catalog is None or not (self._updates or catalog.is_behind) or self._clock_ns() < self._pause_until_ns:
             return
         begun_bytes = catalog.size_bytes
-        if catalog.flush():  # `flush` returns False if the disk is full; then stop writing
+        if catalog.flush():  # False if the disk is full
             for key in list(self._updates):  # a signal handler may announce something meanwhile
                 payload = self._announced.get(key)
                 if payload is not None:
@@ -339,7 +338,7 @@ class RingRecorder:
 
     def _write_nodes(self, catalog: CatalogWriter, encoded: Sequence[EncodedNode] = ()) -> None:
         """Write each node that is not in the catalog yet, including nodes left by an interrupted call."""
-        if self._is_writing_nodes:  # this is a signal handler: the interrupted call writes its nodes
+        if self._is_writing_nodes:  # a signal handler interrupted this method, which will write the nodes
             return
         payloads = {id(node): payload for node, payload in encoded}
         try:
@@ -349,7 +348,7 @@ class RingRecorder:
                 payload = payloads.get(id(node)) or codec.encode(node)
                 begun_bytes = catalog.size_bytes
                 try:
-                    # The ids of nodes have no gaps. If one node was left out, no later node can be written.
+                    # Ids of nodes have no gaps, so after a node that was left out, no other node can be written.
                     if self._lost_a_node:
                         self._leave_out("the catalog", f"cbtop leaves out a node: no room for it in {catalog.path}")
                     else:
@@ -384,13 +383,13 @@ class RingRecorder:
     def _first_record(self, tag: int, start_ns: int, end_ns: int, elements: int) -> None:
         self._open()
         record = self.record
-        if record != self._first_record:  # equal in a signal handler that runs while the files are being opened
+        if record != self._first_record:  # still the same in a signal handler that runs while the files open
             record(tag, start_ns, end_ns, elements)
 
     def _open(self) -> CatalogWriter | None:
-        """Return the catalog if it was already open. Returns None if it was just opened or cannot be opened.
+        """Return the catalog if it was open before this call. Returns None if this call opened it or could not.
 
-        A newly opened catalog already contains all announcements.
+        If this call opened the catalog, it already contains all announcements.
         """
         with self._opening:
             if self._catalog is None and not self._closed and not self._is_opening:
@@ -398,7 +397,7 @@ class RingRecorder:
                 try:
                     self._open_files()
                 except Exception as error:  # noqa: BLE001 - see the rules
-                    reraise_host_error(error)  # the next call opens them
+                    reraise_host_error(error)  # the next call tries again
                     self._failures.count += 1
                     why = str(error) or type(error).__name__
                     _log.warning("cbtop records nothing in process %d: %s", os.getpid(), why)
@@ -414,7 +413,7 @@ class RingRecorder:
 
     def _open_files(self) -> None:
         directory = self._directory or runtime_dir()
-        # Make the catalog first, so that a reader that sees the ring finds its catalog.
+        # Make the catalog before the ring, because a reader that sees a ring expects its catalog.
         catalog = _new_catalog(directory)
         try:
             listener = self._listeners[0] if self._listeners else None
@@ -423,7 +422,7 @@ class RingRecorder:
             )
             catalog.write(_hello(implementation, sample_every, locked=catalog.locked))
             if next(_openings) % SWEPT_AT_ONCE == 0:
-                # Ignore a file that cannot be listed or removed: it does not belong to this process.
+                # Ignore errors, because the files belong to other processes.
                 with suppressed(OSError):
                     sweep(directory)
             ring = RingWriter(catalog.path.with_suffix(".ring"), self._ring_bytes)
@@ -445,7 +444,7 @@ class RingRecorder:
                 with self._failures.kept_from_the_host("write beside the hot path"):
                     self.record = listener.attach(ring)
         except BaseException:
-            if self._catalog is None:  # set if only a listener failed; its records then take the slow way
+            if self._catalog is None:  # otherwise only a listener failed, and the files are in use
                 with self._failures.kept_from_the_host("remove a file it began"):
                     catalog.path.with_suffix(".ring").unlink(missing_ok=True)
                     catalog.path.unlink(missing_ok=True)
@@ -468,17 +467,17 @@ def _nowhere(tag: int, start_ns: int, end_ns: int, elements: int) -> None:
 
 
 def _say_goodbye_from_multiprocessing() -> None:
-    """Register a finalizer with multiprocessing, because its children exit by os._exit and skip atexit."""
+    """Let multiprocessing call `_at_exit`, because its children exit by os._exit and skip atexit."""
     util = sys.modules.get("multiprocessing.util")
     if util is not None:
         util.Finalize(None, _at_exit, exitpriority=0)
 
 
 def _new_catalog(directory: Path) -> CatalogWriter:
-    """Make a catalog with a free name, which consists of pid, start time and a number.
+    """Make a catalog with a free name: pid, start time and a number.
 
-    The number is needed because two processes in different pid namespaces may have the same pid and start time, and
-    may begin at once. A process that calls exec keeps both. Raises RingError if the catalog cannot be made.
+    A process in a different pid namespace may have the same pid and start time. So has this process if it called
+    exec. Raises RingError if the catalog cannot be made.
     """
     process = f"{os.getpid()}-{process_start(os.getpid()) or 0}"
     while True:
@@ -517,8 +516,7 @@ def _hello(recorder: str, sample_every: int, *, locked: bool) -> HostHello:
 def _clock_resolution_ns() -> int | None:
     """Return the smallest difference between two readings of the host's clock, or None if all are equal.
 
-    The difference is the clock's tick, or the time of one reading if the tick is shorter. Takes some tens of µs,
-    once.
+    This is the clock's tick, unless a reading takes longer than the tick. Takes some tens of µs.
     """
     readings = [clock.perf_counter_ns() for _ in range(CLOCK_READINGS)]
     return min((after - before for before, after in itertools.pairwise(readings) if after > before), default=None)

@@ -17,10 +17,11 @@ from cbtop.protocol.ring import HELD, NO_NODE
 from cbtop.protocol.signals import reraise_host_error
 from cbtop.protocol.vocabulary import NodeKind
 
-UNNAMED = (NodeKind.STEP,)  # the key of a step without a name; its records are held until it has one
-# How often a brick may be inside itself. Deeper calls are not recorded. Their time belongs to the fourth call.
+UNNAMED = (NodeKind.STEP,)  # the key of a step that has no name yet; its records wait for the name
+# How often a brick may be inside itself. Deeper calls are not recorded, so their time counts for the call around
+# them.
 MAX_RECURSION = 4
-MAX_LOST = 1000  # a brick this often inside itself was never stopped, because Python does not recurse deeper
+MAX_LOST = 1000  # Python cannot recurse this deep, so the calls around were never stopped
 
 _log = logging.getLogger("cbtop")
 
@@ -28,8 +29,8 @@ _log = logging.getLogger("cbtop")
 class Scopes:
     """Makes the scopes of one profiler and announces their nodes by `announce`.
 
-    Beyond the bounds on nodes, depth and recursion, a scope has no node. Calls in such a scope are counted but not
-    recorded. Their time belongs to the brick around them.
+    A scope beyond the bounds on nodes, depth and recursion has no node. Its calls are counted but not recorded, and
+    their time belongs to the brick around them.
     """
 
     def __init__(self, announce: Callable[[Sequence[EncodedNode]], None]) -> None:
@@ -42,18 +43,18 @@ class Scopes:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """In a child: create a new lock, because the parent may have held the old one."""
+        """In a forked child, create a new lock, because the parent may have held the old one."""
         self._defining = threading.RLock()
 
     def define(self, outer: Any, key: object) -> Any:
-        """Return the scope for `key` in `outer`, and make it if it is new. Only an interrupt is raised."""
+        """Return the scope for `key` in `outer`. Makes the scope if it is new. Raises only an interrupt."""
         with self._defining:
             if key in outer.children:
                 return outer.children[key]
             running = _running(outer, key)
             if len(running) >= (MAX_RECURSION if self._loses_stops else MAX_LOST):
-                # The host loses exceptions and does not stop its bricks. Return to the first scope, so that it cannot
-                # go deeper forever.
+                # The host does not stop its bricks, because exceptions skip the calls of `stop_brick`. Return to the
+                # outermost scope, so that the depth stays bounded.
                 self._loses_stops = True
                 outer.children[key] = running[-1]
                 return running[-1]
@@ -67,7 +68,7 @@ class Scopes:
             scope = type(outer)(key, node, outer, _work_of(key))
             if node == NO_NODE:
                 self.dropped += 1
-                return scope  # do not store it, because the number of such scopes has no bound
+                return scope  # not stored, because there may be any number of such scopes
             outer.children[key] = scope
             return scope
 
@@ -79,7 +80,7 @@ class Scopes:
         depth = _depth(outer) + 2  # the kernels of a brick are one level deeper than the brick
         try:
             nodes = nodes_of(key, self._nodes + 1, outer.node or None, outer.key)
-            # Encode first. A node that cannot be announced would leave a gap in the ids of all later nodes.
+            # A node that cannot be announced would leave a gap in the ids, so encode the nodes before counting them.
             said = [codec.encode_node(node) for node in nodes]
             count = len(said)
         except Exception as error:  # noqa: BLE001 - a name whose __str__ raises, and the like: the host goes on
@@ -96,16 +97,20 @@ class Scopes:
             return self._define_node(key, outer)
         self._nodes += count
         self._unsaid += said
-        while self._unsaid:  # includes nodes left by an interrupted call, because ids have no gaps
+        while self._unsaid:  # an interrupted call may have left nodes, and ids must have no gaps
             first = self._unsaid[:]
             self._announce(first)
-            if self._unsaid[: len(first)] == first:  # unequal if a signal handler has announced them
+            if self._unsaid[: len(first)] == first:  # else a signal handler has announced them
                 del self._unsaid[: len(first)]
         return nodes[0].id
 
 
 class NamedScopes:
-    """Maps scopes inside an unnamed step to scopes under its final `key`. `label` returns the key of a scope."""
+    """Finds the scopes for the calls of a step that had no name while it ran.
+
+    For a scope inside the unnamed step, `of` returns the scope with the same key under the step's final `key`. If
+    `label` is given, it returns the key to use instead.
+    """
 
     def __init__(
         self, scopes: Scopes, unnamed: Scope, key: object, label: Callable[[Scope], object] = lambda scope: scope.key
@@ -117,7 +122,7 @@ class NamedScopes:
         self._places = {id(unnamed): self.named}
 
     def of(self, scope: Any) -> Scope:
-        """Return the scope that replaces `scope`, which is inside the step without a name."""
+        """Return the scope that replaces `scope`, a scope inside the unnamed step."""
         found = self._places.get(id(scope))
         if found is None:
             outer, key = self.of(scope.parent), self._label(scope)
@@ -126,13 +131,13 @@ class NamedScopes:
 
 
 def _work_of(key: object) -> object:
-    """Return the function that computes the FLOP and bytes of a call. Returns None if they are linear."""
+    """Return the function that computes the work of a call. Returns None if the work is linear or not declared."""
     work = key.work if isinstance(key, BrickDefinition) else None
     return work if callable(work) else None
 
 
 def _running(outer: Scope, key: object) -> list[Scope]:
-    """Return `outer` and the scopes around it, if they have this `key`, innermost first."""
+    """Return the scopes with this `key` among `outer` and the scopes around it, innermost first."""
     running = []
     scope: Scope | None = outer
     while scope is not None and scope.parent is not None:
@@ -143,7 +148,7 @@ def _running(outer: Scope, key: object) -> list[Scope]:
 
 
 def _is_unrecorded(scope: Scope) -> bool:
-    """Return whether nothing in `scope` is recorded. A node without its parent node would be in the wrong place."""
+    """Return whether calls in `scope` cannot be recorded, because their nodes would lack a parent."""
     return scope.node == NO_NODE and scope.parent is not None
 
 

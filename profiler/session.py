@@ -48,7 +48,7 @@ class Report:
 
     Numbers of steps, tokens and times of whole steps cover all steps. Bricks, categories and books cover only steps
     with a recorded inside. `overwritten` is the number of records that were lost before they were read. `rejected` is
-    the number of records with impossible values, or without a node because the bounds left no room for one.
+    the number of records with impossible values or without a node.
     """
 
     bricks: tuple[BrickStats, ...]
@@ -59,10 +59,10 @@ class Report:
     wall_ns: int  # sum over all steps; 0 without steps
     recorded_ns: int  # sum over the steps with a recorded inside
     union_ns: int  # time when at least one step ran
-    elapsed_ns: int  # from the first step's start to the last step's end; the length of the window, if there is one
+    elapsed_ns: int  # from the first step's start to the last step's end; in a window, the length of the window
     overwritten: int
     rejected: int
-    uncounted_steps: int = 0  # number of steps without a count of tokens; if it is not 0, no rate is known
+    uncounted_steps: int = 0  # number of steps without a count of tokens; no rate is known if there are any
     books: tuple[tuple[str, TimeBreakdown], ...] = ()  # phase and its time breakdown
     outside: Beside | None = None  # time outside of every step; None without such time
     sample_every: int = 1  # one in this many steps is recorded
@@ -163,7 +163,7 @@ class Session:
         self._is_adding = False
         self._stats = NodeStats()
         self._overwritten = self._rejected = 0
-        self._reading = threading.RLock()  # keeps a record from being counted twice if two threads read at once
+        self._reading = threading.RLock()  # so that two threads do not count the same record twice
 
     def report(self) -> Report:
         """Return the statistics of all records."""
@@ -193,19 +193,19 @@ class Session:
             if begun.any():
                 since_ns = int(batch.start_ns[begun].min())
             kept, amounts = self._began_in(batch, since_ns), batch.are(FLAG_AMOUNTS)
-            # The amounts of a call directly follow the call.
+            # The record of a call's amounts follows directly after that of the call.
             recent = batch.only(np.where(amounts, np.append(False, kept[:-1]), kept))
             rejected = self._count(recent, stats)
         totals = PhaseTotals.of(self._table, stats, None)
         return self._report(totals, 0, rejected, (now_ns - since_ns) / 1e9)
 
     def _began_in(self, batch: Batch, since_ns: int) -> NDArray[np.bool_]:
-        """Return a mask of the records that began at `since_ns` or later, except inside a step that began earlier."""
+        """Return a mask of the records that began at `since_ns` or later, in steps that did not begin earlier."""
         kept: NDArray[np.bool_] = batch.start_ns >= since_ns
         step_of = self._table.column("step_of")[np.minimum(batch.node, len(self._table))]
         lane = batch.flags >> LANE_SHIFT
         earlier = (step_of == batch.node) & ~kept & (batch.end_ns > since_ns)
-        earlier &= ~batch.are(FLAG_AMOUNTS) & ~batch.are(FLAG_PLAIN)  # amounts and plain steps have no parts
+        earlier &= ~batch.are(FLAG_AMOUNTS) & ~batch.are(FLAG_PLAIN)  # these have no parts
         for at in np.flatnonzero(earlier).tolist():
             kept &= (step_of != batch.node[at]) | (lane != lane[at]) | (batch.end_ns > batch.end_ns[at])
         return kept
@@ -219,7 +219,7 @@ class Session:
         return {stats.category: stats for stats in category_stats(self._bricks())}
 
     def graph(self, dependencies: Iterable[Dependency]) -> ExecutionGraph:
-        """Return the graph of all nodes that ran, with the nodes around them and their kernels."""
+        """Return the graph of all nodes that ran, of the nodes around those, and of their kernels."""
         totals = self._totals()
         kept: set[int] = set()
         for node in totals.nodes:
@@ -270,7 +270,7 @@ class Session:
 
     def _totals(self) -> PhaseTotals:
         with self._reading:
-            # Read the records before the nodes, because a node is announced before its first record.
+            # A node is announced before its first record, so read the records before the nodes.
             batch = self._recorder.read()
             self._add_nodes()
             self._stats.grow(len(self._table) + 1)
@@ -293,7 +293,7 @@ class Session:
             self._is_adding = False
 
     def _count(self, batch: Batch, stats: NodeStats) -> int:
-        """Add `batch` to `stats`. Returns the number of invalid records, which are skipped."""
+        """Add the valid records of `batch` to `stats`. Returns the number of invalid ones."""
         known = batch.only(sane(batch, len(self._table)))
         stats.add(known, *self._table.columns())
         return len(batch.node) - len(known.node)

@@ -11,7 +11,7 @@ _started: list[object] = []  # kept referenced, so that no warning about a runni
 
 
 def start_sidecar(endpoint: str) -> None:
-    """Start `cbtop daemon` at `endpoint`. It ends when this process does. If it cannot start, log a warning.
+    """Start `cbtop daemon` at `endpoint`. The daemon ends with this process. If it cannot start, log a warning.
 
     The daemon's messages (an address is in use, or not allowed without keys) appear on this process's stderr.
     """

@@ -1,4 +1,4 @@
-"""The parts of a step that were timed elsewhere, and the data of a step that waits for such parts."""
+"""Data of a step that waits for its parts, and the scopes of such parts. The parts were timed elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 class AlikeParts:
-    """The keys of the parts of similar steps. `keys` holds, for each part, its keys from the step down.
+    """The keys of parts that many steps have alike. A part has one tuple of keys, which leads from the step to the
+    part.
 
     The scopes of the parts are looked up once per name of a step.
     """
@@ -25,18 +26,18 @@ class AlikeParts:
         self._known: dict[int, tuple[Scope, list[Scope]]] = {}
 
     def scopes_in(self, step: Scope, scopes: Scopes) -> list[Scope]:
-        """Return the scope of each part inside `step`. Scopes that do not exist are defined."""
+        """Return the scope of each part inside `step`. Defines scopes that do not exist yet."""
         known = self._known.get(id(step))
         if known is not None and known[0] is step:
             return known[1]
         found = [scope_of(step, keys, scopes) for keys in self.keys]
-        if step.node != NO_NODE:  # without a node each step has a new scope, and the number of scopes has no bound
+        if step.node != NO_NODE:  # a step without a node has a new scope each time, so there may be any number
             self._known[id(step)] = step, found
         return found
 
 
 def scope_of(scope: Scope, keys: tuple[Hashable, ...], scopes: Scopes) -> Scope:
-    """Return the scope at `keys` below `scope`. Scopes that do not exist are defined."""
+    """Follow `keys` down from `scope` and return the last scope. Defines scopes that do not exist yet."""
     for key in keys:
         scope = scope.children.get(key) or scopes.define(scope, key)
     return scope
@@ -52,7 +53,7 @@ class Ended:
 
     def __init__(self, scope: Scope, start: Any, end: Any, flags: int, inside: Inside | None) -> None:
         self.scope = scope
-        self.outside: Any = scope.parent  # the scope around the step, outside all steps
+        self.outside: Any = scope.parent  # the root of the graph
         self.start = start
         self.end = end
         self.flags = flags

@@ -1,14 +1,14 @@
 """A step is one forward pass. Its name, tokens and start may be known only after the pass has run.
 
 Rules
-- A step always counts for its own phase, even if it runs inside a function or a different step. If it began inside
-  such a call, a node there records how much of the call's time the step took.
+- A step always counts for its own phase, even if it runs inside a function or a different step. A node inside that
+  function or step also records the inner step's time.
 - Whether a step is sampled applies only to the step's own thread, task or greenlet.
 - A step that is not sampled is plain. It is timed as a whole and leaves one record at its end. Bricks and steps
-  inside it leave no record. It needs no lane, because there is nothing inside it to distinguish.
-- Sampled steps that run at the same time have different lanes. Their records carry the lane, so the time in each step
-  is known.
-- Records in a step without a name are held until the step has one. Their nodes are then under that name.
+  inside a plain step leave no records, so it needs no lane.
+- Sampled steps that run at the same time have different lanes. The lane in a record tells to which of these steps the
+  record belongs.
+- Records in a step without a name are held until the step has a name, because their nodes are below that name.
 - A step belongs to its process. A forked child completes none of its parent's steps, and begins outside of them.
 - There is no __del__ and no generator that is left half-way, because either would lose an exception of the host's
   signal handler. Weak references record which step holds which lane.
@@ -46,16 +46,16 @@ if TYPE_CHECKING:
     from cbtop.profiler.places import Adopted
 
 NO_NAME = "step"  # the name of a step that ended without one
-# Flags of a cancelled plain step. In the shared lane, it does not cancel the records of other steps.
+# Flags of a cancelled plain step. A cancelled step in the shared lane cancels no other records.
 CANCELLED_PLAIN = FLAG_CANCELLED | SHARED_LANE
 StepKey: TypeAlias = tuple[NodeKind, str] | tuple[NodeKind, str, str]  # (STEP, name) or (STEP, name, model)
-STEP = NodeKind.STEP  # looking up NodeKind.STEP takes as long as the rest of a key
+STEP = NodeKind.STEP  # an attribute of an enum takes as long to read as the rest of a key
 
 _log = logging.getLogger("cbtop")
 
 
 class Steps:
-    """The steps of one profiler on one path. Decides whether a step is sampled, and holds the lanes."""
+    """Makes the steps of one profiler on one path, and holds their lanes."""
 
     __slots__ = (
         "__weakref__",
@@ -89,24 +89,24 @@ class Steps:
         self.is_sampled = is_sampled
         self.give_up = give_up
         self.flush = flush
-        self.show = show  # function that opens the ring, so that viewers see this process
-        self.forks = 0  # number of forks that led to this process
+        self.show = show  # opens the ring, so that viewers see this process
+        self.forks = 0  # number of forks between the first process and this one
         self.is_on = True  # True while the profiler records
-        self.governor: Any = None  # if set, it is notified of each step; see instrument/governor.py
-        self.warm_ups: Any = None  # if set, it names the first steps of each kind; see instrument/warm_up.py
-        self._others: WeakSet[Steps] = WeakSet()  # copies of this object for other paths
+        self.governor: Any = None  # learns of each step if it is set; see instrument/governor.py
+        self.warm_ups: Any = None  # names the first steps of each kind if it is set; see instrument/warm_up.py
+        self._others: WeakSet[Steps] = WeakSet()  # the copies that `on` has made
         self.lanes = Lanes()
         self.take_lane = self.lanes.take  # not wrapped in a method, because this runs at every recorded step
         self._warned: set[str] = set()  # shared with the copies for other paths
 
     def warn_once(self, line: str, *arguments: object) -> None:
-        """Log `line` only the first time, because a host may cause it at every step."""
+        """Log `line` once, even if the host causes it at every step."""
         if line not in self._warned:
             self._warned.add(line)
             _log.warning(line, *arguments)
 
     def on(self, path: Path) -> Steps:
-        """Return a copy of this object that times steps on `path`. Both share their lanes."""
+        """Return a copy of this object that times steps on `path`. The copy shares the lanes."""
         steps = copy.copy(self)
         steps.path, steps.give_up = path, path.give_up
         self._others.add(steps)
@@ -131,8 +131,8 @@ class Steps:
     ) -> None:
         """Record a step that was timed elsewhere on the host's clock, with its `parts`.
 
-        If `parts` is None, the step is plain, without a recorded inside. `lost` is the number of steps since the last
-        one that were not kept.
+        If `parts` is None, the step is recorded as plain. `lost` is the number of steps that were lost since the last
+        recorded one.
         """
         step = ActiveStep(self, name, tokens, model)
         try:
@@ -153,7 +153,7 @@ class Steps:
         self.lose(lost)
 
     def lose(self, count: int) -> None:
-        """Count `count` steps that were timed elsewhere and lost. Each leaves one record without a node."""
+        """Count `count` lost steps. Each leaves one record without a node."""
         try:
             for _ in range(count):
                 self.path.emit(self._root, None, HostTime(0), HostTime(0), 0, 0)
@@ -170,17 +170,17 @@ class Steps:
     def emit(
         self, root: Scope, keys: tuple[Hashable, ...], start_ns: int, end_ns: int, elements: int, lane: int
     ) -> None:
-        """Record a call at `keys` below `root`. Scopes that do not exist are defined."""
+        """Record a call in the scope to which `keys` lead from `root`. Defines scopes that do not exist yet."""
         scope = scope_of(root, keys, self.scopes)
         self.path.emit(scope, None, HostTime(start_ns), HostTime(end_ns), elements, lane)
 
     def after_fork(self) -> None:
-        """In a child: leave running steps to the parent. Create a new lock, as the parent may hold the old one."""
+        """In a forked child, leave running steps to the parent. The parent may hold the lock, so create a new one."""
         self.lanes.after_fork()
         for steps in (self, *self._others):
             steps.forks += 1
         position = self.path.position
-        for step in [*self.lanes.holders, position.step]:  # add the caller's step, which may be in the shared lane
+        for step in [*self.lanes.holders, position.step]:  # the caller's step may be in the shared lane
             if isinstance(step, ActiveStep):
                 step.leave_to_parent()
         inner: Any = position.step
@@ -206,9 +206,9 @@ class ActiveStep:
     """One forward pass: `with profiler.step("decode", tokens=1) as step:`. Tokens are counted only here.
 
     Values that are known only inside the block may be set there: `name`, `model`, `tokens`, `start_ns`, `sequences`
-    and `cached`. `start_ns` is for a step that began before the block, and is a time of the monotonic clock
-    `time.perf_counter_ns`. `sequences` is the number of sequences in the pass. `cached` is the number of positions
-    that each sequence held before. Both are None if not known. `cancel()` excludes the step from all counts.
+    and `cached`. Set `start_ns`, a time of `time.perf_counter_ns`, if the step began before the block. `sequences` is
+    the number of sequences in the pass. `cached` is the number of positions that each sequence held before. An
+    unknown number is None. `cancel()` excludes the step from all counts.
     """
 
     __slots__ = (
@@ -248,16 +248,16 @@ class ActiveStep:
         self._scope: Any = None  # None if the inside of this step is not recorded
         self._cancelled = False
         self.adopted: dict[Adopted, None] = {}  # work that other threads are doing for this step
-        self._waits = 0  # number of calls of `wait` that have no answer yet
-        self._ended: Ended | HeldStep | None = None  # set if the step has ended and still waits
+        self._waits = 0  # number of `told` calls that are still expected
+        self._ended: Ended | HeldStep | None = None  # set while the step has ended but waits for parts
         self._mark: Any = None  # the governor's mark, set while the step runs
         self._name = name
         self._model = model
         named = NO_NAME if name is None else name
         self.key: StepKey = (STEP, named, model) if model else (STEP, named)
         self._start_ns: int | None = None
-        self.own_ns = 0  # overhead of starting the step, and of calls inside it that are not part of the model
-        self.returned_ns: int | None = None  # when the timed call returned, if the step consists of this call only
+        self.own_ns = 0  # time of starting the step, and of calls inside the step that are not part of the model
+        self.returned_ns: int | None = None  # if the step is one timed call: when the call returned
         self.tokens = tokens
         self.sequences: int | None = None
         self.cached: int | None = None
@@ -266,7 +266,8 @@ class ActiveStep:
     def name(self) -> str | None:
         """The name: `decode`, `prefill` or a name of your own. None until a name is set.
 
-        If a running step is renamed, the time under the old name stays there, but does not count as a step.
+        If a step is renamed while it runs, its time until then stays under the old name, but does not count as a
+        step.
         """
         return self._name
 
@@ -289,7 +290,7 @@ class ActiveStep:
 
     @property
     def start_ns(self) -> int | None:
-        """When the step began, on the clock of `time.perf_counter_ns`. None if it began with its block."""
+        """When the step began, on the clock of `time.perf_counter_ns`. None if the step began with its block."""
         return self._start_ns
 
     @start_ns.setter
@@ -310,24 +311,24 @@ class ActiveStep:
         self._cancelled = True
 
     def take_lane(self) -> int:
-        """Reserve a lane for this step until `leave_lane`. Returns the shared lane if all are taken."""
+        """Reserve a lane for this step until `leave_lane`. Returns the shared lane if no other lane is free."""
         return self._steps.take_lane(self)
 
     def leave_lane(self) -> None:
-        """Release the lane. Call this after this step's last record, so that the next step in the lane follows it."""
+        """Release the lane after this step's last record. The next step in the lane must not record before that."""
         self.lane = None
 
     def wait(self) -> None:
-        """Delay recording this step after its end until `told` is called with times of a device."""
+        """After its end, let this step wait for one more call of `told` with times of a device."""
         self._waits += 1
 
     def told(self, parts: Iterable[Part] | None) -> None:
-        """Record `parts` that the step waited for after its end. After the last parts, record the step itself.
+        """Record `parts` that the step waited for, or count them as lost if `parts` is None.
 
-        None means that the parts are lost.
+        After the last expected call, the step itself is recorded.
         """
         ended, self._waits = self._ended, self._waits - 1
-        if ended is None:  # the step was not recorded, still runs, or belongs to the parent process
+        if ended is None:  # the step still runs, was not recorded, or belongs to the parent process
             return
         if isinstance(ended, HeldStep):
             ended.told(parts)
@@ -345,16 +346,16 @@ class ActiveStep:
     def record_known_parts(
         self, parts: AlikeParts, starts_ns: Sequence[int], ends_ns: Sequence[int], elements: Sequence[int]
     ) -> None:
-        """Record parts with known scopes, like `told`. Each part has a start, an end and elements."""
+        """Do the same as `told` for `parts` whose scopes are known. The columns have an entry for each part."""
         ended = self._ended
-        if not isinstance(ended, Ended):  # the known scopes are for a step that has its name
+        if not isinstance(ended, Ended):  # the known scopes are below a step that has its name
             self.told(list(zip(parts.keys, starts_ns, ends_ns, elements, strict=True)))
             return
         self._waits -= 1
         self._record(ended, lambda scopes: (parts.scopes_in(ended.scope, scopes), starts_ns, ends_ns, elements))
 
     def _record(self, ended: Ended, read: Callable[[Scopes], Told]) -> None:
-        """Record the parts. If these were the last parts, record the step itself."""
+        """Record the parts. If no more parts are expected, record the step itself."""
         steps, path = self._steps, self._steps.path
         try:
             told = _, _, ends_ns, _ = read(steps.scopes)
@@ -375,8 +376,7 @@ class ActiveStep:
         """Whether the step has begun and not ended."""
         return self.position is not None
 
-    # __enter__ and __exit__ call few functions, because after a model has run, the code of each function must be
-    # fetched from memory again.
+    # A model evicts our code from the processor's caches, so __enter__ and __exit__ call few functions.
 
     def __enter__(self) -> ActiveStep:
         try:
@@ -385,7 +385,7 @@ class ActiveStep:
             if governor is not None:
                 self._begun_ns = clock.perf_counter_ns()
             outer: Any = position.step
-            while outer is not None and outer.position is None:  # a signal interrupted the end of that step
+            while outer is not None and outer.position is None:  # a signal interrupted the end of `outer`
                 outer = outer.outer
             self.outer = outer
             self._scope, self._is_plain, self.forks = None, False, steps.forks
@@ -400,23 +400,23 @@ class ActiveStep:
             while root.parent is not None:
                 top, root = root, root.parent
             if outer is None and isinstance(top.key, tuple) and top.key[0] is STEP:
-                # A signal interrupted the end of an earlier step. That step has ended, so this one is not inside it.
+                # A signal interrupted the end of an earlier step, so the position is still inside that step.
                 self._inside = root
             if self._is_outermost and not steps.is_sampled(None if self._name is None else self.key):
-                # Do not use a clock that waits for a device. If this path keeps its steps, use the host's clock.
+                # A plain step must not wait for a device. On a path that keeps its steps, take the host's time.
                 start = self._start = path.end_mark() if path.held_steps is None else HostTime(path.now_ns())
                 self._is_plain = True
                 if governor is not None:
                     self._mark = governor.began(self, self._model, recorded=False)
                     self.own_ns = clock.perf_counter_ns() - self._begun_ns
                 self.position, position.step = position, self
-                position.recording = False  # until this step ends
+                position.recording = False  # for calls inside this step
                 if (there := root.children.get(self.key)) is not None:
                     start_ns = start if isinstance(start, int) else path.now_ns()
                     path.publish(position, there, start_ns, self.tokens, self.sequences)
                 return self
             if self._name is None:
-                steps.show()  # the records of this step wait for its name, so nothing else opens the ring
+                steps.show()  # nothing else opens the ring, because the records wait for the name
             key = UNNAMED if self._name is None or path.held_steps is not None else self.key
             scope = root.children.get(key) or steps.scopes.define(root, key)
             if governor is not None and self._is_outermost:
@@ -427,14 +427,14 @@ class ActiveStep:
             self._outer_held = position.held  # nothing after this line can fail
             position.held = [] if key is UNNAMED else None
             position.lane = steps.take_lane(self)
-            # Set the scope and the position together: a signal handler that runs steps here would treat a step
-            # without a position as ended.
+            # Set these together. A step with a scope but no position counts as ended, and a signal handler may run
+            # other steps between two lines.
             self._scope, self.position, position.step = scope, position, self
             path.enter(position, scope, now_ns)
             if self._is_outermost:
                 path.publish(position, scope, now_ns, self.tokens, self.sequences)
         except BaseException as error:
-            self.position = self._mark = None  # a step that has not begun must not be ended
+            self.position = self._mark = None  # `__exit__` must not end a step that did not begin
             if not isinstance(error, Exception):
                 raise
             self._steps.give_up(error)  # an error of our code or of a clock must not reach the host
@@ -451,13 +451,13 @@ class ActiveStep:
             if self.adopted:
                 _let_go(self.adopted)
             outer: Any = position.step
-            # Skip this step, and steps that ended before a step inside them.
+            # Skip this step, and outer steps that have ended before it.
             while outer is not None and outer.position is None:
                 outer = outer.outer
             position.step = outer
             if self._is_outermost:
                 position.recording = True
-            if self._is_plain:  # recorded as a whole, under its current name
+            if self._is_plain:  # record the step as a whole under the name that it has now
                 self._is_plain, steps, root = False, self._steps, self._inside
                 path.publish(position, position.scope, 0, None, None)
                 if not steps.is_on or self.forks != steps.forks:
@@ -477,7 +477,7 @@ class ActiveStep:
                     end = path.end_mark()
                 finally:
                     held, position.held = position.held, self._outer_held
-                    # Return to where the step began, or to the root if the step around it has ended meanwhile.
+                    # Return to where the step began. If the step around it has ended meanwhile, stay at the root.
                     position.leave(scope)
                     if position.scope.parent is None and (self.outer is None or self.outer.position is not None):
                         path.enter(position, self._inside, 0)
@@ -503,16 +503,16 @@ class ActiveStep:
                 except Exception as trouble:  # noqa: BLE001 - as above
                     self._steps.give_up(trouble)
 
-    _begun_ns: int  # set if a governor is notified
+    _begun_ns: int  # set if there is a governor
     outer: Any  # the step around this one, or None
-    _is_outermost: bool  # True if no step of this process is around it
-    _is_plain: bool  # True if the step is not sampled, so it is timed as a whole
-    forks: int  # number of forks when the step began; a process with more forks is a child
+    _is_outermost: bool  # True if there is no outer step in this process
+    _is_plain: bool  # True if the step is not sampled
+    forks: int  # number of forks when the step began; it is higher in a child
 
     def _record_inside(
         self, position: Position, scope: Scope, held: list[HeldRecord] | None, end: Any, lane: int, failed: bool
     ) -> None:
-        """Record a step with a recorded inside, or keep it until the device's times are known."""
+        """Record a sampled step, or keep it until the device's times are known."""
         path = self._steps.path
         if path.recording:
             flags = (FLAG_FAILED if failed else 0) | (FLAG_CANCELLED if self._cancelled else 0)
@@ -531,13 +531,13 @@ class ActiveStep:
                 else:
                     self._emit(scope, start, end, lane | flags, inside)
         if not isinstance(self._ended, Ended):
-            self.lane = None  # not earlier, so that records of the next step in this lane follow this step's end
+            self.lane = None  # released only now, after this step's last record
         if self._is_outermost:
             path.step_ended()
             self._steps.flush()
 
     def _inside_at(self, position: Position) -> Inside | None:
-        """Return where the step began, if that is inside a call and `position` is back there. Else return None."""
+        """Return the place of a step that ran inside a call. None outside of calls, or if `position` has moved."""
         if position.scope is self._inside and self._inside.parent is not None:
             return self._named(self._inside), position, position.lane
         return None
@@ -565,7 +565,7 @@ class ActiveStep:
             self._steps.path.emit(outer, position, self._start, end, self.tokens, lane)
 
     def _emit(self, scope: Scope, start: Any, end: Any, flags: int, inside: Inside | None) -> None:
-        """Record this step, its amounts of work, and the time that it took inside the call around it."""
+        """Record this step and its amounts of work. If it ran inside a call, record its time there too."""
         path, is_known = self._steps.path, not self._cancelled
         sequences, cached = (self.sequences, self.cached) if is_known else (None, None)
         path.emit_step(scope, start, end, self.tokens, flags, sequences, cached)
@@ -574,12 +574,12 @@ class ActiveStep:
             path.emit(outer, position, self._start, end, self.tokens, lane)
 
     def leave_to_parent(self) -> None:
-        """In a forked child: leave this step, and the adopted work for it, to the parent."""
+        """In a forked child, leave this step and the work adopted for it to the parent."""
         _let_go(self.adopted)
         self._scope = self.lane = self._ended = None
 
     def _rename(self) -> None:
-        """Continue under the new name, if this step began under a different one."""
+        """If this step began under a different name, continue under the new one."""
         position, scope = self.position, self._scope
         if position is None or scope is None or scope.key in (UNNAMED, self.key) or position.scope is not scope:
             return

@@ -1,4 +1,4 @@
-"""The announcements of a process. A new one replaces an earlier one with the same key.
+"""The announcements of a process. A new announcement replaces an earlier one with the same key.
 
 The number and the size of announcements are bounded.
 """
@@ -29,10 +29,10 @@ from cbtop.protocol.messages import (
     TrainingTimes,
 )
 
-MAX_ANNOUNCED = 10_000  # the most of one kind
-MAX_COMPILATIONS = 64  # the newest ones that are kept
+MAX_ANNOUNCED = 10_000  # limit for each kind of announcement
+MAX_COMPILATIONS = 64  # the newest are kept
 MAX_ANNOUNCED_BYTES = 16 << 20  # total size of all kinds, encoded
-# Limit for the announcements of all sources of a viewer or a recording; each takes about 700 bytes there.
+# Limit for all sources of a viewer or a recording together. An announcement takes about 700 bytes of memory there.
 MAX_KEPT = 1_000_000
 
 # The messages that a host may announce.
@@ -84,7 +84,7 @@ def key_of(message: CatalogMessage) -> Key:
 def comes_to_fail(message: CatalogMessage, before: CatalogMessage | None) -> bool:
     """Return whether a check that passed in `before` fails in `message`.
 
-    Such a check is placed after all earlier failures, because a later failure may be caused by wrong input.
+    Such a check moves behind all earlier failures, because one of them may have caused it.
     """
     if not isinstance(message, CheckResult) or message.passed:
         return False
@@ -92,10 +92,10 @@ def comes_to_fail(message: CatalogMessage, before: CatalogMessage | None) -> boo
 
 
 class Announcements(Generic[Kept]):
-    """Keeps one value for the newest message of each key, in the order of the keys' arrival.
+    """Keeps one value for the newest message of each key, in the order in which the keys arrived.
 
-    The profiled process keeps the encoded message. The daemon keeps the message itself. The same bounds apply to
-    both.
+    The value is the encoded message in the profiled process, and the message itself in the daemon. The same bounds
+    apply to both.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class Announcements(Generic[Kept]):
     def keep(self, key: Key, kept: Kept, size_bytes: int, *, last: bool = False) -> bool:
         """Keep `kept` under `key`. Returns whether there was room.
 
-        `kept` takes the place of the key's old value, or with `last` the last place.
+        `kept` takes the place of the key's old value. With `last`, it goes to the end instead.
         """
         before = self._kept.get(key)
         grown_bytes = size_bytes - (before[1] if before else 0)
@@ -149,5 +149,5 @@ class AnnouncedTotal:
             )
 
     def forget(self, source: str) -> None:
-        """Remove `source` from the total, because none of its announcements is kept any longer."""
+        """Remove `source` from the total. Call it when its announcements are dropped."""
         self._kept -= self._of_source.pop(source, 0)

@@ -1,7 +1,7 @@
 """The static attributes of a node beyond its name. There is one class for each kind of node.
 
 A new attribute is declared here only. Definitions and graph nodes inherit these classes, `Node` holds them, and the
-codec puts their fields into its map. So the attribute appears in all of these and in every JSON without further code.
+codec sends their fields. So a new attribute needs no further code.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ class Work:
     `elements`.
 
     A call with `n` elements does `flops_per_call + n * flops_per_element` operations and touches `bytes_per_call + n
-    * bytes_per_element` bytes. Every operation of a decoder is exactly linear: the weights of a matrix product cost
-    bytes per call, and attention grows with its elements (heads x positions). A byte counts once per call, even if
-    the call touches it several times, so the sum is the least that must come from memory. If neither number of FLOP
-    is given, the FLOP are unknown, which differs from 0. If neither number of bytes is given, the bytes are unknown.
+    * bytes_per_element` bytes. Every operation of a decoder is exactly linear. The weights of a matrix product cost
+    bytes per call, and attention grows with its elements (heads x positions). A byte counts once per call, so the sum
+    is the least that must come from memory. If neither number of FLOP is given, the FLOP are unknown, which differs
+    from 0. The same applies to bytes.
+
     The elements of a collective are all the elements that it works on, and `size_bytes_per_element` is the size of
-    one element. The bytes of a collective are bus bytes, the least that each link must carry. `dtype` is the type of
-    the multiplied numbers (`float32`, `bfloat16`, `int8`), and selects the roof. "" means floats of an unknown type.
-    `UNKNOWN_TYPE` means that the type cannot be known, and has no roof. An operation on integers counts as one FLOP.
+    one element. The bytes of a collective are bus bytes, the least that each link must carry.
+
+    `dtype` is the type of the multiplied numbers (`float32`, `bfloat16`, `int8`), and selects the roof. "" means
+    floats of an unknown type. `UNKNOWN_TYPE` means that the type cannot be known, and has no roof. An operation on
+    integers counts as one FLOP.
     """
 
     flops_per_call: float | None = None
@@ -73,10 +76,10 @@ BYTES = ("bytes_per_call", "bytes_per_element")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelAttributes:
-    """The launch of a kernel on a GPU. An attribute is None if it is not known; for a kernel on a CPU, all are None.
+    """The launch of a kernel on a GPU. An unknown attribute is None. A kernel on a CPU has no attributes.
 
-    `shared_memory_bytes` is the dynamic shared memory that the launch requests. The kernel's own, static shared
-    memory is `static_shared_memory_bytes`.
+    `shared_memory_bytes` is the dynamic shared memory that the launch requests. `static_shared_memory_bytes` is
+    declared in the kernel itself.
     """
 
     grid: Grid | None = None
@@ -105,7 +108,7 @@ class KernelAttributes:
 class TransferAttributes:
     """A copy of `size_bytes` bytes between two memories.
 
-    `stream` is the stream that it ran on, in parallel with other work. None means that it did not run in parallel.
+    `stream` is set if the copy ran on a stream, in parallel with other work.
     """
 
     source: str
@@ -123,16 +126,14 @@ class FunctionAttributes:
     line: int | None = None
 
 
-# The values for nodes of other kinds.
+# The attributes of nodes of other kinds, which have none of these.
 UNKNOWN_WORK = Work()
 NO_KERNEL = KernelAttributes()
 NO_FUNCTION = FunctionAttributes()
 
 
 def carried(kind: type, source: object) -> Mapping[str, Any]:
-    """Return the attributes that the class `kind` declares, read from `source`, as keyword arguments for a new
-    object.
-    """
+    """Read the attributes that the class `kind` declares from `source`. Returns them as keyword arguments."""
     return {field.name: getattr(source, field.name) for field in fields(kind)}
 
 

@@ -1,9 +1,8 @@
 """Access to the daemon's socket: the authenticator, and the reasons why a viewer was refused.
 
 CURVE proves that a viewer owns the key that it presents, but accepts every key. To restrict keys, libzmq sends a
-request over ZAP (ZeroMQ RFC 27) to an inproc address of the context, and the authenticator answers the request.
-libzmq does not report a failed handshake itself. A socket's monitor reports that a handshake failed, but not whose it
-was.
+request over ZAP (ZeroMQ RFC 27) to an inproc address of the context, and the authenticator answers the request. Only
+the socket's monitor reports a failed handshake, and it does not say whose handshake failed.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from cbtop.protocol.keys import DaemonKeys, ViewerKeys
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # RFC 27
 ZAP_DOMAIN = b"cbtop"
 SAY_AGAIN_S = 60.0
-MAX_PEERS = 256  # the last log lines of at most this many peers are remembered
+MAX_PEERS = 256  # limit for the peers whose last log line is remembered
 PROBE_S = 0.3
 
 _WRONG_SERVER_KEY = 0x11000001  # ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC
 _GREETING_BYTES = 64
-# ZMTP 3.1, RFC 37: a peer answers this and a version with its whole greeting
+# ZMTP 3.1, RFC 37: to these bytes and a version, a peer answers with its whole greeting
 _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 _log = logging.getLogger("cbtop.daemon")
 
@@ -36,10 +35,10 @@ _log = logging.getLogger("cbtop.daemon")
 class ZapAuthenticator:
     """Lets a viewer into the daemon's socket if its key is on the allow-list. Without `keys` it lets in every viewer.
 
-    libzmq asks the authenticator even if every viewer is allowed, because that keeps out versions of ZMTP before 3,
-    which do not identify the sender of a message. The allow-list is read again for each viewer. pyzmq's own
-    Authenticator is not enough. It reads its list only on request, and does not remember the keys that it has let in,
-    so a viewer with a revoked key could not be disconnected.
+    Even then, libzmq must ask the authenticator, because only that keeps out versions of ZMTP before 3. They do not
+    identify the sender of a message. pyzmq's own Authenticator is not enough. It does not read its list again for
+    each viewer, and does not remember the keys that it has let in, so it cannot tell whether a viewer's key was
+    revoked.
     """
 
     def __init__(self, keys: DaemonKeys | None, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -64,25 +63,25 @@ class ZapAuthenticator:
             door.setsockopt(zmq.CURVE_SECRETKEY, self._keys.own.secret)
 
     def answer(self) -> None:
-        """Answer the next viewer that waits to be let in, if there is one."""
+        """Answer the next viewer that waits to be let in, if any."""
         if self.questions.poll(0):
             self._answer(self.questions.recv_multipart())
 
     def failed(self, reason: int) -> None:
-        """Count a handshake that failed before libzmq asked. `reason` is the value of the monitor's event."""
+        """Count a handshake that failed before the authenticator was asked. `reason` is from the monitor's event."""
         if not self._keys:
             return
         if reason == _WRONG_SERVER_KEY:
             self._refuse("who took us for another", "a viewer that expects another key of this daemon")
-        else:  # libzmq does not give the address
+        else:  # the viewer's address is not known
             self._refuse("who has no key", "a peer that shows no key, or is no viewer")
 
     def has_revoked(self) -> bool:
-        """Whether a viewer was let in with a key that has been revoked since."""
+        """Whether a key was revoked after a viewer with this key was let in."""
         return not self._inside <= self._allowed()
 
     def leave(self) -> None:
-        """Stop answering. Call it before the socket's context ends."""
+        """Stop answering. Call this before the socket's context ends."""
         self.questions.close(linger=0)
 
     def _answer(self, question: list[bytes]) -> None:
@@ -140,8 +139,7 @@ def not_allowed(keys: ViewerKeys) -> str:
 def why_not(endpoint: str, keys: ViewerKeys | None) -> tuple[str, bool]:
     """Return why a viewer with `keys` has no link to `endpoint`, and whether waiting is useless.
 
-    Waiting is useless if a person must change something first. A daemon that is just restarting looks the same for a
-    moment.
+    Waiting is useless if a person must change something first. While a daemon restarts, the result may be wrong.
     """
     try:
         mechanism = _mechanism(endpoint)
@@ -173,7 +171,7 @@ def why_not(endpoint: str, keys: ViewerKeys | None) -> tuple[str, bool]:
 def _mechanism(endpoint: str) -> bytes | None:
     """Return the security mechanism of the listener at `endpoint`: CURVE or NULL.
 
-    Returns b"" if the listener does not speak ZeroMQ's protocol, and None if it closed the connection without a byte.
+    Returns b"" for a listener with a different protocol, and None if the listener closed the connection at once.
     Raises OSError.
     """
     deadline_s = time.monotonic() + PROBE_S

@@ -1,13 +1,14 @@
 """The catalog file next to a ring.
 
-It contains the messages that a process sends once, in frames that are only appended. A frame is the length of its
-payload (u32), the crc32 of the payload (u32) and the payload, one encoded message. If the process is killed or the
-disk is full, the file ends in an incomplete frame, which readers ignore until the rest is written. Beyond
-MAX_CATALOG_BYTES the writer accepts only the goodbye.
+It contains the messages that a process sends once. Each message is appended in a frame: the length of the payload
+(u32), its crc32 (u32) and the payload, which is the encoded message. If the process is killed or the disk is full,
+the file may end in an incomplete frame. Readers ignore it until the rest is written. Beyond MAX_CATALOG_BYTES the
+writer accepts only the goodbye.
 
-The writer locks the file (flock(2)). The kernel releases the lock when the process ends or executes another program.
-A process in any pid namespace can test the lock. A forked child shares the lock until it closes its copy of the
-descriptor. The field `locked` of the hello reports whether there is a lock, because some systems have none.
+The lock (flock(2)) on the file tells whether the writer still runs. The kernel releases the lock when the process
+ends or executes another program. A process in any pid namespace can test the lock. A forked child shares the lock
+until it closes its copy of the descriptor. Some systems have no locks, so the field `locked` of the hello says
+whether there is one.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ else:
     HAS_LOCKS = True
 
 MAX_CATALOG_BYTES = 64 << 20
-_GOODBYE_BYTES = 4096  # reserved for the goodbye: a name of MAX_NAME_CHARS takes a quarter of it
+_GOODBYE_BYTES = 4096  # reserved for the goodbye, which takes a quarter of this with the longest reason
 MAX_CATALOG_FRAME_BYTES = 1 << 20
-# Bytes read at a time, about a thousand nodes, so that a large catalog does not delay the reader.
+# Bytes read at a time. This is about a thousand nodes, so a large catalog does not delay the reader.
 PIECE_BYTES = 1 << 18
 _HEAD = struct.Struct("<II")
 _MAX_READ_BYTES = _HEAD.size + MAX_CATALOG_FRAME_BYTES
@@ -52,11 +53,11 @@ class CatalogWriter:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.locked = False
-        self.size_bytes = 0  # size of all accepted frames, whether or not they have been written
+        self.size_bytes = 0  # size of all accepted frames, written or not
         self.trouble: OSError | None = None  # why the last write failed, or None if it succeeded
-        self._waiting = bytearray()  # frames that have not been written yet
+        self._waiting = bytearray()  # frames that wait to be written
         self._written_bytes = 0
-        self.is_behind = False  # whether some accepted frames have not been written yet
+        self.is_behind = False  # whether accepted frames wait to be written
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             self._descriptor = os.open(path, flags, 0o600)
@@ -82,15 +83,15 @@ class CatalogWriter:
         return self._append(payload, MAX_CATALOG_BYTES - _GOODBYE_BYTES)
 
     def _append(self, payload: bytes, room_bytes: int) -> bool:
-        """Write a frame if the file then has at most `room_bytes`.
+        """Write a frame, unless the file would then exceed `room_bytes`.
 
-        A frame that did not fit on the disk is retried later.
+        If the disk is full, the frame is written later.
         """
         size_bytes = _HEAD.size + len(payload)
         if len(payload) > MAX_CATALOG_FRAME_BYTES or self.size_bytes + size_bytes > room_bytes:
             return False
         frame = _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
-        # Nothing is called before the end of the next line, so no signal handler can run in between.
+        # No signal handler can run before the end of the next line, because nothing is called.
         self.size_bytes += size_bytes
         self.is_behind = True
         self._waiting += frame
@@ -98,11 +99,10 @@ class CatalogWriter:
         return True
 
     def flush(self) -> bool:
-        """Write the frames that could not be written before, because the disk was full. Returns whether none is left.
+        """Write the frames that wait because the disk was full. Returns whether none waits any longer.
 
-        Frames are written at a given offset. During the write a signal handler of the host may write too, or raise
-        before the write is noted. Then the same bytes are written to the same offset again, and the file contains
-        them once.
+        During the write, a signal handler of the host may write too, or raise before the write is noted. This does no
+        harm: the same bytes are written again to the same offset.
         """
         self.trouble = None
         if self._waiting:
@@ -110,12 +110,12 @@ class CatalogWriter:
                 self._reopen()
                 begin, frames = self._written_bytes, bytes(self._waiting)
                 end = begin + os.pwrite(self._descriptor, frames, begin)
-            except OSError as error:  # The disk is full. That is not a reason to disturb the host.
+            except OSError as error:  # The disk is full, which must not disturb the host.
                 reraise_host_error(error)
                 self.trouble = error
             else:
                 if end > self._written_bytes:
-                    # The rest of a partly written frame is written with the next frame.
+                    # If a frame was written in part, the rest waits.
                     del self._waiting[: end - self._written_bytes]
                     self._written_bytes = end
         self.is_behind = bool(self._waiting)
@@ -124,7 +124,7 @@ class CatalogWriter:
     def close(self) -> None:
         """Close the file."""
         if self._is_open():
-            # Closing may perform the last write to a network file, and fail. The file is closed nevertheless.
+            # Closing a network file may write, and may fail. The file is closed in any case.
             with suppressed(OSError):
                 os.close(self._descriptor)
 
@@ -142,7 +142,7 @@ class CatalogWriter:
         self._descriptor = descriptor
 
     def _is_open(self) -> bool:
-        """Whether the descriptor still refers to our file. A process that daemonizes closes all its descriptors."""
+        """Whether the descriptor still refers to our file. A process that daemonizes closes all descriptors."""
         try:
             return os.path.samestat(os.fstat(self._descriptor), self._file)
         except OSError as error:
@@ -151,7 +151,7 @@ class CatalogWriter:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether the writer of the catalog at `path` still holds its lock. Do not call it for a new file.
+    """Whether the writer of the catalog at `path` still holds the lock. Do not call this for a new file.
 
     Returns False if the system has no locks.
     """
@@ -203,7 +203,7 @@ class CatalogReader:
         return self._read(PIECE_BYTES)
 
     def read_first(self) -> list[CatalogMessage]:
-        """Return the message of the next frame alone, in a list. The first frame contains the hello."""
+        """Return a list with only the message of the next frame. The first frame contains the hello."""
         return self._read(1)
 
     def _read(self, size_bytes: int) -> list[CatalogMessage]:
@@ -211,7 +211,7 @@ class CatalogReader:
         self.is_behind = False
         try:
             if self._file.status_now().st_size == self._offset:
-                return []  # Most reads find nothing new, so that case must be cheap.
+                return []  # Be quick if nothing is new, as in most reads.
             data = self._file.read_at(self._offset, _MAX_READ_BYTES)
         except OSError as error:
             raise DecodeError(f"catalog {self.path}: {error.strerror}") from error

@@ -1,8 +1,8 @@
-"""The clocks of this host, which a test of a watched program does not freeze.
+"""The clocks of this host. They run on when a test of the watched program freezes the time.
 
-freezegun and `unittest.mock` replace the functions of Python's module `time`. freezegun also replaces them in every
-module that has imported them. This module loads `time` a second time: the functions read the same clocks but are
-other objects. So a step in frozen time is timed, and a deadline passes.
+freezegun and `unittest.mock` replace the functions of Python's module `time`, even where they have been imported
+already. So this module loads `time` a second time. The functions of this copy read the same clocks, but are not
+replaced.
 """
 
 from __future__ import annotations

@@ -2,14 +2,15 @@
 
 Rules
 - A message is one msgpack map that contains its kind under "k" and its fields by name. Unknown fields and unknown
-  kinds of the same major version are ignored (`decode` returns None for an unknown kind). A field that holds its
-  default is left out, as most fields of a node are. The attributes of a node (`cbtop.protocol.attributes`) are keys
-  of the node's map like other fields. A group of attributes is ignored if a required attribute is missing.
+  kinds of the same major version are ignored (`decode` returns None for an unknown kind). A field with its default
+  value is left out, which saves most fields of a node. The attributes of a node (`cbtop.protocol.attributes`) are
+  keys of the node's map like other fields. A group of attributes is ignored if a required attribute is missing.
 - Input is not trusted. Every length is bounded before anything is allocated, every field is checked against its
   declared type, and every number is checked against its range.
 - Every string is sanitised here and nowhere else. Each control, bidi or invisible character becomes U+FFFD followed
-  by the number of the character, so names that differ only in such characters remain different. Spaces at either end
-  are replaced in the same way, but plain ones by ␣. Long strings are cut, and an empty name becomes `""`.
+  by the number of the character, so names that differ only in such characters remain different. Plain spaces at
+  either end become ␣, and other spaces there become U+FFFD and their number. Long strings are cut, and an empty name
+  becomes `""`.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind
 msgpack = load_msgpack()
 MAX_FRAME_BYTES = 64 << 20  # more than a keyframe of a full node table with histograms
 MAX_NAME_CHARS = 256
-MAX_ITEMS = 200_000  # limit for the items of any list; the node table is limited to 100,000
-# Limit for the items of all lists and maps of a frame, because an encoded byte may become a much larger object.
+MAX_ITEMS = 200_000  # limit for the items of any list, twice the size of a full node table
+# Limit for the items of all lists and maps of a frame together. A byte in a frame may become a much larger object.
 MAX_PARTS = 5_000_000
 I64_MIN = -(1 << 63)
 U64_MAX = (1 << 64) - 1  # PTX hashes are the only u64 values
@@ -57,13 +58,13 @@ EncodedNode = tuple[messages.Node, bytes]
 def sanitise(text: str) -> str:
     """Return `text` in a form that is safe to show: at most MAX_NAME_CHARS visible characters.
 
-    None of them moves the cursor or changes the order of the text.
+    No character moves the cursor or changes the order of the text.
     """
     text = text[:MAX_NAME_CHARS]
     if text.isascii() and text.isprintable() and text.strip(" ") == text:
         return text  # the usual case
     text = _UNSAFE.sub(lambda found: _numbered(found[0]), text)[:MAX_NAME_CHARS]
-    # The first pass may cut the text, and its new last character may be a space.
+    # Replacing characters may have lengthened the text, so cut it. The last character may then be a space again.
     return _with_edges(_with_edges(text))
 
 
@@ -85,9 +86,9 @@ def encode(message: messages.Message) -> bytes:
 
 
 def encode_node(node: messages.Node) -> EncodedNode:
-    """Return the node and its encoding. Raises an error if `encode` fails or the encoding cannot be decoded.
+    """Return the node and its encoding. Raises an error if the node cannot be encoded, or decoded again.
 
-    Most nodes are checked without decoding them.
+    Decodes a node only if its fields leave that in doubt.
     """
     payload = encode(node)
     if not _is_sure(node):
@@ -234,7 +235,7 @@ def _nested(kinds: tuple[type, ...]) -> Check:
             kind = item.get("k") if type(item) is dict else None
             if (
                 type(kind) is str and kind in _READERS and kind not in names
-            ):  # Check the kind before reading the item, because such an item could be nested without limit.
+            ):  # Check the kind first, because a map or list could be nested without limit.
                 raise DecodeError(f"{where}: a {kind} has no place there")
         return tuple(message for item in value if (message := _message(item)) is not None)
 
@@ -269,7 +270,7 @@ def _check_for(annotation: Any) -> Check:
 
 
 def reader_for(kind: type) -> Callable[[dict[str, Any]], Any]:
-    """Return a function that checks every field of a map and makes a `kind` from it.
+    """Return a function that checks every field of a map and makes a `kind` from the map.
 
     `kind` is a message class, or a class that is stored in a file like a message. The function raises DecodeError.
     """
@@ -298,14 +299,14 @@ def reader_for(kind: type) -> Callable[[dict[str, Any]], Any]:
 def _group_of(annotation: Any) -> type | None:
     """Return the class of a group of attributes, or None for an ordinary field.
 
-    The attributes of a group are keys of the message's map.
+    The attributes of a group are keys of the message's map, like ordinary fields.
     """
     kinds = get_args(annotation) if get_origin(annotation) in (types.UnionType, Union) else (annotation,)
     return next((kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
 
 
 def _group_reader(group: type) -> tuple[frozenset[str], frozenset[str], Callable[[dict[str, Any]], Any]]:
-    """Return the field names of a group, the required names, and a function that makes the group from a message's
+    """Return the field names of a group, the required ones among them, and a function that makes the group from a
     map.
     """
     members = dataclasses.fields(group)
@@ -314,7 +315,7 @@ def _group_reader(group: type) -> tuple[frozenset[str], frozenset[str], Callable
 
 
 def plain_for(kind: type) -> Callable[[Any], dict[str, object]]:
-    """Return a function that makes the map of a message. The map contains only plain values."""
+    """Return a function that makes a map from a message. The map contains only plain values."""
     fill = _filler_for(kind)
 
     def plain(message: Any) -> dict[str, object]:
@@ -336,7 +337,7 @@ def _filler_for(kind: type) -> Callable[[Any, dict[str, object]], None]:
     def fill(message: Any, packed: dict[str, object]) -> None:
         for name, get, default, group in rules:
             value = get(message)
-            if value is default:  # An equal value in a different object is sent, which does no harm.
+            if value is default:  # A default that is a different object is sent, which does no harm.
                 continue
             if group is not None:
                 group(value, packed)
@@ -347,10 +348,10 @@ def _filler_for(kind: type) -> Callable[[Any, dict[str, object]], None]:
 
 
 def _sure_for(kind: type) -> Callable[[Any], bool]:
-    """Return a function that returns whether every field of a node and its groups has exactly its declared type.
+    """Return a function that says whether every field of a node and its groups has exactly its declared type.
 
-    Such a node's encoding can be decoded: every string is sanitised, an integer with too many bits cannot be encoded,
-    and a node rejects numbers that are not finite.
+    The encoding of such a node can always be decoded. Strings are sanitised, integers with too many bits cannot be
+    encoded, and a node rejects numbers that are not finite.
     """
     hints = get_type_hints(kind)
     members = dataclasses.fields(kind)
@@ -376,7 +377,7 @@ def _sure_for(kind: type) -> Callable[[Any], bool]:
 _AS_THEY_ARE = {int, float, bool, bytes, types.NoneType}
 _KINDS = get_args(messages.Message)
 _PLAIN: dict[type, Callable[[Any], object]] = {kind: plain_for(kind) for kind in _KINDS}
-# These functions return the same as `_plain`, but are faster. Most values are names and strings.
+# For the most common values, these functions are faster than `_plain` and return the same.
 _PLAIN |= dict.fromkeys((BrickCategory, BrickId, NodeKind), operator.attrgetter("_value_"))
 _PLAIN[str] = _cut
 _READERS = {kind.__name__: reader_for(kind) for kind in _KINDS}

@@ -1,7 +1,7 @@
 """Columns of integers, packed for the wire.
 
-Packed columns are little-endian and signed. First comes one byte per column: the width of its values in bytes (1, 2,
-4 or 8), as small as its values allow. The columns follow, all of the same length.
+First comes one byte per column: the width of its values in bytes (1, 2, 4 or 8), as small as possible. Then come the
+columns, all of the same length. Values are little-endian and signed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Crossovers: the amounts of work at which kernels begin to use threads, or bfloat16.
+"""Crossovers: the amounts of work above which kernels use threads, or bfloat16.
 
-`cbtop calibrate` measures them, and they are stored next to the roofs.
+`cbtop calibrate` measures crossovers and stores them next to the roofs.
 
 Rules
-- Figures of a different machine, a different number of processors or a different version (its kernels may differ) are
-  not used. They cause an error.
+- Stored figures are used only if machine, number of processors and version are the same. Otherwise they cause an
+  error.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from cbtop.version import __version__
 SCHEMA = "cbtop.crossovers/1"
 MAX_MACHINES = 32  # the newest machines are kept
 MAX_CROSSOVERS = 8  # per machine
-MAX_VALUE = NEVER = 1 << 40  # more than the work of any call
+MAX_VALUE = NEVER = 1 << 40  # exceeds the work of any call
 MAX_US = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class Crossover:
-    """The smallest amount of work, `value`, that is done by the second of two methods instead of the first.
+    """The smallest amount of work, `value`, for which the second of two methods is used instead of the first.
 
-    A crossover is either measured, or static with a `note` that explains why no measured value exists. If it was
-    measured, `before_us` and `after_us` are the median times of a call of that size by each method, and
-    `spread_percent` is the larger of both spreads (the middle half of the rounds, relative to the median). Raises
-    ValueError for a figure that makes no sense.
+    A crossover is measured or static. A static one has a `note` that explains why it was not measured. For a measured
+    one, `before_us` and `after_us` are the median times of both methods for a call of this size. `spread_percent` is
+    the larger of both spreads: the middle half of the rounds, relative to the median. Raises ValueError for a figure
+    that makes no sense.
     """
 
     name: str
@@ -58,8 +58,9 @@ class Crossover:
 
 @dataclass(frozen=True, slots=True)
 class MachineCrossovers:
-    """The crossovers of one machine, measured by one version with `threads` (all the threads that the process may
-    use).
+    """The crossovers of one machine, measured by one version with `threads` threads.
+
+    These are all the threads that the process may use.
     """
 
     device: str
@@ -79,7 +80,7 @@ class MachineCrossovers:
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """The fields of a `MachineCrossovers` except its list of crossovers, in a form that the codec can read."""
+    """The fields of a `MachineCrossovers` without the crossovers themselves, for the codec to read."""
 
     device: str
     threads: int
@@ -96,20 +97,22 @@ def crossovers_file() -> Path:
 
 
 def known_crossovers() -> tuple[MachineCrossovers, ...]:
-    """Return all stored crossovers, the newest last, or () without a file. Raises RoofsError if it cannot be read."""
+    """Return all stored crossovers, the newest last, or () without a file. Raises RoofsError if the file is
+    unreadable.
+    """
     found = read_list(crossovers_file(), SCHEMA, "machines", MAX_MACHINES, _machine)
     return () if found is None else found
 
 
 def keep_crossovers(measured: MachineCrossovers) -> None:
-    """Store the crossovers of this machine in place of its older ones. Other machines keep theirs.
+    """Store the crossovers of this machine in place of its older ones. Those of other machines stay.
 
     Raises RoofsError.
     """
     try:
         known = known_crossovers()
     except RoofsError:
-        known = ()  # An unreadable file may be lost.
+        known = ()  # If the file cannot be read, replace it.
     of_others = [one for one in known if one.title != measured.title]
     machines = [*of_others, measured][-MAX_MACHINES:]
     write_list(crossovers_file(), SCHEMA, "machines", [asdict(one) for one in machines])

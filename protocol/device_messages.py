@@ -21,8 +21,8 @@ class DeviceProcess:
     """A process on a device. `memory_bytes` is GPU memory, or resident memory if the device is the host's processors.
 
     On a GPU, `utilization_percent` is the share of time that the SMs ran the process. On the host's processors, 100
-    means one whole processor. `process_start` is as in HostHello, or 0 if not known. `waiting_percent` is the share
-    of time that the process's busiest thread was ready to run but had no processor, as counted by the kernel.
+    means one whole processor. `process_start` is as in HostHello, or 0 if not known. `waiting_percent` describes the
+    busiest thread: the share of time that it was ready to run but had no processor, as counted by the kernel.
     """
 
     pid: int
@@ -38,10 +38,9 @@ class DeviceProcess:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The latest figures of a GPU, of a MIG device (`part_of` is the uuid of its GPU), or of the processors of a
-    host.
+    """The latest figures of a GPU, of a MIG device (`part_of` is the uuid of its GPU), or of a host's processors.
 
-    A figure that is None is not available, and `unknown` contains the reason. If the whole device does not answer,
+    If a figure is not available, it is None and `unknown` contains the reason. If the whole device does not answer,
     `trouble` contains the reason. `utilization_percent` is the share of time that any kernel ran on the device, or
     the busy share of all processors' time. NVLink rates and the utilization of processors are means since the
     previous sample. `power_watts` is a mean of three seconds. `power_reading_watts` and the PCIe rates are momentary

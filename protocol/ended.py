@@ -1,17 +1,15 @@
-"""The files that ended processes leave in a runtime directory: their owner, age, size, and the limits for keeping
-them.
+"""The files that ended processes leave in a runtime directory: whether a process has ended, and which files are kept.
 
 Rules
-- A process runs while it holds the lock on its catalog. If it has no lock (because the system has none, or the
-  process closed all its files), it runs while a process with the same pid and start time has the ring mapped. Start
-  times from a different time namespace are not compared. A closed ring belongs to no process, even if its process
-  still runs.
-- The age is the time since the newest record, because writing through a mapping does not update a file's times on
-  tmpfs. A file's own time counts if it is later, as it may be for the catalog, which is not written through a
-  mapping. Times in the future are ignored.
-- The files of at most MAX_ENDED ended processes are kept, at most MAX_ENDED_BYTES and at most a quarter of the file
-  system. Beyond these limits the oldest are deleted, but never the newest. A starting host enforces this (`sweep`),
-  and so does a daemon.
+- A process runs while it holds the lock on its catalog. There may be no lock, because the system has none or the
+  process closed all its files. Then it runs while a process with the same pid and start time has the ring mapped.
+  Start times from a different time namespace are not compared. A closed ring belongs to no process, even if its
+  process still runs.
+- The age is the time since the newest record, or since a file was changed, if that is later. The times of the files
+  are not enough, because writing through a mapping does not update them on tmpfs. Times in the future are ignored.
+- The files of at most MAX_ENDED ended processes are kept. Together they take at most MAX_ENDED_BYTES and a quarter of
+  the file system. Beyond these limits, the oldest are deleted, but never the newest. A starting host does this
+  (`sweep`), and so does a daemon.
 - Only regular files of this user are removed, and only files with these names.
 """
 
@@ -32,14 +30,14 @@ from cbtop.protocol.process import boot_id, has_mapped, is_running
 from cbtop.protocol.ring_reader import RingReader
 from cbtop.protocol.signals import reraise_host_error, suppressed
 
-MAX_ENDED = 256  # the files of this many ended processes are kept
+MAX_ENDED = 256  # limit for the ended processes whose files are kept
 MAX_ENDED_BYTES = 512 << 20
 LARGEST_SHARE = 4  # the files take at most 1 / LARGEST_SHARE of the file system
-# Beyond a limit, files are deleted until 1 / SPARE of it is free, so that not every start has to delete files.
+# If a limit is exceeded, 1 / SPARE of it is freed, so that not every start has to delete files.
 SPARE = 4
-BEGINS_WITHIN_S = 600.0  # after this time, a process that has no ring yet is not expected to create one
+BEGINS_WITHIN_S = 600.0  # a process creates its ring within this time, or not at all
 SWEPT_NAMES = 1024  # number of file names that a starting host looks at
-# The files of at most this many processes are removed at once; a host adds none until its next sweep.
+# Limit for the processes whose files are removed at once. A host opens files this often between two sweeps.
 SWEPT_AT_ONCE = 16
 SUFFIXES = (".ring", ".catalog", ".new")
 # Group 1: pid, process start and serial number; group 2: suffix.
@@ -51,9 +49,9 @@ class EndedProcess:
     """The files of one ended process. `ring_path` is the path of its ring, even if the ring does not exist."""
 
     ring_path: Path
-    last_sign_s: float  # Unix time of its newest record or file change
+    last_sign_s: float  # Unix time of the newest record or file change
     size_bytes: int
-    has_ring: bool = True  # False: the process recorded nothing, and does not count
+    has_ring: bool = True  # False if the process recorded nothing; it does not count then
 
     def remove(self) -> None:
         """Delete the files. Raises OSError."""
@@ -62,7 +60,7 @@ class EndedProcess:
 
 
 def rings_of(names: Iterable[str]) -> set[str]:
-    """Return the names of the rings that belong to these file names of a runtime directory. They need not exist."""
+    """Return the names of the rings that these file names belong to. A ring of such a name need not exist."""
     return {f"{found[1]}.ring" for name in names if (found := _FILE_NAME.fullmatch(name))}
 
 
@@ -75,12 +73,12 @@ def ring_of(key: str) -> str:
 
 
 def runs(ring_path: Path) -> bool:
-    """Whether the process of this ring still writes the ring, or is about to create it. True if that is not known."""
+    """Whether the process of this ring still writes it, or is about to create it. True if that is not known."""
     pid, start, _serial = (int(part) for part in ring_path.stem.split("-"))
     catalog = ring_path.with_suffix(".catalog")
     try:
         if not ring_path.exists() and _is_young(ring_path):
-            return True  # Do not test the lock, because the process may be about to take it.
+            return True  # The process may be about to take the lock, so do not test it.
         if not is_running(pid, start):
             return is_locked(catalog)  # The process may still run in another pid namespace.
         return not _is_closed(ring_path) and (is_locked(catalog) or has_mapped(pid, ring_path))
@@ -101,14 +99,14 @@ def left_by(ring_path: Path) -> EndedProcess | None:
             return None
         size_bytes += 512 * status.st_blocks
         signs_s.append(status.st_mtime)
-    with suppressed(RingError):  # If the file is not a ring, the times of the files count.
+    with suppressed(RingError):  # If the file is not a ring, only the files' times count.
         signs_s.append(_newest_record_s(ring_path, now_s))
     last_sign_s = max((sign_s for sign_s in signs_s if sign_s <= now_s), default=0.0)
     return EndedProcess(ring_path, last_sign_s, size_bytes, ring_path.exists())
 
 
 def beyond_bounds(left: Collection[EndedProcess], directory: Path) -> list[EndedProcess]:
-    """Return the processes whose files exceed the limits, oldest first, or [] if the files are within the limits."""
+    """Return the processes whose files must go, oldest first. Returns [] if the files are within the limits."""
     count, size_bytes = sum(each.has_ring for each in left), sum(each.size_bytes for each in left)
     most_bytes = _most_bytes(directory)
     if count <= MAX_ENDED and size_bytes <= most_bytes:
@@ -123,10 +121,10 @@ def beyond_bounds(left: Collection[EndedProcess], directory: Path) -> list[Ended
 
 
 def sweep(directory: Path) -> int:
-    """Remove files of ended processes that exceed the limits.
+    """Remove files of ended processes that exceed the limits. Returns the number of these processes.
 
-    Returns the number of processes whose files were removed. A host calls it at its start, so it must be fast: while
-    there are few files, it only lists names and reads sizes. Raises OSError.
+    A host calls this at its start. While there are few files, it is fast, because it only lists names and reads
+    sizes. Raises OSError.
     """
     with os.scandir(directory) as entries:
         rings = [directory / name for name in rings_of(entry.name for entry in islice(entries, SWEPT_NAMES))]
@@ -154,9 +152,7 @@ def _size_bytes(ring_path: Path) -> int:
 
 
 def _is_young(ring_path: Path) -> bool:
-    """Whether the first file of this ring's process, a catalog or an unfinished ring, was created a short while
-    ago.
-    """
+    """Whether the process has just created its first file, so its ring may not be finished yet."""
     before = (path for path in (ring_path.with_suffix(".catalog"), ring_path.with_suffix(".new")) if path.exists())
     return any(abs(clock.time() - os.lstat(path).st_mtime) < BEGINS_WITHIN_S for path in before)
 
@@ -166,7 +162,7 @@ def _is_closed(ring_path: Path) -> bool:
         reader = RingReader(ring_path)
     except RingError as error:
         reraise_host_error(error)
-        return False  # It is not known, because the file has a different version or is not a ring.
+        return False  # not known: the file has a different version or is not a ring
     try:
         return reader.is_closed
     finally:
@@ -183,7 +179,7 @@ def _newest_record_s(ring_path: Path, now_s: float) -> float:
         end_ns = reader.newest_end_ns()
         if end_ns is None:
             return 0.0
-        if reader.boot_id == boot_id():  # In the same boot, use the clock that cannot be set.
+        if reader.boot_id == boot_id():  # in the same boot, use the clock that nobody can set
             return now_s - (clock.perf_counter_ns() - end_ns) / 1e9
         return (reader.realtime_ns + end_ns - reader.monotonic_ns) / 1e9
     finally:

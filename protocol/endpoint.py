@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from cbtop.protocol.errors import EndpointError
 from cbtop.protocol.runtime_directory import runtime_directory
 
-# Number of file descriptors that one end of a link uses, for libzmq's threads and sockets and for our files.
+# Number of file descriptors that one end of a link needs: libzmq's threads and sockets, and our files.
 WANTED_DESCRIPTORS = 24
 MAX_IPC_PATH_BYTES = 107  # length of sun_path in sockaddr_un(7), without the terminating zero
 _HOST = re.compile(r"[A-Za-z0-9_.:*-]+")
@@ -46,7 +46,7 @@ def default_endpoint() -> str:
 def parse_endpoint(text: str) -> str:
     """Return `text` if it is a valid address: ipc, or tcp with a host and a port.
 
-    Raises EndpointError, with the text and the expected form, if it is not.
+    Otherwise raises EndpointError with `text` and the expected form.
     """
     if text.startswith("ipc://"):
         path = text.removeprefix("ipc://")
@@ -79,7 +79,7 @@ def host_and_port(endpoint: str) -> tuple[str, int]:
 
 
 def from_here(endpoint: str) -> str:
-    """Return an address that reaches, from this machine, a socket that is bound at `endpoint`."""
+    """Return an address for connecting, from this machine, to a socket that is bound at `endpoint`."""
     for everywhere, here in (("tcp://0.0.0.0:", "tcp://127.0.0.1:"), ("tcp://[::]:", "tcp://[::1]:")):
         if endpoint.startswith(everywhere):
             return here + endpoint.removeprefix(everywhere)
@@ -96,12 +96,12 @@ def is_loopback(endpoint: str) -> bool:
 
 
 def lock_of(endpoint: str) -> Path:
-    """Return the lock file next to an ipc socket. The process that holds the lock may serve at that socket."""
+    """Return the lock file next to an ipc socket. Only the process that holds the lock may serve there."""
     return Path(endpoint.removeprefix("ipc://")).with_suffix(".lock")
 
 
 def stopped_holder(endpoint: str) -> str:
-    """Describe how to resume the stopped process that serves an ipc address of this machine, or return ""."""
+    """Say how to resume the process that serves an ipc address, if that process is stopped. Otherwise return ""."""
     if not endpoint.startswith("ipc://"):
         return ""
     try:

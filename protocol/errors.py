@@ -1,4 +1,4 @@
-"""The errors of this package. Their docstrings name the side that caused them: this process or the other one."""
+"""The errors of this package. Each docstring says whether this process or the other side is the cause."""
 
 
 class ProtocolError(Exception):
@@ -10,7 +10,7 @@ class DecodeError(ProtocolError):
 
 
 class VersionError(DecodeError):
-    """The other side uses a different major version. The text contains both versions."""
+    """The other side uses a different major version. The text names both versions."""
 
 
 class LimitError(DecodeError):
@@ -34,7 +34,7 @@ class RecordingError(ProtocolError):
 
 
 class RoofsError(ProtocolError):
-    """Measurements of this machine, roofs or crossovers, cannot be read or stored."""
+    """The stored measurements of this machine, roofs or crossovers, cannot be read or written."""
 
 
 class RequestError(ProtocolError):

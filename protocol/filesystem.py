@@ -1,4 +1,4 @@
-"""Properties of a file system that a mapped file depends on, and how to fix a failed file operation."""
+"""Finds out how a file system treats a mapped file, and explains how to fix a failed file operation."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import sys
 
 from cbtop.protocol.signals import reraise_host_error
 
-# Numbers of linux/fs.h for x86-64, aarch64 and riscv64. The kernel of other machines does not have calls with these
-# numbers.
+# Numbers from linux/fs.h for x86-64, aarch64 and riscv64. On other machines, the kernel knows no such calls.
 _GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602
 _NO_COPY_ON_WRITE = 0x00800000
 # The flags "compress" and "do not compress". While either is set, btrfs refuses the flag "no copy-on-write".
@@ -20,8 +19,8 @@ _FLAGS = struct.Struct("@ixxxx")  # The kernel declares a long for these flags, 
 def copies_on_write(descriptor: int) -> bool:
     """Whether the file system of this file or directory is btrfs, even below an overlay.
 
-    The test sets the flag "no copy-on-write", which only btrfs accepts. Other file systems refuse the flag or do not
-    know it. The flag stays set, so the file or directory should be empty and belong to us.
+    The test sets the flag "no copy-on-write", which only btrfs accepts. The flag stays set, so the file or directory
+    should be empty and belong to us.
     """
     if sys.platform != "linux":
         return False
@@ -40,7 +39,7 @@ def copies_on_write(descriptor: int) -> bool:
         fcntl.ioctl(descriptor, _GET_FLAGS, flags)
     except OSError as error:
         reraise_host_error(error)
-        # The file system knows the flag but has no space to store it.
+        # btrfs knows the flag, even if it has no space to store it
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return bool(_FLAGS.unpack(flags)[0] & _NO_COPY_ON_WRITE)
 
@@ -53,7 +52,7 @@ def in_words(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{what}; make room, or set CBTOP_RUNTIME_DIR to a directory with room"
     if error.errno == errno.EFBIG:
-        # Imported late, because `cbtop run` loads this module before its command begins.
+        # imported here, because every import of this module delays the command of `cbtop run`
         from cbtop.protocol.limits import reason
 
         return f"{reason(error)}; raise the limit"

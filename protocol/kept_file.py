@@ -2,8 +2,8 @@
 
 Rules
 - The content of the file is not trusted. Its size, its list and every field are checked as in a message.
-- Whether the file exists is tested before it is opened. An exception that is caught in a host would keep its frames,
-  and the model in them, alive until the next garbage collection.
+- Ask whether the file exists before opening it. Otherwise a host would have to catch an exception, which could keep
+  the host's frames and the model in them alive until the next garbage collection.
 - The file is replaced completely or not at all, and has mode 0600.
 """
 
@@ -49,7 +49,7 @@ def write_list(path: Path, schema: str, name: str, maps: Sequence[dict[str, obje
 
 
 def try_to_write(path: Path) -> None:
-    """Raise RoofsError if `write_list` could not write its temporary file. Removes the temporary file again."""
+    """Raise RoofsError if `write_list` could not write the file. Tests this with a temporary file."""
     with _writing(path):
         descriptor, beside = file_beside(path)
         os.close(descriptor)

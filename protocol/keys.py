@@ -3,8 +3,8 @@
 Rules
 - A secret key is written once, with mode 0600 from the start, and only `load_pair` reads it. No error, log line, repr
   or listing contains a secret key.
-- A public key is 32 bytes. Users see its 64 hexadecimal digits, which no shell, mail or option parser changes. The
-  files contain it as Z85, which is full of `$`, `&` and `<` and may begin with `-`.
+- Users see a public key as 64 hexadecimal digits, which no shell, mail or option parser changes. The files contain
+  keys as Z85, which is full of `$`, `&` and `<` and may begin with `-`.
 - The files have the format of pyzmq's certificates, so that other ZeroMQ tools can read them.
 """
 
@@ -59,18 +59,18 @@ class DaemonKeys:
 
     @property
     def as_viewer(self) -> ViewerKeys:
-        """The keys that the daemon uses to connect to itself. It is allowed without being on the allow-list."""
+        """The daemon's own keys. The daemon accepts them without an entry on the allow-list."""
         return ViewerKeys(self.own, self.own.public)
 
     def allowed(self) -> dict[bytes, str]:
-        """Return the viewers that are allowed at present. Raises KeysError if their files cannot be read."""
+        """Return the viewers that are allowed now. Raises KeysError if their files cannot be read."""
         return allowed(self.directory)
 
 
 def keys_dir() -> Path:
-    """Return the directory of this user's keys, and create it with mode 0700 if it does not exist.
+    """Return the directory of this user's keys. Creates it with mode 0700 if it does not exist.
 
-    It is $CBTOP_KEYS_DIR, or cbtop/keys in $XDG_CONFIG_HOME or ~/.config. Raises EndpointError if other users may
+    This is $CBTOP_KEYS_DIR, or cbtop/keys in $XDG_CONFIG_HOME or ~/.config. Raises EndpointError if other users may
     enter the directory.
     """
     return _private_directory(_keys_path(), "keys directory")
@@ -99,7 +99,7 @@ def make_pair(directory: Path, name: str) -> KeyPair:
 
 
 def load_pair(directory: Path, name: str) -> KeyPair:
-    """Return the pair `name`. Raises KeysError if it does not exist or other users can read its secret."""
+    """Return the pair `name`. Raises KeysError if the pair does not exist or other users can read the secret."""
     _check_name(name)
     _require_curve()
     path = _secret_path(directory, name)
@@ -118,7 +118,7 @@ def load_pair(directory: Path, name: str) -> KeyPair:
     try:
         encoded = zmq.curve_public(secret)
     except (zmq.ZMQError, ValueError):
-        # Do not chain the exceptions: the traceback of the first contains the secret that was passed to libzmq.
+        # The traceback of this exception contains the secret, so do not chain it.
         raise KeysError(f"{path} is damaged: delete it and {name}.key, and make a new pair") from None
     return KeyPair(name, _decoded(encoded), secret)
 
@@ -159,7 +159,7 @@ def allowed(directory: Path) -> dict[bytes, str]:
 def parse_public_key(text: str) -> bytes:
     """Return the public key given by 64 hexadecimal digits or by the path of a file.
 
-    KeysError does not contain `text`.
+    Raises KeysError. The error never contains a key.
     """
     if _HEX_KEY.fullmatch(text):
         return bytes.fromhex(text)
@@ -179,15 +179,15 @@ def read_public_key(path: Path) -> bytes:
 def daemon_keys(endpoint: str, name: str | None) -> DaemonKeys | None:
     """Return the keys that a daemon at `endpoint` must use, or None if it may serve without keys.
 
-    It may serve without keys on ipc. It may also do so on loopback if `name` is None and the pair "daemon" does not
-    exist. Raises KeysError, with the commands that help, if the daemon must not serve.
+    No keys are needed on ipc. On loopback, keys are used only if `name` is given or the pair "daemon" exists. Raises
+    KeysError, with the commands that help, if the daemon must not serve.
     """
     if not endpoint.startswith("tcp://"):
         if name is not None:
             raise KeysError(f"{endpoint}: keys are for tcp; ipc is guarded by the file system")
         return None
     if name is None and is_loopback(endpoint) and not os.path.lexists(_secret_path(_keys_path(), DAEMON_KEY)):
-        return None  # Do not create the keys directory if it is not needed.
+        return None  # do not create the directory without need
     directory, name = keys_dir(), name or DAEMON_KEY
     if not os.path.lexists(_secret_path(directory, name)):
         raise KeysError(

@@ -1,4 +1,4 @@
-"""The limits that `ulimit` sets for this process, as text for the message of an error that they may have caused."""
+"""The limits that `ulimit` sets for this process, as text for error messages."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ def memory_limit() -> str:
 
 
 def file_limit() -> str:
-    """Return the limit of a file's size (`ulimit -f`) in brackets, or "" without a limit."""
+    """Return the limit for the size of a file (`ulimit -f`) in brackets, or "" without a limit."""
     return _in_words(resource.RLIMIT_FSIZE, "-f", "a file")
 
 
 def reason(error: OSError) -> str:
-    """Return the text of `error`, followed by the limit of this process that may have caused it."""
+    """Return the text of `error`, and the limit of this process that may have caused it."""
     said = str(error.strerror or error)
     if error.errno == errno.EFBIG:
         return said + file_limit()
-    # None: a library could not be loaded
+    # raised without a number if a library could not be loaded
     return said + memory_limit() if error.errno in (errno.ENOMEM, None) else said
 
 

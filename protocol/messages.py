@@ -24,11 +24,11 @@ from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample, 
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance, SourceStatus
 
 BUSY_PERCENT = 5  # percent of a machine's processors; an idle machine uses less
-UNSURE_PERCENT = 10  # Percent of a roof. If rounds differ by more, they show little about what the machine can do.
+UNSURE_PERCENT = 10  # Percent of a roof. If rounds differ by more, the roof is unsure.
 
 PROTOCOL_MAJOR = 2  # 2: histograms are sent as cells
-# Added by minor version 1: devices; 2: kernels of a burst; 3: the time with running steps, the node of a quiet
-# process; 4: the parts of training steps.
+# Minor version 1 added devices. 2 added the kernels of a burst. 3 added the time with running steps and the node of a
+# quiet process. 4 added the parts of training steps.
 PROTOCOL_MINOR = 4
 
 MAX_TIMED_STEPS = 64  # training steps of a TrainingTimes
@@ -46,11 +46,10 @@ class HostHello:
 
     `monotonic_ns` and `realtime_ns` were read at the same time; the times of records are monotonic. `process_start`
     is the start time that /proc reports, in clock ticks since boot. No two processes have the same pid and the same
-    start. `pid` is the pid in the process's own pid namespace. `pid_namespace` is the inode of that namespace (None:
-    not known). The process records one step in `sample_every`. If `locked`, it holds a lock (flock(2)) on its catalog
-    until it ends. `clock_resolution_ns` is the smallest difference between two readings of its clock, measured once
-    (None: not known). `job` is an identifier that the launcher gives to all ranks of a job. It is only compared,
-    never shown.
+    start. `pid` is the pid in the process's own pid namespace, and `pid_namespace` is the inode of that namespace
+    (None: not known). The process records one step in `sample_every`. If `locked`, the process holds a lock
+    (flock(2)) on its catalog until it ends. `clock_resolution_ns` is the smallest difference between two readings of
+    its clock (None: not known). `job` is equal in all ranks of a job. It is only compared, never shown.
     """
 
     protocol_major: int
@@ -78,11 +77,11 @@ class HostHello:
 class Node:
     """One node of the execution graph. It is announced once, before the first record of the node.
 
-    `label` distinguishes nodes with the same name. It is a brick's name for its place (`q_proj`), the named stack
-    that a layer belongs to (`encoder`), or the model that a step belongs to (`draft`). The static attributes of
-    kernels, transfers and functions are defined in `cbtop.protocol.attributes`. In the message's map they are keys
-    like other fields. A budget is the time that a token may take, or the rate at which bytes must move. The records
-    of an async task are its polls. Their `elements` is 1 if the task was not done yet.
+    `label` distinguishes nodes with the same name. For a brick it is the name of its place (`q_proj`), for a layer
+    the stack (`encoder`), for a step the model (`draft`). The static attributes of kernels, transfers and functions
+    are defined in `cbtop.protocol.attributes`. In the message's map they are keys like other fields. A budget is the
+    time that a token may take, or the rate at which bytes must move. The records of an async task are its polls.
+    Their `elements` is 1 if the task was not done yet.
     """
 
     id: int
@@ -119,10 +118,9 @@ class Dependency:
 class Manifest:
     """The model that runs. These values are static, and come from the model's file.
 
-    `roofs` is the reason why the roofs for this model are not known, and what to do about it; "" means that there is
-    nothing to report. `steps_of` is the label of the model's steps, if a process runs several models. `ranks` is the
-    number of processes that compute each token together, each with a part of the model; 0 means not known. A merge
-    needs it to count each token once.
+    If the roofs for this model are not known, `roofs` says why and what to do about it. `steps_of` is the label of
+    the model's steps, if a process runs several models. `ranks` is the number of processes that compute each token
+    together, each with a part of the model; 0 means not known. A merge needs `ranks` to count each token once.
     """
 
     model: str
@@ -144,16 +142,15 @@ class Manifest:
 class Ceiling:
     """A roof of this machine. `kind` is `bandwidth`, `cache` (unit GB/s) or `compute` (GFLOP/s, of integers GOP/s).
 
-    No share of a `cache` roof is computed, because it is not known whether data is in the cache. A `cache` roof
-    explains a rate that is higher than memory's.
+    A `cache` roof explains a rate that is higher than memory's. No share of it is computed, because it is not known
+    whether data is in the cache.
 
     If the roof was measured in `rounds` rounds (None: not known), `value` is the best round, and `median` and
     `lowest` describe the other rounds. `load_percent` is the share of the processors or the GPU that other processes
-    used during the measurement. `measured_on` is the time of the measurement (2026-11-22T10:30:59+01:00; older files
-    contain only the day). `gpu` is the UUID of the GPU, or "" for a roof of the processors. If `withdrawn`, the roof
-    does not apply to what runs now. `dtype` is the type that a compute roof multiplies, as in `Work`; "" means floats
-    of an unknown type. If `is_short`, cbtop measured the roof by itself in a quiet second, less precisely than `cbtop
-    calibrate` does.
+    used meanwhile. `measured_on` is the time of the measurement (2026-11-22T10:30:59+01:00; older files contain only
+    the day). `gpu` is the UUID of the GPU, or "" for a roof of the processors. If `withdrawn`, the roof does not
+    apply to what runs now. `dtype` is the type that a compute roof multiplies, as in `Work`; "" means floats of an
+    unknown type. If `is_short`, cbtop measured the roof by itself, less precisely than `cbtop calibrate` does.
     """
 
     name: str
@@ -189,7 +186,7 @@ class Ceiling:
             return None
         try:
             return datetime.fromisoformat(self.measured_on).timestamp()
-        except (ValueError, OverflowError):  # another process sends this text, so it may be anything
+        except (ValueError, OverflowError):  # The text comes from another process, so it may be anything.
             return None
 
 
@@ -202,16 +199,16 @@ class CheckResult:
     passed: bool
     max_error: float | None
     tolerance: float | None
-    not_finite: str = ""  # "NaN" or "infinity" if such a value was found; there is then no numeric error
-    skipped: str = ""  # why the assertion was not evaluated; `passed` is then meaningless
-    note: str = ""  # where in the model it was evaluated, and how often
+    not_finite: str = ""  # "NaN" or "infinity" if such a value was found; `max_error` is then unknown
+    skipped: str = ""  # why the assertion was not evaluated; `passed` then means nothing
+    note: str = ""  # where in the model the assertion was evaluated, and how often
 
 
 @dataclass(frozen=True, slots=True)
 class TraceNumber:
     """A named number of a TraceSummary.
 
-    It belongs to the row `row` (`layer 3`), or to the whole trace if `row` is "".
+    `row` is the row that it belongs to (`layer 3`), or "" if it belongs to the whole trace.
     """
 
     row: str
@@ -243,7 +240,7 @@ class TraceSummary:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """The work of the process before (or instead of) its main loop. An empty name means that the main loop runs."""
+    """What the process does before its main loop, or instead. An empty name means that the main loop runs."""
 
     name: str
     done: float | None = None  # fraction, 0 to 1
@@ -251,7 +248,7 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The sampling rate of a process from now on, and the profiling overhead, if the process measures it.
+    """The sampling rate of a process from now on. Also its profiling overhead, if the process measures that.
 
     The process records one step in `every`. The overhead, in percent of the time in steps, is between `low_percent`
     and `high_percent` (95 % interval). All three are None while too little is known. `allowed_percent` is the highest
@@ -267,10 +264,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """A compilation of code of the model. `begun_ns` and `ended_ns` are times of the records' clock.
+    """A compilation of code of the model. `begun_ns` and `ended_ns` are on the clock of the records.
 
-    `number` counts the compilations from 0. If `is_again`, compiled code existed already but did not fit the
-    arguments of the call.
+    `number` counts the compilations from 0. If `is_again`, code had been compiled before, but the arguments of a call
+    did not fit.
     """
 
     number: int
@@ -281,15 +278,14 @@ class Compilation:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The process trains: it computes gradients between steps.
-
-    A call of its model found new weights, or gradients.
+    """The process trains. A call of its model found new weights or gradients, so gradients are computed between
+    steps.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class KernelTimes:
-    """The launches of the kernel `node` that a burst measured in the `steps` steps of the kernel's phase.
+    """The launches of the kernel `node` that a burst measured, in `steps` steps of the kernel's phase.
 
     Times are in ns. `deviation_ns` is the standard deviation of the durations.
     """
@@ -316,9 +312,9 @@ class KernelTimes:
 class KernelBurst:
     """The kernels of the latest `steps` steps that CUPTI recorded. A burst replaces the previous burst.
 
-    `number` is the number of the request. These steps are not part of any statistics. `unplaced` is the number of
-    launches outside every known call of a module. `lost` launches were recorded by CUPTI but could not be read.
-    `left_out` launches had no place in the graph.
+    `number` is the number of the request. These steps are not part of any statistics. `unplaced` launches were
+    outside every known call of a module. `lost` launches were recorded by CUPTI but could not be read. `left_out`
+    launches had no place in the graph.
     """
 
     number: int
@@ -331,8 +327,8 @@ class KernelBurst:
 
 @dataclass(frozen=True, slots=True)
 class BrickHostTime:
-    """The host's time for a call of the brick `node`, without the bricks inside it: the median of `calls` calls,
-    in ns.
+    """The host's time for a call of the brick `node`, without the bricks inside it. This is the median of `calls`
+    calls, in ns.
     """
 
     node: int
@@ -348,8 +344,8 @@ class BrickHostTime:
 class HostTimes:
     """The host's times in the latest `steps` steps with timed calls. They replace the previous host times.
 
-    For a brick on a device, the host's time is reported in addition to the times of the brick's kernels, because the
-    host needs that time to launch them.
+    For a brick on a device, the host's time is reported besides the time of the kernels. It is the time that the host
+    needs to launch these kernels.
     """
 
     steps: int
@@ -431,7 +427,7 @@ Part = TraceNumber | TraceAnomaly | KernelTimes | BrickHostTime | PartTime | Dev
 class DaemonHello:
     """The first message that a viewer receives.
 
-    Its meaning, unlike that of other messages, is the same in every version.
+    This message means the same in every version, unlike all others.
     """
 
     protocol_major: int
@@ -448,8 +444,8 @@ class DaemonHello:
 class SourceCatalog:
     """Catalog messages of a source.
 
-    If `complete`, these are all its messages and replace those that the viewer has. Otherwise they are the messages
-    since the last SourceCatalog.
+    If `complete`, these are all messages of the source, and replace those that the viewer has. Otherwise they are the
+    messages since the last SourceCatalog.
     """
 
     source: str
@@ -461,13 +457,16 @@ class SourceCatalog:
 class Quiet:
     """A process has neither recorded nor begun anything for `quiet_ns`.
 
-    In the map of a SourceState, these fields are keys like the others. `in_flight` is the innermost node that began
-    last and has not ended (0: none is known, -1: a step that has no name yet). A node inside a step takes precedence.
-    The node has run for `in_flight_ns` (None: not known). `threads` is the number of threads, tasks or greenlets that
-    are in a node. If `is_watched`, all of them report their nodes, so if no node is in flight, nothing that is
-    recorded is running. `last` is the node of the newest record (0: no record exists). If `is_suspended`, a signal or
-    a debugger has stopped the process. `in_flight_size` is the number of tokens of the step around `in_flight`, or
-    its number of sequences if its tokens are unknown (0: both are unknown).
+    In the map of a SourceState, these fields are keys like the others.
+
+    `in_flight` is the innermost node that has not ended (0: none is known, -1: a step that has no name yet). Of
+    several such nodes, it is one inside a step if there is one, and among those the last to begin. The node has run
+    for `in_flight_ns` (None: not known). `in_flight_size` is the number of tokens of the step around it, or of
+    sequences if the tokens are unknown (0: both are unknown).
+
+    `threads` is the number of threads, tasks or greenlets that are in a node. If `is_watched`, all of them report
+    their nodes. If no node is in flight then, nothing that is recorded is running. `last` is the node of the newest
+    record (0: no record exists). If `is_suspended`, a signal or a debugger has stopped the process.
     """
 
     quiet_ns: int
@@ -486,10 +485,9 @@ class SourceState:
 
     `produced == received + overwritten + rejected`. `produced` records have been read. `received` of them are in the
     statistics. `overwritten` were replaced in the ring before they could be read, `before_attach` of them before the
-    daemon first read the ring. `rejected` records had a node that is not in the catalog, or times that run backwards.
-    `unread` further records are written but not read yet. `left_out` announcements of the process exceeded the
-    limits, so they are missing from its catalog or from the daemon. `quiet` is None if the process makes progress,
-    and once it has ended.
+    daemon first read the ring. `rejected` had a node that is not in the catalog, or times that run backwards.
+    `unread` more records are written but not read yet. `left_out` announcements are missing, because they exceeded
+    the limits of the catalog or the daemon. `quiet` is None if the process makes progress or has ended.
     """
 
     source: str
@@ -509,18 +507,21 @@ class SourceState:
 class StatsUpdate:
     """Cumulative statistics of the nodes that changed, in columns. A keyframe contains all nodes.
 
-    Every value is a total since the source began. If an update is lost, values are late but never wrong. The byte
-    fields are little-endian i64 columns. `node` … `closed_ns` have one entry per node. `rare_*` have one entry per
-    value of the columns that few nodes have; `rare_column` numbers them as in `analysis.node_columns.SPARSE_COLUMNS`,
-    and `rare_value` is float64. `cells` contains the histogram cells that changed, in ascending order (each as the
-    difference from the one before), and the counts of these cells: see `profiler.analysis.histograms`. Cells that do
-    not fit into one message follow in the next message. An update covers the records that had ended at
-    `monotonic_ns`, when the ring was read, even if it is sent much later. `closed_ns` is the part of `total_ns`
-    inside steps that have ended. `steps_ns` is the time that at least one step of any phase ran. `first_ns` is when
-    the first record that was seen began (None: not sent). `ran` lists the newest of the disjoint intervals in which
-    steps of a node (0: any step) ran. Each is a node, begin and length. A node's intervals end with its last one, and
-    begin with the first that changed since the previous update. In a keyframe they begin earlier, within a limit of
-    `analysis.step_intervals.MAX_SAID_INTERVALS` for all nodes together.
+    Every value is a total since the source began. If an update is lost, values are late but never wrong. The update
+    covers the records that had ended when the ring was read, at `monotonic_ns`, even if it is sent much later.
+
+    The byte fields are little-endian i64 columns. `node` … `closed_ns` have one entry per node. `closed_ns` is the
+    part of `total_ns` inside steps that have ended. `rare_*` have one entry per value of the columns that few nodes
+    have; `rare_column` numbers them as in `analysis.node_columns.SPARSE_COLUMNS`, and `rare_value` is float64.
+    `cells` contains the histogram cells that changed, in ascending order (each as the difference from the one
+    before), and the counts of these cells: see `profiler.analysis.histograms`. Further cells follow in the next
+    message.
+
+    `steps_ns` is the time that at least one step of any phase ran. `first_ns` is when the first record that was seen
+    began (None: not sent). `ran` lists disjoint intervals in which steps of a node (0: any step) ran, as node, begin
+    and length. For each node, they begin with the first interval that changed since the previous update, and end with
+    the last one. In a keyframe they begin earlier, up to `analysis.step_intervals.MAX_SAID_INTERVALS` for all nodes
+    together.
     """
 
     source: str
@@ -548,9 +549,9 @@ class StatsUpdate:
 class RecordBatch:
     """The records themselves, for viewers that record.
 
-    The ring numbers its records. A batch contains those from `first` to before `produced` that remain: `produced -
-    first - count` of them were overwritten or rejected. After a lost batch, the `first` of the next batch is greater
-    than the `produced` of the one before.
+    The ring numbers its records. A batch covers the numbers from `first` to below `produced`. It contains `count`
+    records, because the others were overwritten or rejected. The next batch begins at `produced`. If its `first` is
+    greater, a batch was lost.
     """
 
     source: str
@@ -566,7 +567,7 @@ class RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class HistoryPiece:
-    """The head of a piece of the daemon's history. The frames of the piece follow it, as in a recording.
+    """The head of a piece of the daemon's history. The frames of the piece follow, as in a recording.
 
     The frames are numbered from `first`. `end` is the number after the newest frame. `host` and both times are the
     daemon's.
@@ -592,7 +593,9 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """Times of the daemon's clocks, read together. They answer the viewer's question with the number `asked`."""
+    """Times of the daemon's clocks, read together. This is the answer to the viewer's question with the number
+    `asked`.
+    """
 
     asked: int
     monotonic_ns: int

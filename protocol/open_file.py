@@ -17,15 +17,15 @@ _NONE = -1
 class OpenFile:
     """The file at `path`, opened for reading. Raises OSError if it cannot be opened.
 
-    `close` closes its descriptor, and so does the deletion of this object. So no descriptor leaks if a test or an
-    exception drops a reader in a host or its forked child. A descriptor that now belongs to a different file is not
-    closed. That can happen because a process that daemonizes closes all its descriptors.
+    The descriptor is closed by `close` or when this object is deleted. So no descriptor leaks if a test or an
+    exception drops a reader in a host or its forked child. A process that daemonizes closes all its descriptors, and
+    a different file may get the same one. Such a descriptor is not closed.
     """
 
-    descriptor = _NONE  # Defined even if a signal handler raises before the first line of `__init__`.
+    descriptor = _NONE  # a signal handler may raise before the first line of `__init__`, so `__del__` needs this
 
     def __init__(self, path: Path) -> None:
-        # If the path is a pipe, do not wait for it.
+        # do not wait if the path is a pipe
         self.descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             self.status = os.fstat(self.descriptor)  # the file's status when it was opened
@@ -37,7 +37,7 @@ class OpenFile:
     def read_no_further(self) -> None:
         """Turn off read-ahead. Raises OSError, for example for a pipe.
 
-        Read-ahead in the unwritten part of a sparse file allocates memory. A record cost 0.4 ms because of it.
+        In the unwritten part of a sparse file, read-ahead allocates memory, which cost 0.4 ms per record.
         """
         os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
@@ -50,9 +50,9 @@ class OpenFile:
         return os.fstat(self.descriptor)
 
     def duplicate(self) -> OpenFile:
-        """Return another object for the same open file, which need not have a name any longer. Raises OSError."""
+        """Return another object for the same open file, even if the file has no name any longer. Raises OSError."""
         other = copy(self)
-        # Until the copy has its own descriptor, garbage collection must not close the original's.
+        # the copy must not close the original's descriptor if it is deleted before it has its own
         other.descriptor = _NONE
         other.descriptor = os.dup(self.descriptor)
         return other
@@ -61,7 +61,7 @@ class OpenFile:
         """Close the file. A second call has no effect."""
         descriptor, self.descriptor = self.descriptor, _NONE
         if descriptor != _NONE:
-            # The descriptor was closed already, or closing failed. It is invalid in both cases.
+            # closed already, or closing failed; the descriptor is invalid in both cases
             with suppressed(OSError):
                 if os.path.samestat(os.fstat(descriptor), self.status):
                     os.close(descriptor)

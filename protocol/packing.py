@@ -1,4 +1,4 @@
-"""Load msgpack from this environment, or if it has none, from the environment of `cbtop run`.
+"""Load msgpack from this environment, or from that of `cbtop run` if this one has none.
 
 Rules
 - A msgpack from the other environment gets a different module name, so that `import msgpack` still fails in the host.
@@ -15,13 +15,13 @@ TYPE_CHECKING = False  # see `cbtop.protocol.runtime_directory`
 if TYPE_CHECKING:
     from typing import Any
 
-# Set by `cbtop run`: the directory of msgpack in its environment.
+# The directory of msgpack in the environment of `cbtop run`, which sets this.
 LENT_MSGPACK = "CBTOP_RUN_MSGPACK"
-_COMPILED = "msgpack._cmsgpack"  # this extension adds its name to sys.modules, whatever its package is called
+_COMPILED = "msgpack._cmsgpack"  # This extension adds itself to sys.modules under a fixed name.
 
 
 def msgpack_directory() -> str | None:
-    """Return the directory of this environment's msgpack, or None if it has none. Does not load msgpack."""
+    """Return the directory of this environment's msgpack, or None without one. Does not load msgpack."""
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)  # old finders do not have find_spec
         spec = None if find is None else find("msgpack", None)
@@ -52,7 +52,7 @@ def _lent(directory: str) -> Any:
 
 
 def load_msgpack() -> Any:
-    """Return this environment's msgpack, or the one of `cbtop run`. Raises ImportError if neither exists."""
+    """Return this environment's msgpack, or that of `cbtop run`. Raises ImportError if neither exists."""
     try:
         import msgpack
     except ModuleNotFoundError as error:

@@ -3,15 +3,14 @@
 Every process that can reach the address can connect. On a loopback port without keys, that is every user of the
 machine. So there are limits for each connection and for all connections together:
 
-- At most MAX_CONNECTIONS connections belong to the daemon's own user, root, other hosts, and users that the system
-  does not report. MAX_STRANGERS more belong to other users of the machine, who thus cannot keep the owner out. If
-  there are too many, the oldest connection that has not subscribed to anything is closed. If all others have
-  subscribed, that is the new one.
+- Other users of this machine may have at most MAX_STRANGERS connections. They cannot keep the owner out, because all
+  other connections (of the daemon's own user, root, other hosts, unknown users) have a limit of their own,
+  MAX_CONNECTIONS. Beyond a limit, the oldest connection without a subscription is closed. This may be the new one.
 - A connection has at most MAX_SUBSCRIPTIONS subscriptions and sends at most MAX_WORDS messages a second, which must
   be messages of a viewer. A connection that breaks a limit is closed.
 - Only the newest question of each kind counts. It is answered when the previous answer has left our memory. So for a
-  viewer that does not read, at most one answer waits. At most SEND_HIGH_WATER_MARK of the messages to all viewers
-  also wait; viewers share their memory.
+  viewer that does not read, at most one answer waits, and at most SEND_HIGH_WATER_MARK live messages. All viewers
+  share the memory of a live message.
 
 The data of a connection is deleted when the connection ends.
 """
@@ -30,13 +29,13 @@ import zmq
 
 MAX_CONNECTIONS = 64
 MAX_STRANGERS = 16
-MAX_SUBSCRIPTIONS = 8  # a viewer subscribes to five: live data, records, a question, the time and ended processes
+MAX_SUBSCRIPTIONS = 8  # five topics per viewer: live data, records, a question, the time and ended processes
 MAX_WORDS = 300  # messages per second; requests for a history of 64 MiB take 130
 
 _NETLINK_SOCK_DIAG = 4  # these constants are from sock_diag(7)
 _SOCK_DIAG_BY_FAMILY = 20
 _NLM_F_REQUEST = 1
-# Offset of the user id in the answer: 16 bytes of nlmsghdr, then the offset of idiag_uid in inet_diag_msg.
+# Offset of the user id in the answer: 16 bytes of nlmsghdr, then idiag_uid at 64 in inet_diag_msg.
 _UID_AT = 80
 
 
@@ -44,10 +43,10 @@ _UID_AT = 80
 class _Peer:
     """One connection."""
 
-    name: object  # the addresses of both ends of its socket
+    name: object  # both addresses of the connection's socket
     is_stranger: bool
     topics: set[bytes] = field(default_factory=set)
-    words: int = 0  # messages received in this second
+    words: int = 0  # number of messages received in this second
     asked: dict[bytes, bytes] = field(default_factory=dict)  # the newest question of each kind
     answer: zmq.MessageTracker | None = None  # the newest answer, which may not be sent completely yet
 
@@ -55,8 +54,8 @@ class _Peer:
 class Peers:
     """The connections of one socket, by their descriptors.
 
-    Connections may subscribe to topics that match `topics`. `say` is called with the reason when a connection is
-    closed.
+    A connection may subscribe to topics that match `topics`. When a connection is closed, `say` is called with the
+    reason.
     """
 
     def __init__(self, topics: re.Pattern[bytes], say: Callable[[str], None]) -> None:
@@ -83,7 +82,7 @@ class Peers:
         self._peers.pop(descriptor, None)
 
     def said(self, descriptor: int, word: bytes) -> None:
-        """Process a message of a connection: a subscription to a topic, or the end of a subscription."""
+        """Process a message of a connection, which begins or ends the subscription to a topic."""
         peer = self._peers.get(descriptor)
         if peer is None:
             return
@@ -107,7 +106,7 @@ class Peers:
             self._cut_off(descriptor, f"it said more than {MAX_WORDS} words in a second")
 
     def begin_second(self) -> None:
-        """Set the number of messages of every connection in this second to 0."""
+        """Begin to count every connection's messages at 0 again."""
         for peer in self._peers.values():
             peer.words = 0
 
@@ -121,23 +120,21 @@ class Peers:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a question waits because the answer to an earlier question is still being sent."""
+        """Whether a question waits until an earlier answer has been sent."""
         return any(peer.asked and _is_busy(peer) for peer in self._peers.values())
 
     def answered(self, topic: bytes, answer: zmq.MessageTracker) -> None:
-        """Note that `answer`, the answer to the question `topic`, is being sent."""
+        """Remove the question `topic`, because its `answer` is being sent."""
         for peer in self._peers.values():
             for kind in [kind for kind, asked in peer.asked.items() if asked == topic]:
                 del peer.asked[kind]
                 peer.answer = answer
 
     def _cut_off(self, descriptor: int, why: str) -> None:
-        """Close a connection. libzmq has no function for it, but notices when the operating system closes the
-        connection.
-        """
+        """Close a connection through the operating system, which libzmq notices. libzmq has no function for this."""
         self._say(f"closed a connection: {why}")
         name = self._peers.pop(descriptor).name
-        with suppress(OSError):  # The peer has left, and its descriptor may already belong to a different connection.
+        with suppress(OSError):  # the peer has left, and the descriptor may belong to another
             connection = socket.socket(fileno=descriptor)
             try:
                 if _name(connection) == name:
@@ -163,13 +160,11 @@ def _look_at(descriptor: int) -> _Peer:
 
 
 def user_of(connection: socket.socket) -> int | None:
-    """Return the user id of the process at the other end of a TCP connection from this machine, or None if not
-    known.
-    """
+    """Return the user id of the other end of a TCP connection from this machine, or None if not known."""
     if connection.family not in (socket.AF_INET, socket.AF_INET6) or not hasattr(socket, "AF_NETLINK"):
         return None
     here, there = connection.getsockname(), connection.getpeername()
-    # inet_diag_req_v2: a query for the socket of the other end, in any state and on any interface.
+    # inet_diag_req_v2: ask for the socket of the other end, in any state and on any interface.
     packed = [
         socket.inet_pton(connection.family, host.partition("%")[0]).ljust(16, b"\0") for host in (there[0], here[0])
     ]
@@ -180,7 +175,7 @@ def user_of(connection: socket.socket) -> int | None:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as system:
             system.send(head + question)
             answer = system.recv(4096)
-    except OSError:  # No descriptor is left, or the system does not answer such queries.
+    except OSError:  # no descriptor is left, or the system does not know such queries
         return None
     if len(answer) < _UID_AT + 4 or struct.unpack_from("=H", answer, 4) != (_SOCK_DIAG_BY_FAMILY,):
         return None

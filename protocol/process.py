@@ -1,7 +1,7 @@
-"""The identity of a process. A pid alone may be reused. A pid together with its start time and boot id is unique.
+"""The identity of a process. A pid may be used again, but pid, start time and boot id together are unique.
 
-A pid is only valid in its own pid namespace. A process in a container has a different pid outside it. A start time is
-only valid in its own time namespace, where clocks that count from boot may have an offset (time_namespaces(7)).
+A pid is only valid in its own pid namespace. A process in a container has a different pid outside. A start time is
+only valid in its own time namespace, because clocks that count from boot may have an offset (time_namespaces(7)).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TYPE_CHECKING = False  # see `cbtop.protocol.runtime_directory`
 if TYPE_CHECKING:
     from pathlib import Path
 
-_PROC = "/proc"  # Linux has it. Other systems and some sandboxes do not.
+_PROC = "/proc"  # exists on Linux, but not on other systems and in some sandboxes
 MAX_THREADS = 256
 # Field numbers of proc_pid_stat(5), from 1; the start time is in clock ticks since boot.
 _STATE_FIELD, _STARTTIME_FIELD = 3, 22
@@ -84,7 +84,7 @@ def processor_times(pid: int) -> dict[str, tuple[int, int]]:
 def busiest_wait_ns(before: dict[str, tuple[int, int]], now: dict[str, tuple[int, int]]) -> int | None:
     """Return how long the busiest thread waited for a processor between two `processor_times`, in ns.
 
-    The busiest thread is the one with the longest time of running and waiting. Returns None if no thread is in both.
+    The busiest thread ran and waited longest in total. Returns None if `before` and `now` have no thread in common.
     """
     grown = [(ran - before[one][0], waited - before[one][1]) for one, (ran, waited) in now.items() if one in before]
     return max((ran + waited, waited) for ran, waited in grown)[1] if grown else None
@@ -93,8 +93,8 @@ def busiest_wait_ns(before: dict[str, tuple[int, int]], now: dict[str, tuple[int
 def process_start(pid: int) -> int | None:
     """Return the start time of the process `pid` in clock ticks since boot, or None if no such process runs.
 
-    A zombie counts as ended. If /proc does not exist, the start time is not known, and 0 is returned for every living
-    process. Raises OSError if no descriptor is left to read the file with.
+    A zombie counts as ended. Without /proc, returns 0 for every living process. Raises OSError if no descriptor is
+    left to read the file with.
     """
     try:
         fields = _stat_from_state(pid)
@@ -104,15 +104,15 @@ def process_start(pid: int) -> int | None:
         reraise_host_error(error)
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
-        return None  # The process ended between open and read (ESRCH), or is hidden from us.
+        return None  # It ended between open and read (ESRCH), or is hidden from us.
     return None if fields[0] in (b"Z", b"X") else int(fields[_STARTTIME_FIELD - _STATE_FIELD])
 
 
 def is_running(pid: int, start: int) -> bool:
     """Whether `pid` is running and may be the process that reported `start` as its `process_start`.
 
-    In a different time namespace the same moment has a different number, so a process of such a namespace is matched
-    by its pid only. Raises OSError if no descriptor is left to read the start time with.
+    Start times of a different time namespace cannot be compared, so for such a process only the pid counts. Raises
+    OSError if no descriptor is left to read the start time with.
     """
     found = process_start(pid)
     if found is None or found == start:

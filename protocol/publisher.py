@@ -2,9 +2,9 @@
 
 Every message has a topic. LIVE is sent to every viewer, and RECORDS to every viewer that records. To ask a question,
 a viewer subscribes to a topic that no other viewer has (join, history, clock, ended). The answer is sent under that
-topic, so only this viewer receives it. Messages that belong together are sent as one multipart message, which ZeroMQ
-counts once against the high-water mark and delivers completely or not at all. A viewer that does not read loses its
-own messages, but does not affect other viewers. The limits of a viewer are in `cbtop.protocol.peers`.
+topic, so only this viewer receives it. Messages that belong together are sent as one multipart message. ZeroMQ
+delivers it completely or not at all, and counts it once against the high-water mark. A viewer that does not read
+loses its own messages, but does not affect other viewers. The limits of a viewer are in `cbtop.protocol.peers`.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ TOPICS = re.compile(
     rb"%b|%b|%b[0-9a-f]{16}|(?:%b|%b)[0-9a-f]{16}/\d{1,18}|%b[0-9a-f]{16}/(?:\d{1,20}:){2}\d{1,20}"
     % (LIVE, RECORDS, JOIN_PREFIX, CLOCK_PREFIX, HISTORY_PREFIX, ENDED_PREFIX)
 )
-MAX_MESSAGE_BYTES = 512  # a viewer sends topics of at most 85 bytes; handshake messages are the largest
-MAX_HEARD = 1000  # subscriptions processed per turn, so that many of them cannot delay the daemon
-MAX_LET_IN = 8  # viewers let in per turn, because each may send much before it is disconnected
+MAX_MESSAGE_BYTES = 512  # limit for a viewer's messages; the largest are handshakes, as topics have at most 85 bytes
+MAX_HEARD = 1000  # subscriptions per turn, so that many subscriptions cannot delay the daemon
+MAX_LET_IN = 8  # viewers let in per turn; each may send much until it is disconnected
 SOON_MS = 10
-SEND_HIGH_WATER_MARK = 32  # messages per viewer: three seconds at ten updates per second
-# Subscriptions of a viewer in libzmq's queue, before libzmq moves them to a queue without a limit.
+SEND_HIGH_WATER_MARK = 32  # messages per viewer: three seconds of live data at ten updates per second
+# Limit for a viewer's subscriptions in libzmq's first queue. The second queue has no limit.
 RECEIVE_HIGH_WATER_MARK = 16
-RECEIVE_BUFFER_BYTES = 4096  # the system's buffer, which libzmq still reads after a connection is closed
+RECEIVE_BUFFER_BYTES = 4096  # the system's buffer; libzmq reads it even after a connection is closed
 HANDSHAKE_MS = 10_000
 HEARTBEAT_MS = 5_000
 # A viewer that answers no heartbeat or accepts no byte for this long is disconnected; it may connect again.
@@ -59,8 +59,8 @@ MONITORED = (
 class Publisher:
     """Binds `endpoint`. Raises EndpointError if the address is in use or cannot be bound. Only one thread may use it.
 
-    With `keys`, a tcp socket accepts only the viewers that are allowed by the keys. Raises KeysError if other hosts
-    could reach the address without keys, or if no viewer is on the allow-list.
+    With `keys`, a tcp socket accepts only viewers on the allow-list. Raises KeysError if the allow-list is empty, or
+    if other hosts could reach the address without keys.
     """
 
     def __init__(self, endpoint: str, keys: DaemonKeys | None = None) -> None:
@@ -71,7 +71,7 @@ class Publisher:
         check_descriptors()
         self._lock = None if is_tcp else _lock_ipc(self.endpoint)
         self._open()
-        # Start pyzmq's thread for tracked frames now. It opens files, and later there may be no descriptor left.
+        # Tracked frames need a thread of pyzmq, which opens files. Start the thread while descriptors are left.
         _tracked(b"")
 
     def _open(self) -> None:
@@ -92,7 +92,7 @@ class Publisher:
         self._peers = Peers(TOPICS, lambda line: self._authenticator.log_once(line, line))
         self._socket.monitor("inproc://peers", MONITORED)
         self._monitor = self._context.socket(zmq.PAIR)
-        # With a limit, libzmq could wait for us to read events while `close` waits for libzmq.
+        # No limit, because with one libzmq would wait for us to read events, while `close` waits for libzmq.
         self._monitor.setsockopt(zmq.RCVHWM, 0)
         self._monitor.connect("inproc://peers")
         self._poller = zmq.Poller()
@@ -107,10 +107,10 @@ class Publisher:
     def _bind(self) -> None:
         if self._lock is None:
             self._socket.bind(self.endpoint)
-            # If the port was 0, the system has chosen a free port.
+            # the system chooses a free port for port 0
             self.endpoint = self._socket.get_string(zmq.LAST_ENDPOINT)
             return
-        # Write permission for a socket's file allows connecting, so the mode must be right when the file is created.
+        # Whoever may write to a socket's file may connect. So the file must be created with the right mode.
         umask = os.umask(0o177)
         try:
             self._socket.bind(self.endpoint)
@@ -130,10 +130,10 @@ class Publisher:
             return
         has_heard_all = self._hear_words()
         self._watch()
-        # Let viewers in only now, so that their messages are processed after everything that was sent before.
+        # Let viewers in after everything else, because their messages must follow what was sent before.
         for _ in range(MAX_LET_IN if has_heard_all else 0):
             if self._authenticator.questions.poll(0):
-                self._watch()  # the event of this viewer's connection has arrived by now
+                self._watch()  # process the event of this viewer's connection
                 self._authenticator.answer()
 
     def _hear_words(self) -> bool:
@@ -168,7 +168,7 @@ class Publisher:
         return self._peers.follow((RECORDS,))
 
     def questions(self, kind: bytes) -> list[bytes]:
-        """Return the topics of the waiting questions of one kind, a prefix of topics. Each needs an `answer`."""
+        """Return the topics of the waiting questions of one kind, for `answer`. The kind is a prefix of topics."""
         return self._peers.questions(kind)
 
     def answer(self, topics: Iterable[bytes], messages: Iterable[WireMessage]) -> None:
@@ -190,9 +190,8 @@ class Publisher:
     def shut_out_revoked(self) -> None:
         """If a key has been revoked, end the connections of all viewers.
 
-        All connections end because the key of a connection is not always known. A viewer that is still allowed
-        reconnects within a second and receives everything again. Raises EndpointError if another process took the
-        address meanwhile.
+        It is not always known which connection uses the key. A viewer that is still allowed reconnects within a
+        second and receives everything again. Raises EndpointError if another process took the address meanwhile.
         """
         if self._authenticator.has_revoked():
             self._close_socket()
@@ -203,7 +202,7 @@ class Publisher:
         self.send_frames(topic, [codec.encode(message) for message in messages])
 
     def send_frames(self, topic: bytes, frames: Sequence[bytes]) -> None:
-        """Send messages that are encoded already together under `topic`."""
+        """Send `frames` together under `topic`. They are encoded messages."""
         if frames:
             self._socket.send_multipart([topic, *frames], zmq.NOBLOCK, copy=False)
 
@@ -223,14 +222,14 @@ class Publisher:
 
 
 def _tracked(data: bytes) -> zmq.Frame:
-    """Return a frame with a tracker, which reports when libzmq no longer needs the frame."""
+    """Return a frame with a tracker. The tracker reports when libzmq no longer needs the frame."""
     return zmq.Frame(data, track=True, copy=False, copy_threshold=0)
 
 
 def _sender(said: zmq.Frame) -> int:
     """Return the descriptor of the connection that sent a message, or -1 if the connection has ended.
 
-    When a connection ends, libzmq itself reports the end of its subscriptions.
+    libzmq itself sends messages that end the subscriptions of an ended connection.
     """
     try:
         return int(said.get(zmq.SRCFD))
@@ -248,9 +247,7 @@ def _check_keys(endpoint: str, keys: DaemonKeys | None, is_tcp: bool) -> None:
 
 
 def _lock_ipc(endpoint: str) -> int:
-    """Lock the file that grants the right to bind an ipc path. libzmq itself would let a second daemon take over
-    the path.
-    """
+    """Take the lock of an ipc path, without which libzmq would let a second daemon take over the path."""
     lock = lock_of(endpoint)
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

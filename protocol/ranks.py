@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 MAX_RANKS = 1 << 20
 
-# Variables of rank, local rank and world size, by launcher. The launcher that is nearest to the process comes first.
+# Variables of rank, local rank and world size, by launcher. One launcher may start another: srun, mpirun, torchrun.
 _RANK_VARIABLES = (
     ("RANK", "LOCAL_RANK", "WORLD_SIZE"),  # torchrun, deepspeed, accelerate
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),  # mpirun of Open MPI
     ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),  # mpirun of MPICH and Intel MPI
     ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),  # srun
 )
-# Variables with values that are equal in all processes of a job and differ between jobs that run at the same time.
-# The first variables that are set count. They are our own, the address where torch's processes meet (Slurm may treat
-# each node of such a job as its own step), the job's name in PMIx, and its name in Slurm.
+# Variables that are equal in all processes of a job and differ between jobs that run at the same time. The first ones
+# that are set count: our own, the address where torch's processes meet, the job's name in PMIx, and its name in
+# Slurm. (Slurm may treat each node of a torch job as its own step.)
 JOB_VARIABLE = "CBTOP_JOB"
 _JOB_VARIABLES = (
     (JOB_VARIABLE,),
@@ -29,7 +29,7 @@ _JOB_VARIABLES = (
 class Ranks(NamedTuple):
     """The rank, the number of processes and the job of a process.
 
-    They are None and "" if the launcher did not set them.
+    A value that the launcher did not set is None or "".
     """
 
     rank: int | None = None
@@ -39,7 +39,7 @@ class Ranks(NamedTuple):
 
 
 def ranks_of(environment: Mapping[str, str]) -> Ranks:
-    """Return the values of the first launcher in the list that has set a valid rank. Ignores invalid values."""
+    """Return the values of the first launcher that has set a valid rank. Ignores invalid values."""
     for names in _RANK_VARIABLES:
         rank, local_rank, world_size = (_small_number(environment.get(name, "")) for name in names)
         world_size = world_size or None

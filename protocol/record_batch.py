@@ -1,8 +1,8 @@
-"""Records packed into columns for the wire, and the count of records that a receiver gets.
+"""Records packed into columns for the wire, and a receiver's count of records.
 
-A batch begins with the end time of its first record (i64, little-endian). The columns node, flags, difference from
-the previous end time, duration and elements follow, packed by `cbtop.protocol.columns`. A record of a decode takes 12
-to 18 bytes instead of the ring's 32. Arithmetic is modulo 2^64, so every i64 is restored exactly.
+A batch begins with the end time of its first record (i64, little-endian). Then come the columns, packed by
+`cbtop.protocol.columns`: node, flags, difference from the previous end time, duration and elements. A record of a
+decode takes 12 to 18 bytes instead of the ring's 32. Arithmetic is modulo 2^64, so every i64 is restored exactly.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cbtop.protocol.ring import NODE_BITS
 from cbtop.protocol.ring_reader import Batch
 
 MAX_TALLIES = 1 << 14  # sources per receiver; a daemon has 256 at a time
-# Records per message, because a reader that joins late finds millions of records in a ring.
+# Records per message. If a reader joins late, the ring has too many for one message.
 MAX_BATCH_RECORDS = 1 << 16
 _FIRST_END = struct.Struct("<q")
 
@@ -54,7 +54,7 @@ def unpack(message: RecordBatch) -> Batch:
 
 
 def joined(parts: Sequence[Batch]) -> Batch:
-    """Return the records of all `parts`, in order. Their numbers of overwritten records are not added up."""
+    """Return the records of all `parts`, in order. `overwritten` is not added up."""
     names = ("node", "flags", "start_ns", "end_ns", "elements")
     none = np.zeros(0, np.int64)
     columns = {name: np.concatenate([none, *(getattr(part, name) for part in parts)]) for name in names}
@@ -64,7 +64,7 @@ def joined(parts: Sequence[Batch]) -> Batch:
 def batches(source: str, first: int, produced: int, batch: Batch) -> Iterator[RecordBatch]:
     """Yield the records of `batch` as messages of bounded size.
 
-    `batch` contains those records with numbers from `first` to before `produced` that were not lost.
+    `batch` contains the records numbered from `first` to below `produced`, without lost ones.
     """
     count = len(batch.node)
     for at in range(0, max(count, 1), MAX_BATCH_RECORDS):
@@ -77,8 +77,7 @@ def batches(source: str, first: int, produced: int, batch: Batch) -> Iterator[Re
             batch.elements[chosen],
             overwritten=0,
         )
-        # Records are usually lost before the remaining ones, so the missing records are counted before the first
-        # message's.
+        # If records are missing, they are usually the oldest, so count them as missing before the first message.
         until = produced - count + chosen.stop
         yield RecordBatch(source, first, until, chosen.stop - at, pack(part))
         first = until
@@ -101,9 +100,7 @@ class RecordTally:
 
     @property
     def missed(self) -> int:
-        """Number of records that the daemon has read and this receiver has not: their batches are lost or not
-        here yet.
-        """
+        """Number of records that the daemon has read, but this receiver has not got (yet)."""
         return self._gaps + self.produced - self._next
 
     def hear(self, produced: int) -> None:
@@ -112,9 +109,9 @@ class RecordTally:
         self.produced = max(self.produced, produced)
 
     def take(self, message: RecordBatch) -> int:
-        """Count a batch. Returns how many of its first records this receiver already had.
+        """Count a batch. Returns how many of its first records this receiver had already.
 
-        It already had some of them if a new daemon reads the ring from the beginning.
+        A new daemon reads the ring from the beginning, so it sends old records again.
         """
         self._begin(message.first)
         self.produced = max(self.produced, message.produced)
@@ -135,7 +132,7 @@ class RecordTally:
 def tally(tallies: dict[str, RecordTally], message: Message) -> int:
     """Count the records that `message` reports.
 
-    For a batch, returns how many of its first records were already known. Raises DecodeError if a batch cannot be
+    For a batch, returns how many of its first records were known already. Raises DecodeError if a batch cannot be
     unpacked, or if there are more than MAX_TALLIES sources.
     """
     match message:

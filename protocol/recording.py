@@ -11,15 +11,15 @@ Layout (little-endian)
     footer   offset of the index (u64), magic b"CBTOPIDX"
 
 Rules
-- A frame is appended by one write, so if the process is killed, at most the last frame is lost. Without an index, the
-  reader goes through the frames once to find the keyframes. The file counts as damaged if the frames do not end at
-  the index that the footer names, or if a frame's head is invalid. The rest of a damaged file is not read.
-- A keyframe contains the complete state. To show a moment, read the keyframe before the moment and the frames
-  between.
-- Payloads are deflated because frames of a decode shrink to a quarter of their size (records alone by a factor of
-  2.4), for 0.4 % of a core (zlib, level 1).
-- Frames and messages of an unknown kind are skipped. So a recording of a newer minor version can be read. A different
-  major version is refused.
+- A frame is appended by one write. So if the process is killed, at most the last frame is lost, and the index is
+  missing. The reader then goes through all frames to find the keyframes.
+- The file is damaged if a frame's head is invalid, or if the frames do not end where the footer says. The rest of a
+  damaged file is not read.
+- A keyframe contains the complete state. To show a moment, read the last keyframe before it and all frames from
+  there.
+- Payloads are deflated (zlib, level 1). Frames of a decode shrink to a quarter of their size, for 0.4 % of a core.
+- A recording of a newer minor version can be read, because frames and messages of an unknown kind are skipped. A
+  different major version is refused.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from cbtop.protocol.open_file import OpenFile
 MAGIC = b"CBTOPREC"
 INDEX_MAGIC = b"CBTOPIDX"
 SUFFIX = ".cbtop"
-MAX_PAYLOAD_BYTES = 256 << 20  # sizes of a keyframe with every possible source: deflated, and inflated
-# Frames of real messages inflate to 4 to 12 times their size. Zeros inflate to a thousand times their size.
+MAX_PAYLOAD_BYTES = 256 << 20  # enough for a keyframe with every possible source, deflated and inflated
+# A frame of real messages inflates to 4 to 12 times its size. Zeros would inflate to a thousand times their size.
 MAX_INFLATION = 100
-FREE_BYTES = 1 << 20  # every frame may inflate to this size
-PIECE_BYTES = 16 << 10  # deflated bytes that are inflated at a time, to at most 16 MiB
+FREE_BYTES = 1 << 20  # even a small frame may inflate to this size
+PIECE_BYTES = 16 << 10  # number of bytes that are inflated at a time, to at most 16 MiB
 DEFLATE_LEVEL = 1
 MAX_MESSAGES = 4_096  # messages per frame
 MAX_KIND = 255  # the largest kind of a frame in any version
-# Two months with a keyframe every five seconds; later moments are reached from the last of these keyframes.
+# Two months of keyframes, one every five seconds. Later moments are reached from the last of these.
 MAX_KEYFRAMES = 1 << 20
 MAX_REALTIME_NS = 253_402_300_799_000_000_000  # the end of the year 9999
 # O_NONBLOCK: do not wait if the path is a pipe
@@ -104,7 +104,7 @@ class Frame:
                 yield message
 
     def _parts(self) -> Iterator[bytes]:
-        # The payload must be one list of bytes. Nested lists would take many times the memory of the inflated frame.
+        # The payload must be one list of bytes. Nested lists could take much more memory than the frame.
         unpacker = msgpack.Unpacker(
             max_buffer_size=MAX_PAYLOAD_BYTES, max_bin_len=codec.MAX_FRAME_BYTES, max_array_len=0, max_map_len=0,
             max_str_len=0, max_ext_len=0,
@@ -156,8 +156,8 @@ class Frame:
 def encode_frame(kind: FrameKind, time_ns: int, messages: Iterable[bytes]) -> bytes:
     """Return a frame of `messages`, which are already encoded. Keeps only one message in memory at a time.
 
-    The number of messages precedes them, in a block of the zlib stream (RFC 1950) that is stored without compression
-    (RFC 1951, 3.2.4).
+    The number of messages is known only at the end, but stands at the beginning of the payload. So the number has a
+    block of its own in the zlib stream (RFC 1950), without compression (RFC 1951, 3.2.4).
     """
     packer, deflate = msgpack.Packer(use_bin_type=True), zlib.compressobj(DEFLATE_LEVEL, wbits=-zlib.MAX_WBITS)
     parts: list[bytes] = []
@@ -174,16 +174,14 @@ def encode_frame(kind: FrameKind, time_ns: int, messages: Iterable[bytes]) -> by
 
 
 def _adler32_of_both(first: int, second: int, second_length: int) -> int:
-    """Return the Adler-32 (RFC 1950) of two joined byte strings, given their checksums and the length of the
-    second.
-    """
+    """Return the Adler-32 (RFC 1950) of two joined byte strings, given the checksums and the second length."""
     low = ((first & 0xFFFF) + (second & 0xFFFF) - 1) % 65_521
     high = ((first >> 16) + (second >> 16) + second_length * ((first & 0xFFFF) - 1)) % 65_521
     return high << 16 | low
 
 
 def frame_bytes(kind: int, time_ns: int, payload: bytes) -> bytes:
-    """Return a frame with this finished payload."""
+    """Return a frame with `payload`, which is deflated already."""
     rest = _TIME_AND_KIND.pack(time_ns, kind)
     return struct.pack("<II", len(payload), zlib.crc32(payload, zlib.crc32(rest))) + rest + payload
 
@@ -223,8 +221,8 @@ class RecordingWriter:
     def append(self, frame: bytes) -> bool:
         """Append one frame. Returns False, without writing, if the file would become larger than allowed.
 
-        Raises DecodeError if `frame` is not a valid frame, and RecordingError if writing fails. The file is unchanged
-        then.
+        Raises DecodeError if `frame` is not a valid frame, and RecordingError if writing fails. After an error, the
+        file is as before.
         """
         length, crc, time_ns, kind = _HEAD.unpack_from(frame) if len(frame) >= _HEAD.size else (-1, 0, 0, 0)
         if length != len(frame) - _HEAD.size or zlib.crc32(memoryview(frame)[8:]) != crc:
@@ -239,7 +237,7 @@ class RecordingWriter:
         return True
 
     def close(self) -> None:
-        """Write the index and close the file. If there is no room for the index, the file can be read without it."""
+        """Write the index and close the file. A file without room for the index can still be read."""
         entries = (*self._keyframes, (self._last_ns, self.size_bytes))
         payload = b"".join(_ENTRY.pack(*entry) for entry in entries)
         offset = self.size_bytes
@@ -264,7 +262,7 @@ class RecordingWriter:
 
 
 class RecordingReader:
-    """Reads the recording at `path`: all that the file contains when it is opened, even if it is still being written.
+    """Reads the recording at `path`, which may still be written. Reads what the file contains when it is opened.
 
     Raises RecordingError if the file is not a recording or cannot be read, and VersionError if its major version
     differs.
@@ -301,9 +299,7 @@ class RecordingReader:
 
     @property
     def damaged(self) -> int:
-        """Number of frames that were skipped, because their checksum is wrong or their beginning could not be
-        found.
-        """
+        """Number of frames that were skipped: they are damaged, or where they begin is not known."""
         return len(self._damaged)
 
     def frames(self, offset: int = 0, wanted: Collection[int] | None = None) -> Iterator[Frame]:
@@ -312,7 +308,7 @@ class RecordingReader:
         while at + _HEAD.size <= self._end:
             length, crc, time_ns, kind = self._head(at)
             if not 0 <= length <= min(MAX_PAYLOAD_BYTES, self._end - at - _HEAD.size):
-                self._damaged.add(at)  # the beginning of the next frame is not known either
+                self._damaged.add(at)  # where the next frame begins is not known
                 return
             if wanted is None or kind in wanted:
                 payload = self._read(length, at + _HEAD.size)
@@ -367,7 +363,7 @@ class RecordingReader:
         return f"{major}.{minor}", RecordingOrigin(name, monotonic_ns, realtime_ns)
 
     def _footer(self) -> int | None:
-        """Return the offset of the index, as the footer gives it, or None if the recording was not closed."""
+        """Return the offset of the index, which is in the footer. Returns None if the recording was not closed."""
         at = self._size - _FOOTER.size
         if at < _HEADER.size:
             return None
@@ -394,7 +390,7 @@ class RecordingReader:
         return _HEADER.size <= at <= end - _HEAD.size and self._head(at)[2:] == (time_ns, FrameKind.KEYFRAME)
 
     def _scan(self) -> tuple[tuple[tuple[int, int], ...], int, int]:
-        """Return the same as `_index`, by going through all frames.
+        """Go through all frames, and return the same as `_index`.
 
         Skips a last frame that was not written completely.
         """

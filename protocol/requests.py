@@ -3,14 +3,14 @@
 The ring's header has one word for the request and one for the answer.
 
 Rules
-- The process needs no thread, socket or signal. It reads the word once per step, from memory that it has mapped
+- The process needs no thread, socket or signal. It reads the request once per step, from memory that it has mapped
   anyway.
-- Both sides accept only valid words: a known request (KERNELS), up to MAX_STEPS steps, a request's number, and an
-  answer with that number. The process refuses a request that it does not understand.
-- A process that reads requests announces that (LISTENING). A process of an older cbtop, or without a torch model,
-  does not read them.
-- Only one command or screen can have a request at a time. It holds a lock (flock(2)) on the ring. If it gives up, it
-  clears its word.
+- Both sides accept only valid words: a known request (KERNELS), up to MAX_STEPS steps, and a number that the answer
+  repeats. The process refuses a request that it does not understand.
+- A process that reads requests announces that (LISTENING). A process without a torch model, or of an older cbtop,
+  does not.
+- Only one command or screen can have a request at a time. The command holds a lock (flock(2)) on the ring meanwhile.
+  A command that gives up clears the request.
 
 Layout
     asked      bits 0-7 request, bits 8-23 steps, bits 24-62 the request's number; 0: no request
@@ -46,7 +46,7 @@ _WORD = struct.Struct("<q")
 
 
 class State(IntEnum):
-    """The state of a request. States from NOT_UNDERSTOOD on mean that the request is refused, and give the reason."""
+    """The state of a request. States from NOT_UNDERSTOOD on mean that the request is refused, and say why."""
 
     NOBODY = 0
     LISTENING = 1
@@ -127,7 +127,7 @@ def answer_of(word: int) -> Answer:
 class RequestSlot:
     """Sends requests to the process that writes the ring at `path`. Raises RequestError if that is not possible.
 
-    A request is one word that is written to the file. The file is not mapped.
+    A request is one word, which is written to the file without mapping it.
     """
 
     def __init__(self, path: Path) -> None:

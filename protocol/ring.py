@@ -19,44 +19,43 @@ Layout (little-endian; every word is a signed 64-bit integer; version 2)
                lane: if the lane's lowest bit is set, the record is a plain step instead (FLAG_PLAIN)
 
 Rules
-- Two writers move the ring's cursor: the one in this file and the compiled hot path. Tests check that both have the
-  same layout.
-- The threads of a process share the ring without a lock. Each thread reserves a slot by one atomic increment of a
-  counter, and writes the slot's tag last.
-- The tag contains the record's number. So a reader can distinguish a complete record, a record that is not written
-  yet, and a record that a newer one has replaced.
-- The cursor is a lower bound. The Python writer stores it once per lap, and the compiled writer at every record. A
-  reader finds the records beyond the cursor by their tags.
+- There are two writers: the one in this file and the compiled hot path. Tests check that both use the same layout.
+- The threads of a process share the ring without a lock. A thread reserves a slot by one atomic increment of a
+  counter, and writes the tag of the slot last.
+- The tag contains the record's number. From the number, a reader sees whether a record is complete, not written yet,
+  or replaced by a newer record.
+- The compiled writer moves the cursor at every record, but the Python writer only once per lap. A reader finds the
+  records beyond the cursor by their tags.
 - The slots at word 24 show which node each thread, task or greenlet is in, even after the process was killed. Only
-  the compiled hot path writes them, because in Python they would make a start/stop pair a third slower.
-- The writer allocates the whole file first, so a full disk is an error at the start and not a SIGBUS later. When it
-  closes the ring, it turns the part that was never written into a hole, which reads as zeros.
+  the compiled hot path writes these slots. In Python, that would make a start/stop pair a third slower.
+- The writer allocates the whole file first, so a full disk is an error at the start and not a SIGBUS later. When the
+  writer closes the ring, the part that was never written becomes a hole, which reads as zeros.
 - A command that sends a request to the process writes one word, and nothing else.
 
 File systems
 - tmpfs, ext4 and XFS keep the space that was allocated for a file, so its mapping can be written when the disk is
   full.
-- btrfs does not. It writes to a different place each time (copy-on-write), and kills the process by SIGBUS if space
-  runs out. Measured on Linux 6.18: the flag "no copy-on-write" (FS_NOCOW_FL), set before the space is allocated,
-  works until a snapshot is taken. It does not work if data and metadata share blocks (mkfs.btrfs --mixed). So no ring
-  is created on btrfs, see `cbtop.protocol.filesystem`.
+- btrfs writes to a different place each time (copy-on-write). If space runs out, the process is killed by SIGBUS. The
+  flag "no copy-on-write" (FS_NOCOW_FL) is not enough, as measured on Linux 6.18. It works until a snapshot is taken,
+  and not at all if data and metadata share blocks (mkfs.btrfs --mixed). So no ring is created on btrfs, see
+  `cbtop.protocol.filesystem`.
 - ZFS also copies on write. According to its sources (OpenZFS 2.2, not measured here), mapped pages can be written
-  when the disk is full. Pages that cannot be stored later are lost from the file, but readers on this machine still
-  see them.
+  when the disk is full. If a page cannot be stored later, it is lost from the file, but readers on this machine still
+  see it.
 - NFS is not recommended. A mapped page waits for the server, so the host could hang. If a different machine removes
   the file, the process gets a SIGBUS. Not measured here.
 
 Why a record is never half old and half new
 - The writer first sets the slot's tag to 0, then writes the data, then the new tag. The reader copies the tags, then
-  the data, then the tags again. A record counts if its first tag is complete and its second tag is the same. If the
-  reader copied a word of newer data, it finds that the tag has changed.
+  the data, then the tags again. A record counts if the first copy of its tag is complete and the second copy is the
+  same. If the reader has copied any newer data, the tag has changed.
 - The reader makes the three copies by three reads of the file, because a single read may copy its words in any order.
-- This requires that stores become visible in program order and loads happen in program order. x86 guarantees both, so
-  one `pack_into` is enough. CPython clears the 32 bytes and then stores word by word, the tag last.
-- Other machines (aarch64) may reorder loads and stores. There `pack_in_order` puts fences between the steps. The
-  reader has fences on every machine, because it reads rarely.
-- The compiled writer does not clear the tag but moves the cursor first. So the reader reads the cursor again after
-  the copy, and drops the oldest MAX_WRITERS_INSIDE records, because their slots are overwritten next.
+- Stores must become visible in program order, and loads must happen in program order. x86 guarantees both. There, one
+  `pack_into` is enough, because CPython clears the 32 bytes and then stores word by word, the tag last.
+- Other machines (aarch64) may reorder loads and stores, so `pack_in_order` puts fences between the steps. The reader
+  uses fences on every machine, because it reads rarely.
+- The compiled writer does not clear the tag, but moves the cursor before it writes. So the reader reads the cursor
+  again after the copy. It drops the oldest MAX_WRITERS_INSIDE records, whose slots may be overwritten already.
 """
 
 from __future__ import annotations
@@ -95,43 +94,42 @@ ASKED_WORD = 12
 ANSWER_WORD = 13
 CURSOR_WORD = 16
 FIRST_RECORD = HEADER_BYTES
-FIRST_SLOT_WORD = 24  # next to the cursor, because processors fetch such a pair of cache lines together
+FIRST_SLOT_WORD = 24  # next to the cursor: processors fetch two such cache lines together
 SLOT_WORDS = 8
 SLOTS = 61
 
 NODE_BITS = 24
 MAX_NODE = (1 << NODE_BITS) - 1
 NEVER_WRITTEN = 0  # value of a whole tag
-HELD = -1  # a slot's node inside a step that has no name yet; the parts of such a step have no nodes
+HELD = -1  # the node of a slot in a step that has no name yet
 NO_NODE = 0  # a record with this node counts as rejected: its arguments were wrong, or the node table was full
 FLAG_FAILED = 1 << 24  # the brick ended in an exception
 FLAG_CANCELLED = 1 << 25  # a step that does not count, or a record inside such a step
 FLAG_UNCOUNTED = 1 << 26  # the number of elements is unknown, because the host gave a value that is not a count
-# The record is not a call. It contains the FLOP (as start), bytes (as end) and elements of a call of the node. A step
-# has no work of its own: its record contains the number of its sequences and the number of positions that each
-# sequence held before, in place of FLOP and bytes.
+# The record is not a call. It contains the FLOP (as start), bytes (as end) and elements of a call of the node. For
+# a step, it contains the number of sequences and the number of positions that each sequence held before.
 FLAG_AMOUNTS = 1 << 27
-# A call that was stopped twice, out of order or late, so it does not count.
+# A call that does not count, because it was stopped twice, out of order or late.
 FLAG_LOOSE = FLAG_CANCELLED | FLAG_AMOUNTS
-UNKNOWN_AMOUNT = -1  # FLOP or bytes in a FLAG_AMOUNTS record if they are not known
-LANE_SHIFT = 28  # bits of the lane: the number of the record's step among the steps that run at the same time
-LANES = 16  # the last lane is shared by all further steps
+UNKNOWN_AMOUNT = -1  # unknown FLOP or bytes in a FLAG_AMOUNTS record
+LANE_SHIFT = 28  # the lane of a record distinguishes steps that run at the same time
+LANES = 16  # the last lane is for all steps that find no other lane free
 FLAG_PLAIN = FLAG_AMOUNTS | 1 << LANE_SHIFT  # a step that is timed as a whole, without records of its parts
 SEQUENCE_SHIFT = 32
 SEQUENCE_MASK = (1 << 31) - 1
 
-# Writers may be writing into this many slots beyond the cursor, so the old records there may be partly overwritten.
+# Writers may be at work in this many slots beyond the cursor, so the old records there may be damaged.
 MAX_WRITERS_INSIDE = 64
 
 HEADER = struct.Struct("<8sqqqqqqq16s")
-# The tag is packed in two halves, the number last, so that no record needs a shift. The native size "n" packs the
-# same eight bytes faster: a record takes 62 ns, compared to 81 with "<q" and 65 with a long. Elements are unsigned
-# ("N"), so a negative number is refused like any other value that is not a count.
+# The tag is packed in two halves, the number last, so that no record needs a shift. "n" packs the same eight bytes as
+# "q", but faster: a record takes 62 ns instead of 81. "N" is unsigned, so that a negative number of elements is
+# refused like any other value that is not a count.
 RECORD = struct.Struct("@nnNII")
 _DATA, _TAG = struct.Struct("@nnN"), struct.Struct("@n")  # native formats store each word at once, "<q" byte by byte
 _TAG_AT = _DATA.size
-# The offset that `reserve` returns for the first record of a lap. RECORD refuses this offset, and the error leads to
-# the work that is due once per lap. So other records need no test, which saves 10 ns of a start/stop pair's 370.
+# The offset that `reserve` returns for the first record of a lap. RECORD cannot pack a record there, so the error
+# starts the work that is due once per lap. Other records need no test, which saves 10 of a start/stop pair's 370 ns.
 LAP_DUE = HEADER_BYTES + MAX_RING_BYTES
 
 Record = Callable[[int, int, int, int], None]
@@ -140,9 +138,8 @@ Record = Callable[[int, int, int, int], None]
 def fence() -> None:
     """Order memory accesses: other processors see those before this call ahead of those after it.
 
-    Releasing the new lock keeps earlier accesses from being delayed beyond it. Acquiring the lock again keeps later
-    accesses from happening before. In the opposite order, accesses of both sides could move in between. No other
-    thread can hold the lock, because it is new.
+    Releasing the lock completes all earlier accesses, and acquiring it again holds back all later ones. The other way
+    round, accesses of both sides could move in between. The lock is new, so no other thread can hold it.
     """
     lock = allocate_lock()
     lock.acquire()
@@ -174,8 +171,7 @@ class RingWriter:
     `record(tag, start_ns, end_ns, elements)` writes one record. A hot path that cannot afford this call performs its
     three steps itself. `next(reserve)` returns the record's offset in `memory` and the number for the tag.
     `pack_record` writes the record there. If that raises, as at the first record of each lap, `refused` writes the
-    record. `first` is the number of the first record. Tests choose it just before the numbers in the tags start again
-    at 0.
+    record. `first` is the number of the first record, for tests of what happens when numbers in tags wrap.
     """
 
     record: Record
@@ -191,7 +187,7 @@ class RingWriter:
             raise RingError("a ring is written by 64-bit little-endian processes only")
         self.path = path
         total = HEADER_BYTES + capacity * RECORD_BYTES
-        # A reader must never find an incomplete ring, so the file gets its name when it is complete.
+        # A reader must never find an incomplete ring, so the file gets its final name last.
         unfinished = path.with_suffix(".new")
         try:
             descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -224,11 +220,11 @@ class RingWriter:
         self.capacity = capacity
         self._words = self.memory.cast("q")
         self._words[CURSOR_WORD] = first
-        self.asked_word = self._words[ASKED_WORD : ASKED_WORD + 1]  # word with a command's request, see `asked`
+        self.asked_word = self._words[ASKED_WORD : ASKED_WORD + 1]  # a command's request, see `asked`
         self._laps = itertools.count(first + -first % capacity, capacity)
-        # `next(reserve)` is one C call, so no other thread can run during it. `reserve` consists of ranges only,
-        # because creating any other iterator may start garbage collection, which can run any code. The numbers start
-        # again at 0 as those in the tags do.
+        # `next(reserve)` is one C call, so no other thread can run meanwhile. `reserve` makes no iterators but
+        # ranges, because others may start garbage collection, which can run any code. The numbers wrap like those in
+        # the tags.
         offsets, numbers = range(FIRST_RECORD, total, RECORD_BYTES), range(SEQUENCE_MASK + 1)
         lap_offsets = cycle((range(LAP_DUE, LAP_DUE + 1), offsets[1:]))
         self.reserve = zip(
@@ -241,7 +237,7 @@ class RingWriter:
     def refused(self, at: int, number: int, tag: int, start_ns: int, end_ns: int, elements: int) -> bool:
         """Write a record that `pack_record` refused. Returns whether its elements were a count.
 
-        If a lap is due, begins it. Leaves out elements that are not a count.
+        Begins the next lap if that is due. Elements that are not a count are left out.
         """
         if at == LAP_DUE:
             self._words[CURSOR_WORD] = next(self._laps)
@@ -252,7 +248,7 @@ class RingWriter:
         except Exception as error:  # noqa: BLE001 - an object of the host's may raise anything here
             reraise_host_error(error)
         finally:
-            # The record is also written if the conversion was interrupted. The interrupt then propagates to the host.
+            # Write the record even if an interrupt came meanwhile. The interrupt goes on to the host.
             known = 0 <= count < 1 << 63
             if not known:
                 count, tag = 0, tag | FLAG_UNCOUNTED
@@ -309,10 +305,10 @@ def _record_function(ring: RingWriter) -> Record:
 def _allocate(descriptor: int, size_bytes: int) -> None:
     """Allocate the whole file. Raises OSError if the disk is full or the file's size exceeds the limit."""
     most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # Trying to write would send SIGXFSZ, which may end the process.
+    # Writing beyond the limit would send SIGXFSZ, which may end the process.
     if most != resource.RLIM_INFINITY and size_bytes > most:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-    # macOS does not have this function, and some file systems do not support it.
+    # missing on macOS, and not supported by some file systems
     fallocate = getattr(os, "posix_fallocate", None)
     if fallocate is not None:
         try:
@@ -331,8 +327,8 @@ def _allocate(descriptor: int, size_bytes: int) -> None:
 def _fault_in(memory: mmap.mmap) -> None:
     """Map every page for writing. This takes 7 ms for 8 MiB on ext4 and 2 ms on a tmpfs.
 
-    Otherwise a step waits whenever it reaches a new page, until the ring has been filled once. That took 0.9 % of a
-    decode of 3 ms.
+    Otherwise every step that reaches a new page waits, until the ring is full for the first time. In a decode of 3
+    ms, this took 0.9 % of the time.
     """
     if sys.platform == "linux":
         with suppressed(OSError):  # before Linux 5.14: pages are mapped when they are written

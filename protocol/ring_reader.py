@@ -4,7 +4,6 @@ Rules
 - The reader never writes to the file and never maps it. So if the file is cut short during a read, that is an error
   and not a SIGBUS.
 - `ring` describes the layout, and why a record is never half old and half new.
-- The reader uses fences on every machine, because it reads rarely.
 """
 
 from __future__ import annotations
@@ -56,13 +55,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-MAX_RECORDS = 1 << 62  # a record per nanosecond for a century; a larger cursor is wrong
+MAX_RECORDS = 1 << 62  # a record per nanosecond for a century; no valid cursor is larger
 MAX_THREAD_ID = 1 << 22  # PID_MAX_LIMIT of Linux
-# A reserved slot that stays incomplete for this long counts as lost: its thread was killed while it wrote.
+# If a slot stays incomplete for this long, its thread was killed while it wrote. The record counts as lost.
 ABANDONED_AFTER_S = 2.0
-# Number of slots beyond the cursor that a reader searches. If it finds records up to the end, it searches
-# LOOK_FURTHER times as many. The number is small because most searches find nothing, and a daemon reads each of its
-# rings four times per second.
+# Number of slots beyond the cursor that a reader searches first. If it finds records up to the end of these, it
+# searches LOOK_FURTHER times as many. Most searches find nothing, and a daemon searches each ring four times per
+# second.
 LOOK_AHEAD = 2 * MAX_WRITERS_INSIDE
 LOOK_FURTHER = 8
 READ_TOGETHER = 1 << 15  # records per read, if only their tags are kept
@@ -82,9 +81,7 @@ class Batch:
     overwritten: int
 
     def calls(self) -> Batch:
-        """Return the records that are calls, without cancelled steps and without amounts (FLOP and bytes have no
-        times).
-        """
+        """Return the records of calls, without cancelled steps and amounts."""
         others = self.are(FLAG_AMOUNTS) | self.are(FLAG_CANCELLED)
         return self.only(~others) if others.any() else self
 
@@ -107,11 +104,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """The innermost node that a thread, task or greenlet has started and not ended. Its parents run, too.
+    """The innermost node that a thread, task or greenlet is in. The nodes around it run, too.
 
-    `node` is NO_NODE outside all nodes, and HELD in a step that has no name yet. `start_ns` is None if it is not
-    known, because a brick inside the node has ended since. `size` is the number of tokens or sequences of the step
-    around the node (0: not known).
+    `node` is NO_NODE outside all nodes, and HELD in a step that has no name yet. `start_ns` is None if a brick inside
+    the node has ended since, because the start is then not known. `size` is the number of tokens or sequences of the
+    step around the node (0: not known).
     """
 
     thread_id: int
@@ -173,7 +170,7 @@ class RingReader:
 
     @property
     def produced(self) -> int:
-        """Number of records that the writer has begun. Raises RingError if its cursor is negative or too large."""
+        """Number of records that the writer has begun. Raises RingError if the cursor is negative or too large."""
         cursor = self._word(CURSOR_WORD)
         if cursor < 0:
             raise RingError(f"ring {self.path}: the cursor went back from {self._begun} to {cursor}")
@@ -197,7 +194,7 @@ class RingReader:
 
     @property
     def unread(self) -> int:
-        """Number of records that had been begun when the ring was last read, but have not been read."""
+        """Number of records that had begun at the last read, but were not read."""
         return max(0, self._begun - self._next)
 
     @property
@@ -207,23 +204,23 @@ class RingReader:
 
     @property
     def is_filling(self) -> bool:
-        """Whether an eighth of the ring was written since the last read. The number in a single slot shows it.
+        """Whether an eighth of the ring was written since the last read. Looks only at one slot.
 
         Raises RingError if the file has been cut short.
         """
         number = self._next + self.capacity // 8
         at = FIRST_RECORD + number % self.capacity * RECORD_BYTES
         *_, tag, sequence = RECORD.unpack(self._pread(RECORD_BYTES, at))
-        # Numbers wrap, so a number that is ahead by more than half of their range is an old one.
+        # Numbers wrap, so a number that seems to be ahead by more than half of their range is an old one.
         ahead = (sequence - number - 1) & SEQUENCE_MASK
         return bool(tag | sequence) and ahead <= SEQUENCE_MASK // 2
 
     def read(self, *, final: bool = False) -> Batch:
         """Return the complete records since the last read, at most as many as the ring holds.
 
-        Reading stops at a record that was begun and is not complete, until ABANDONED_AFTER_S have passed. Then the
-        record counts as lost. With `final` (the writer has ended) it counts as lost at once. Raises RingError if the
-        cursor is negative or counts records that do not exist, or if the file has been cut short.
+        Stops at a record that was begun and is not complete. After ABANDONED_AFTER_S, such a record counts as lost.
+        If the writer has ended (`final`), it counts as lost at once. Raises RingError if the cursor is negative or
+        counts records that do not exist, or if the file has been cut short.
         """
         import numpy as np  # imported here, because a profiled process does not need it
 
@@ -248,11 +245,11 @@ class RingReader:
         expected = np.arange(first + 1, first + count + 1, dtype=np.int64)
         age = ((tag >> SEQUENCE_SHIFT) - expected) & SEQUENCE_MASK
         age[tag == NEVER_WRITTEN] = SEQUENCE_MASK
-        age[(age == 0) & ~same] = 1  # the record was complete in the first copy, and a newer one replaced it
+        age[(age == 0) & ~same] = 1  # complete in the first copy, but replaced meanwhile
         if count > MAX_WRITERS_INSIDE and age.all():
             raise RingError(f"ring {self.path}: {produced} records by its cursor, where nothing was written")
         if age.any():
-            overtaken = (age != 0) & (age < SEQUENCE_MASK // 2)  # a newer record has replaced it
+            overtaken = (age != 0) & (age < SEQUENCE_MASK // 2)  # replaced by a newer record
             missing = (age != 0) & ~overtaken  # reserved, but not complete yet
             # Stop before the first incomplete record, to read it later.
             if missing.any() and not (final or self._abandoned(first + int(missing.argmax()))):
@@ -265,7 +262,7 @@ class RingReader:
             self._next = produced
         elements = records[:, 2]
         flags = tag & (0xFF << NODE_BITS)
-        if len(elements) and elements.min() < 0:  # 2^63 or more; Python's hot path does not check that
+        if len(elements) and elements.min() < 0:  # 2^63 or more, which Python's hot path does not refuse
             flags = flags | np.where(elements < 0, FLAG_UNCOUNTED, 0)
             elements = np.maximum(elements, 0)
         return Batch(
@@ -278,23 +275,24 @@ class RingReader:
         )
 
     def in_flight(self) -> list[InFlight]:
-        """Return the node of each thread, task or greenlet of the writer: now, or when the writer was killed.
+        """Return the node that each thread, task or greenlet of the writer is in, or was in when the writer was
+        killed.
 
         Threads outside all named nodes are left out. Raises RingError if the file has been cut short.
         """
         return [thread for thread in self.threads() if thread.node > NO_NODE]
 
     def threads(self) -> list[InFlight]:
-        """Return each thread, task or greenlet that has a slot, and its node.
+        """Return each thread, task or greenlet that has a slot, and the node in the slot.
 
-        Leaves out a slot that changes during the read, or has values that a writer would not write. Always returns []
-        for a writer with the Python hot path. Raises RingError if the file has been cut short.
+        Skips a slot that changes during the read, or has impossible values. Always returns [] for a writer with the
+        Python hot path. Raises RingError if the file has been cut short.
         """
         import numpy as np  # imported here, because a profiled process does not need it
 
         self._refuse_cut_short()
         size_bytes, at = 8 * SLOTS * SLOT_WORDS, 8 * FIRST_SLOT_WORD
-        # The writer clears the node before it changes the start. So if two copies are equal, their node and start
+        # The writer clears the node before it changes the start. So if two copies of a slot are equal, node and start
         # belong together.
         before, after = (
             np.frombuffer(self._pread(size_bytes, at), "<i8").reshape(SLOTS, SLOT_WORDS)[:, :4] for _ in range(2)
@@ -309,9 +307,8 @@ class RingReader:
     def newest_end_ns(self) -> int | None:
         """Return when the newest record ended, by the writer's clock, or None if no record has a time.
 
-        Needs no numpy and few reads. It finds the end of the records beyond the cursor by binary search, and returns
-        the newest time of the last records. Raises RingError if the cursor is not valid or the file has been cut
-        short.
+        Needs no numpy and few reads, because it finds the newest record by binary search beyond the cursor. Raises
+        RingError if the cursor is not valid or the file has been cut short.
         """
         begun = self._word(CURSOR_WORD)
         if not 0 <= begun <= MAX_RECORDS:
@@ -345,8 +342,8 @@ class RingReader:
         return word
 
     def _records(self, first: int, count: int) -> NDArray[np.int64]:
-        """Return the slots of `count` records from number `first` on, as an array with a row of four words for
-        each record.
+        """Return the slots of `count` records from number `first` on. Each row of the array has the four words of a
+        slot.
         """
         import numpy as np
 
@@ -374,7 +371,7 @@ class RingReader:
         while True:
             tag = self._tags(at_least, look)
             ahead = ((tag >> SEQUENCE_SHIFT) - at_least) & SEQUENCE_MASK
-            # Numbers wrap, so a number that is ahead by more than half of their range is an old one.
+            # Numbers wrap, so a number that seems to be ahead by more than half of their range is an old one.
             ahead[(ahead > SEQUENCE_MASK // 2) | (tag == NEVER_WRITTEN)] = 0
             furthest = int(ahead.max())
             if furthest < look - MAX_WRITERS_INSIDE or look == self.capacity:
@@ -392,7 +389,7 @@ class RingReader:
 
     def _refuse_cut_short(self) -> None:
         status = self._file.status_now()
-        # A process that daemonizes closes all its files.
+        # a process that daemonizes closes all its files
         if not os.path.samestat(status, self._file.status):
             raise RingError(f"ring {self.path}: it was closed under its reader")
         if status.st_size < self._size_bytes:

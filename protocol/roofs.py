@@ -1,12 +1,12 @@
 """The measured roofs, stored in a JSON file in the user's cache directory.
 
 Rules
-- `cbtop calibrate` measures roofs. `cbtop run` measures some roofs by itself, in a short measurement. A short
-  measurement never replaces one of `cbtop calibrate`, and a measurement under load never replaces a better one.
+- `cbtop calibrate` measures roofs. `cbtop run` measures some roofs by itself, but only for a short time. Such a short
+  measurement never replaces a long one, and a measurement under load never replaces a better one.
 - A profiled process reads the file once, when a model is attached. It reads only this file and does not query a GPU.
-- The key of a measurement is what its roofs depend on. For a processor that is its model and the number of threads.
-  For a GPU it is the UUID, the number of multiprocessors (fewer in a MIG instance), the driver's version and the
-  power limit.
+- The key of a measurement is what its roofs depend on. For a processor, these are the model and the number of
+  threads. For a GPU, these are the UUID, the number of multiprocessors (fewer in a MIG instance), the driver's
+  version and the power limit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cbtop.protocol.messages import Ceiling
 SCHEMA = "cbtop.roofs/1"
 MAX_DEVICES = 32  # the newest devices are kept
 MAX_CEILINGS = 16  # roofs of one device
-# The compute roofs that apply to torch models, and the type that each multiplies. Older files contain no type.
+# The compute roofs that apply to torch models, by type. Older files do not contain the type.
 TORCH_COMPUTE = {
     "fma_float32": "float32",
     "matmul_float32": "float32",
@@ -37,7 +37,7 @@ TORCH_COMPUTE = {
     "matmul_bfloat16": "bfloat16",
     "matmul_float16": "float16",
 }
-# Bytes read of /proc/cpuinfo; the rest is about other processors and costs the kernel time.
+# Bytes read of /proc/cpuinfo. The rest repeats the same for other processors, and is slow to read.
 _FIRST_PROCESSOR_BYTES = 4096
 _CPUINFO = Path("/proc/cpuinfo")
 _DRIVER = Path("/proc/driver/nvidia/version")
@@ -47,7 +47,7 @@ _ARM_NAMES = ("CPU implementer", "CPU part", "CPU variant")
 
 @dataclass(frozen=True, slots=True)
 class DeviceRoofs:
-    """The roofs of one device. A field is empty if the device does not have it or it is not known."""
+    """The roofs of one device. A field is empty if the device does not have it or its value is not known."""
 
     device: str
     ceilings: tuple[Ceiling, ...]
@@ -56,17 +56,17 @@ class DeviceRoofs:
     multiprocessors: int | None = None
     driver: str = ""
     power_limit_w: int | None = None
-    weights_bytes: int | None = None  # size of the weights of the model that one of the roofs was measured for
+    weights_bytes: int | None = None  # if a roof was measured for a model: the size of its weights
 
     @property
     def key(self) -> tuple[object, ...]:
-        """The key of this measurement. A new measurement replaces an older one with the same key."""
+        """The key of this measurement. Older measurements with the same key are replaced."""
         gpu = self.uuid, self.multiprocessors, self.driver, self.power_limit_w
         return self.device, self.threads, self.weights_bytes, *gpu
 
     @property
     def title(self) -> str:
-        """The name of the measured device, with the conditions of the measurement."""
+        """The name of the device, with the conditions of the measurement."""
         if self.threads is not None:
             weights = "" if self.weights_bytes is None else f", {self.weights_bytes:,} bytes of weights"
             return f"{self.device}, {self.threads} thread{'s' if self.threads > 1 else ''}{weights}"
@@ -100,12 +100,12 @@ def known_roofs() -> tuple[DeviceRoofs, ...]:
 def keep_roofs(measured: Iterable[DeviceRoofs]) -> tuple[DeviceRoofs, ...]:
     """Store new measurements and return them as they were stored. Raises RoofsError.
 
-    They replace older measurements with the same key. Single roofs of the older one are kept if they are better.
+    A measurement replaces an older one with the same key, except for single roofs that were better in the older one.
     """
     try:
         known = known_roofs()
     except RoofsError:
-        known = ()  # An unreadable file may be lost.
+        known = ()  # If the file cannot be read, replace it.
     before = {one.key: one for one in known}
     new = {one.key: _merged(before.get(one.key), one) for one in measured}
     devices = [*(one for one in known if one.key not in new), *new.values()][-MAX_DEVICES:]
@@ -114,9 +114,9 @@ def keep_roofs(measured: Iterable[DeviceRoofs]) -> tuple[DeviceRoofs, ...]:
 
 
 def _merged(old: DeviceRoofs | None, new: DeviceRoofs) -> DeviceRoofs:
-    """Return `new` with the better measurement of each roof.
+    """Return `new`, but with each roof of `old` that was measured better.
 
-    A short `new` also gets the roofs that only `old` has.
+    If `new` is short, it also gets the roofs that only `old` has.
     """
     if old is None:
         return new
@@ -128,8 +128,9 @@ def _merged(old: DeviceRoofs | None, new: DeviceRoofs) -> DeviceRoofs:
 
 
 def _better(old: Ceiling | None, new: Ceiling) -> Ceiling:
-    """Return `new`, or `old` if that is better: not short, or not disturbed, or both are disturbed and it is
-    higher.
+    """Return `new`, or `old` if that is better.
+
+    `old` is better if only `new` is short, if only `new` is disturbed, or if both are disturbed and `old` is higher.
     """
     if old is None:
         return new
@@ -157,14 +158,14 @@ def way_out_on_cpu(threads: int) -> str:
 
 
 def try_to_keep() -> None:
-    """Raise RoofsError if `keep_roofs` could not write its temporary file. Removes the file again."""
+    """Raise RoofsError if `keep_roofs` could not write the file. Tests this with a temporary file."""
     try_to_write(roofs_file())
 
 
 def roofs_of_cpu(known: Iterable[DeviceRoofs], threads: int, weights_bytes: int | None = None) -> DeviceRoofs | None:
     """Return the newest roofs of this processor for `threads` threads.
 
-    They were measured for weights of `weights_bytes`, or for no particular weights if that is None.
+    If `weights_bytes` is given, returns roofs that were measured for weights of this size, else for no model.
     """
     wanted = cpu_name(), threads, weights_bytes
     found = [one for one in known if (one.device, one.threads, one.weights_bytes) == wanted]
@@ -172,14 +173,14 @@ def roofs_of_cpu(known: Iterable[DeviceRoofs], threads: int, weights_bytes: int 
 
 
 def roofs_of_gpu(known: Iterable[DeviceRoofs], uuid: str, multiprocessors: int) -> DeviceRoofs | None:
-    """Return the newest roofs of a GPU with the current driver. The power limit is not compared."""
+    """Return the newest roofs of a GPU with the current driver, at any power limit."""
     wanted = uuid, multiprocessors, driver_version()
     found = [one for one in known if uuid and (one.uuid, one.multiprocessors, one.driver) == wanted]
     return found[-1] if found else None
 
 
 def cpu_name() -> str:
-    """Return the processor's model as Linux names it. On other systems, return the kind of machine."""
+    """Return the processor's model as Linux names it. Other systems give only the kind of machine."""
     if not os.access(_CPUINFO, os.R_OK):
         return platform.machine()
     with io.open(_CPUINFO, "rb", buffering=0) as file:

@@ -1,7 +1,7 @@
 """The directory that processes, daemons and viewers of one user use to find each other.
 
-`cbtop run` uses this module before its command begins, so every import delays the command. This module and the
-modules that it imports have few imports. typing alone would take as long to load as Python takes to start.
+`cbtop run` uses this module before its command begins, so every import delays the command. So this module, and those
+that it imports, import little. typing alone takes as long to load as Python takes to start.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp")
 def runtime_directory() -> str:
     """Return the directory of this user's rings, catalogs and socket. Creates it with mode 0700 if it does not exist.
 
-    It is $CBTOP_RUNTIME_DIR, or else $XDG_RUNTIME_DIR/cbtop, or else cbtop-$UID in the system's temporary directory.
-    If the file system there copies on write, no ring can be created there. Then, and without a temporary directory,
-    it is cbtop-$UID in SHARED_MEMORY. Raises EndpointError if the directory belongs to a different user or others may
-    write into it.
+    This is $CBTOP_RUNTIME_DIR, or else $XDG_RUNTIME_DIR/cbtop, or else cbtop-$UID in the system's temporary
+    directory. If the file system there copies on write, no ring can be created there. In this case, or without a
+    temporary directory, the directory is cbtop-$UID in SHARED_MEMORY. Raises EndpointError if the directory belongs
+    to a different user or others may write into it.
     """
     if named := os.environ.get("CBTOP_RUNTIME_DIR"):
         return _private(named)
@@ -40,7 +40,7 @@ def runtime_directory() -> str:
 
 
 def _temporary_directory() -> str:
-    """Return the first writable directory that Python's tempfile tries, except the current one, or ""."""
+    """Return the first writable directory in the list of Python's tempfile, or "". Skips the current directory."""
     named = [os.environ.get(name, "") for name in ("TMPDIR", "TEMP", "TMP")]
     for path in (*named, *TEMPORARY):
         if path and os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK):
@@ -72,7 +72,7 @@ def make_private_directory(path: str, what: str, variable: str) -> None:
     """Make `path` a directory with mode 0700, only for this user, if it does not exist.
 
     Raises EndpointError if the directory belongs to a different user or others may enter it. The error calls the
-    directory `what`, and says that the environment variable `variable` can name a different one.
+    directory `what`, and says that `variable` of the environment can name a different one.
     """
     try:
         os.makedirs(path, 0o700, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The origin of an exception: a signal handler of the host may have raised it while our code ran."""
+"""Finds out whether a signal handler of the host raised an exception while our code ran."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CO_VARARGS = 4  # inspect.CO_VARARGS
 def is_ours(error: BaseException) -> bool:
     """Whether our code may suppress `error`: it is an Exception, and no signal handler of the host raised it."""
     trace = error.__traceback__
-    # A traceback of one frame does not come from a handler. Reading that frame's locals would keep them alive.
+    # If the traceback has only one frame, it is not a handler's. Do not read its locals, which would keep them alive.
     is_from_here = trace is None or trace.tb_next is None
     return isinstance(error, Exception) and (is_from_here or not is_of_a_signal_handler(error))
 
@@ -22,17 +22,17 @@ def is_ours(error: BaseException) -> bool:
 def is_of_a_signal_handler(error: BaseException) -> bool:
     """Whether `error` was raised in a signal handler.
 
-    The handler may be one that is set now, or any function that still holds its argument, the interrupted frame.
+    A function is a handler if it is set as one now, or if its locals contain the frame that it interrupted.
     """
     trace = error.__traceback__
     while trace is not None:
         frame = trace.tb_frame
         given = _locals_of(frame)
-        # The handler may take *arguments.
+        # a handler may take its arguments as one tuple
         given += [one for value in given if type(value) is tuple and len(value) == 2 for one in value]
         if frame.f_back is not None and any(value is frame.f_back for value in given):
             return True
-        # Getting the handlers takes 50 µs.
+        # getting the handlers takes 50 µs, so ask the cheap questions first
         takes_two = frame.f_code.co_argcount > 1 or frame.f_code.co_flags & _CO_VARARGS
         if takes_two and not _is_of_ours(trace) and frame.f_code in _handlers():
             return True
@@ -43,9 +43,9 @@ def is_of_a_signal_handler(error: BaseException) -> bool:
 def _locals_of(frame: FrameType) -> list[object]:
     """Return the values of the local variables of `frame`.
 
-    Until Python 3.13 a frame keeps the dictionary of locals that it returns. In a frame of ours, this dictionary
-    contains the exception, and the exception refers to the frame. Such a cycle would keep everything in the
-    surrounding frames alive, even a model, until the next garbage collection.
+    Reading them makes a dictionary, which the frame keeps until Python 3.13. In a frame of ours, it would contain the
+    exception, which refers to the frame. Such a cycle would keep everything in the surrounding frames alive, even a
+    model, until the next garbage collection. So the dictionary is cleared.
     """
     there = frame.f_locals
     values = [there.get(name) for name in frame.f_code.co_varnames]
@@ -74,10 +74,10 @@ def _handlers() -> set[CodeType]:
 
 
 def reraise_host_error(error: BaseException) -> None:
-    """Raise the host's exception if `error` is one or was caused by one. Otherwise return.
+    """Raise the host's exception if `error` is one or was caused by one. Otherwise do nothing.
 
-    Call it wherever our code catches an exception. A signal handler of the host may have raised an exception in our
-    code, which then led to `error`.
+    Call this wherever our code catches an exception, because a signal handler of the host may have raised it, or may
+    have caused it by an exception in our code.
     """
     for each in _came_from(error):
         if not isinstance(each, Exception) or is_of_a_signal_handler(each):
@@ -85,9 +85,9 @@ def reraise_host_error(error: BaseException) -> None:
 
 
 class suppressed:  # noqa: N801 - named like contextlib.suppress
-    """Like contextlib.suppress, `with suppressed(OSError):` ignores an OSError of the block.
+    """Ignores an exception in a block, like contextlib.suppress: `with suppressed(OSError):`.
 
-    Exceptions of the host are raised.
+    An exception of the host is raised.
     """
 
     def __init__(self, *kinds: type[Exception]) -> None:
@@ -108,7 +108,7 @@ class suppressed:  # noqa: N801 - named like contextlib.suppress
 def _came_from(error: BaseException) -> list[BaseException]:
     """Return `error` and the exceptions that our code caught before raising it.
 
-    Leaves out those that the host handles.
+    Leaves out exceptions that the host itself has caught.
     """
     found = [error]
     at = error.__cause__ or error.__context__

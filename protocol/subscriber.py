@@ -1,6 +1,6 @@
-"""A viewer's socket: a SUB socket.
+"""A viewer's SUB socket.
 
-It subscribes to the topics that it follows, and to its own topics to ask questions.
+A viewer subscribes to the topics that it follows. To ask a question, it subscribes to a topic of its own.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class _Link(Enum):
 class Subscriber:
     """Connects to `endpoint`, and reconnects when the daemon comes back. Only one thread may use it.
 
-    At each new connection it asks the daemon the latest question. The first question is for everything that the
-    daemon knows. Raises EndpointError if the address is not valid, and KeysError without `keys` if it belongs to a
-    different host.
+    Each new connection asks the latest question again. The first question asks for everything that the daemon knows.
+    Raises EndpointError if the address is not valid. Raises KeysError if a different host has the address and there
+    are no `keys`.
     """
 
     def __init__(self, endpoint: str, keys: ViewerKeys | None = None, topics: Sequence[bytes] = (LIVE,)) -> None:
@@ -53,7 +53,7 @@ class Subscriber:
             )
         check_descriptors()
         self.received = 0
-        self.trouble = ""  # why tcp has no link; "" while it has one or may still get one
+        self.trouble = ""  # why there is no link over tcp; "" if there is one or may be one soon
         self.is_refused = False  # whether waiting for a link is useless
         self._keys = keys if self._is_tcp else None
         self._topics = list(topics)
@@ -70,7 +70,7 @@ class Subscriber:
             raise EndpointError(f"{self.endpoint}: {error.strerror.lower()}") from error
 
     def _dial(self) -> None:
-        self._beside: dict[bytes, bytes] = {}  # questions to the previous socket are forgotten
+        self._beside: dict[bytes, bytes] = {}  # questions that `_ask_beside` asked on this socket
         self._socket = self._context.socket(zmq.SUB)
         self._socket.setsockopt(zmq.IPV6, int("[" in self.endpoint))
         self._socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER_MARK)
@@ -85,13 +85,13 @@ class Subscriber:
         self._socket.connect(self.endpoint)
         for topic in self._topics:
             self._socket.subscribe(topic)
-        # Subscribe to the question last, so that all live messages arrive from before the answer on.
+        # Subscribe to the question last. Then all live messages since the answer arrive.
         self._socket.subscribe(self._asked)
 
     def ask(self, prefix: bytes, what: bytes = b"") -> bytes:
-        """Ask the daemon the question `prefix` about `what`, in place of the previous question. Returns its topic."""
+        """Ask the question `prefix` about `what`, in place of the previous question. Returns the question's topic."""
         before, self._asked = self._asked, _question(prefix) + what
-        if self._redial_s is None:  # otherwise `_dial` subscribes to it
+        if self._redial_s is None:  # otherwise `_dial` will subscribe
             self._socket.unsubscribe(before)
             self._socket.subscribe(self._asked)
         return self._asked
@@ -104,7 +104,7 @@ class Subscriber:
             self._topics.append(topic)
         else:
             self._topics.remove(topic)
-        if self._redial_s is None:  # otherwise `_dial` subscribes to it
+        if self._redial_s is None:  # otherwise `_dial` will subscribe
             (self._socket.subscribe if on else self._socket.unsubscribe)(topic)
 
     def _hang_up(self) -> None:
@@ -123,8 +123,8 @@ class Subscriber:
         return [message for message in found if message is not None]
 
     def receive_frames(self, timeout_ms: int) -> tuple[bytes, list[bytes]]:
-        """Return the topic and the encoded frames of the next multipart message; b"" and [] if none arrived in
-        time.
+        """Return the topic and the encoded frames of the next multipart message. Returns b"" and [] after
+        `timeout_ms`.
         """
         if self._redial_s is not None:
             wait_s = self._redial_s - time.monotonic()
@@ -148,8 +148,8 @@ class Subscriber:
     def _has_link(self) -> bool:
         """Update the link's state from the monitor's events. Returns whether the socket can be used.
 
-        If the link failed, finds out why, closes the socket and connects again later. libzmq itself gives up after
-        some failures, and after others retries twenty times per second.
+        If the link failed, finds out why, closes the socket and connects again later. libzmq's own reconnecting is
+        not enough: after some failures it gives up, and after others it tries twenty times per second.
         """
         is_allowed = True
         while self._monitor and self._monitor.poll(0):
@@ -161,7 +161,7 @@ class Subscriber:
             elif self._link is _Link.UP:
                 self._link = _Link.BROKEN
             elif self._link is _Link.BROKEN and event == zmq.EVENT_CONNECT_RETRIED:
-                self._link = _Link.DOWN  # libzmq tries to reconnect by itself; its next event shows the result
+                self._link = _Link.DOWN  # libzmq reconnects by itself; its next event shows the result
             else:
                 self._note_failure(is_allowed)
                 self._hang_up()
@@ -174,17 +174,17 @@ class Subscriber:
             self.trouble, self.is_refused = not_allowed(self._keys), True
             return
         trouble, is_final = why_not(self.endpoint, self._keys)
-        # The first time, the daemon may just be restarting. If the reason is the same twice, it is the real one.
+        # The daemon may just be restarting. Only a reason that is found twice is final.
         if not is_final or trouble == self._suspected:
             self.trouble, self.is_refused = trouble, is_final
         self._suspected = trouble
 
     def ask_clock(self, number: int) -> None:
-        """Ask the daemon for a ClockReading with this `number`, in place of the previous such question."""
+        """Ask the daemon for a ClockReading with this `number`. Replaces the previous question of this kind."""
         self._ask_beside(CLOCK_PREFIX, b"%d" % number)
 
     def ask_ended(self, source: str) -> None:
-        """Ask the daemon to read the files of the ended process with the key `source`, in place of the previous such
+        """Ask the daemon to read the files of an ended process, by its key `source`. Replaces the previous such
         question.
 
         All viewers receive the result. If the daemon has read the files before, only this viewer receives everything.

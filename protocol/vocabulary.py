@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum, StrEnum
 
 GUARD_CHECK = "guard"  # name of the check that fails if the guard finds something
-# Name of a check under LmHead: it fails for a step's logits if no brick was wrong when the step ran again.
+# Name of a check under LmHead. It fails if a step's logits are wrong, but no brick is when the step runs again.
 LOGITS_CHECK = "logits"
 PRECONDITION = "precondition "  # prefix of the names of checks of a kernel's arguments
 
@@ -17,7 +17,7 @@ class BrickCategory(IntEnum):
     ATTENTION = 1
     FFN = 2
     OTHER = 3
-    COMMUNICATION = 4  # between processes; the time is mostly spent waiting for the slowest one
+    COMMUNICATION = 4  # between processes; most of the time is spent waiting for the slowest one
 
     @property
     def display_name(self) -> str:
@@ -65,7 +65,7 @@ class BrickId(IntEnum):
     def from_name(cls, name: str) -> BrickId:
         """Return the brick called `name`, a display name or a common alias (`Qkv`, `SiLU`, `Head`, …).
 
-        Raises ValueError, with the known names, if the name is not known.
+        Raises ValueError with the known names if there is no such brick.
         """
         try:
             return _BRICKS_BY_NAME[name]
@@ -112,17 +112,17 @@ _BRICKS_BY_NAME = {name: brick for brick, name in _BRICK_NAMES.items()} | {
 }
 
 
-WARM_UP = " (warm-up)"  # suffix of the name of a step that ran before the times of such steps had settled
-SAMPLE = ", a sample"  # suffix of the name of steps if only the recorded ones are counted
+WARM_UP = " (warm-up)"  # suffix of the name of the first steps, whose times had not settled yet
+SAMPLE = ", a sample"  # suffix of the name of steps of which only the recorded ones are counted
 # Suffix of the backend of a model on a GPU, if kernels are recorded.
 BY_KERNELS = "kernels by CUPTI, a recorded step as long as the plain one before it"
-# Suffix after BY_KERNELS, if in most of these steps the GPU had no earlier work left when the step began.
+# Suffix after BY_KERNELS. In most of these steps, the GPU was idle when the step began.
 IDLE_BEFORE = ", the GPU idle as it began"
-LAUNCHES = ": launches"  # suffix of the backend of work that runs on a device but is timed by the host
+LAUNCHES = ": launches"  # suffix of the backend of work on a device that the host times
 
 
 def is_warm_up(phase: str) -> bool:
-    """Whether steps of this name ran before the times of such steps had settled."""
+    """Whether this is the name of first steps, whose times had not settled yet."""
     return phase.endswith(WARM_UP)
 
 
@@ -160,7 +160,7 @@ class NodeKind(IntEnum):
     TRANSFER = 4
     FUNCTION = 5
     ASYNC_TASK = 6
-    ADOPTED = 7  # work that other threads or tasks did for this node; it is not part of the node's own time
+    ADOPTED = 7  # work that other threads or tasks did for this node, outside the node's own time
 
 
 class TransferDirection(StrEnum):
@@ -171,8 +171,8 @@ class TransferDirection(StrEnum):
     D2D = "D2D"
 
 
-# For bricks on a device that had to wait for the host. The first is appended to the brick's name, the second to its
-# backend, which names what is timed.
+# For bricks of a step in which the device waited for the host. The first is appended to the brick's name. The second
+# is appended to the backend, and says what the times mean.
 LAUNCH_BOUND, UNTIL_THERE = "launch-bound", "until the device got there"
 
 
@@ -180,8 +180,8 @@ class SyncMode(IntEnum):
     """When a profiler waits for the device: around every brick, at the end of a layer, at the end of a step, or
     never.
 
-    NONE records nothing. If the host's own clock is used, no wait is needed, and the first three modes are the same.
-    With a clock that reports its marks without a wait, the end of a step does not wait either.
+    NONE records nothing. The other modes are the same on the host's own clock, because no wait is needed there. With
+    a clock that reports its marks without a wait, the end of a step does not wait either.
     """
 
     IMMEDIATE = 0
@@ -208,12 +208,12 @@ class SourceStatus(StrEnum):
 
 
 class Provenance(StrEnum):
-    """The source of a number. It is shown next to every number that was not simply measured."""
+    """The source of a number. It is shown next to a number, unless the number was simply measured."""
 
     MEASURED = "measured"
     DERIVED = "derived"  # computed from measured numbers, or from shapes
-    STATIC = "static"  # read from a file or a declaration, so it does not depend on what ran
+    STATIC = "static"  # read from a file or declared, whatever ran
     UNAVAILABLE = "n/a"
 
 
-DAEMON_KEY, VIEWER_KEY = "daemon", "viewer"  # the names of the key pairs that are used by default
+DAEMON_KEY, VIEWER_KEY = "daemon", "viewer"  # names of the key pairs that are used by default

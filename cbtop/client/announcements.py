@@ -1,4 +1,4 @@
-"""Applies the announcements of a catalog to the record of their source."""
+"""Applies the announcements in a catalog to the record of the catalog's source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time of each brick in one rank during its last seconds, in slices. It serves to compare ranks.
+"""The time of each brick in one rank during its last seconds, in slices. Ranks are compared by these times.
 
 A daemon that updates 4 times a second fills 20 slices in 5 s.
 """
@@ -18,7 +18,7 @@ from cbtop.profiler.analysis.histograms import Column
 from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
-# an update begins at most one slice; slices are aligned to the daemon's clock, so all viewers see the same ones
+# an update begins at most one slice; slices follow the daemon's clock, so all viewers see equal slices
 SLICE_S = 0.1
 _SLICE_NS = round(SLICE_S * 1e9)
 SLICES = 20
@@ -37,7 +37,8 @@ class Slice:
 
 
 class BusySlices:
-    """Totals of one source, each taken when an update reported ended steps. Two consecutive totals make a slice."""
+    """The totals of one source, taken at each update with ended steps. A slice lies between two consecutive
+    totals."""
 
     def __init__(self) -> None:
         self._taken: deque[_Taken] = deque(maxlen=SLICES + 1)
@@ -46,7 +47,7 @@ class BusySlices:
     def tick(self, monotonic_ns: int, nodes: NodeTable, stats: NodeStats) -> None:
         """Set the daemon's clock to `monotonic_ns` and begin a slice if one is due."""
         self._now_ns = monotonic_ns
-        # only recorded steps, because a step that was only counted does not show which brick was busy
+        # count only recorded steps, because other steps do not show which brick was busy
         count = stats.of_recorded("count")
         steps = [n.id for n in nodes.children[None] if n.kind is NodeKind.STEP and n.id < len(count)]
         if self._taken:
@@ -64,7 +65,7 @@ class BusySlices:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether no step has ended for much longer than the longest slice took."""
+        """Whether no step has ended for MAX_SILENT_SLICES times as long as the longest slice."""
         if not self._taken:
             return True
         longest_ns = max((b.monotonic_ns - a.monotonic_ns for a, b in pairwise(self._taken)), default=0)
@@ -91,7 +92,7 @@ class BusySlices:
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """The totals of each node at one moment: recorded steps, their time, and the time that ended inside steps."""
+    """The totals of each node at one moment, over recorded steps. `closed_ns` is the time inside ended steps."""
 
     monotonic_ns: int
     count: Column
@@ -109,12 +110,12 @@ def _own(took_ns: list[int], plus: list[int], minus: list[int]) -> int:
 
 
 def _owners(nodes: NodeTable, step: int) -> dict[Brick, tuple[list[int], list[int]]]:
-    """Return for each brick (name, category) its own nodes, and the nodes inside them that belong to other bricks."""
+    """Return the nodes of each brick (name, category), and the nodes of other bricks inside the brick."""
     found: dict[Brick, tuple[list[int], list[int]]] = {}
     holder: dict[int, Brick | None] = {step: None}  # the brick that contains each node, or None
     for node in nodes.descendants(step):
         if node.kind is NodeKind.ADOPTED or (node.parent is not None and node.parent not in holder):
-            continue  # an adopted node ran elsewhere, in parallel with the step
+            continue  # an adopted node ran in parallel with the step
         inside = holder[node.parent] if node.parent is not None else None
         holder[node.id] = inside
         if node.kind is NodeKind.STEP and inside is not None:

@@ -1,9 +1,9 @@
 """Offset between the clocks of a daemon's host and ours.
 
 We ask the daemon for its clocks, and it answers with a reading (Cristian, Distributed Computing 3, 1989). The daemon
-read them some time between our question and its answer. We assume the middle, so the error is at most half of that
-time. This is the uncertainty of the answer. It grows with age, because two clocks drift apart. We use the answer with
-the smallest uncertainty.
+read its clocks at some time between our question and its answer. We assume the middle, so the error is at most half
+of the time between. This limit is the uncertainty of the answer. It grows with age, because two clocks drift apart.
+We use the answer with the smallest uncertainty.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from cbtop.protocol.messages import ClockReading
 
 EXCHANGES = 8  # number of answers kept
-FIRST_EXCHANGES = 4  # this many questions follow each other without a pause; later questions follow every REFRESH_S
-REFRESH_S = 5.0  # also the time after which we stop waiting for an answer
+FIRST_EXCHANGES = 4  # number of first questions without a pause between them; later questions follow every REFRESH_S
+REFRESH_S = 5.0  # an answer that takes longer is given up
 DRIFT = 100e-6  # s/s: a quartz clock may be off by 50e-6, and two clocks may be off in opposite directions
 _DRIFT_NS_PER_S = DRIFT * 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """The clocks of the daemon's host minus ours. Both differences are accurate to `uncertainty_ns`."""
+    """The clocks of the daemon's host minus ours. Each of the two differences is accurate to `uncertainty_ns`."""
 
     monotonic_ns: int
     realtime_ns: int
@@ -58,7 +58,7 @@ class ClockExchange:
         return now_ns >= self._due_ns
 
     def ask(self, now_ns: int) -> int:
-        """Record that a question is sent now. Returns its number, which the answer will repeat."""
+        """Record that a question is sent now. Returns the question's number, which the answer repeats."""
         self._number += 1
         self._asked_ns = now_ns
         self._due_ns = now_ns + round(REFRESH_S * 1e9)
@@ -67,7 +67,7 @@ class ClockExchange:
     def answer(self, reading: ClockReading, now_ns: int, realtime_ns: int) -> None:
         """Store an answer that arrived when our clocks showed `now_ns` and `realtime_ns`."""
         if reading.asked != self._number or self._asked_ns is None:
-            return  # the answer to an earlier question, which came too late
+            return  # this answer is to an earlier question and came too late
         half_ns = (now_ns - self._asked_ns) // 2 + 1
         offset = ClockOffset(
             monotonic_ns=reading.monotonic_ns - (now_ns - half_ns),

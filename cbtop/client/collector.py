@@ -53,7 +53,7 @@ class Collector:
 
     @property
     def refused(self) -> str:
-        """Why the daemon and this viewer reject each other. Empty if they do not, or if that may still change."""
+        """Why the daemon and this viewer reject each other, or "" without a final rejection."""
         return self._other_version or (self.trouble if self._subscriber.is_refused else "")
 
     @property
@@ -144,13 +144,13 @@ class Collector:
             self._has_left = False
             while self._waiting:
                 self._take(self._waiting.popleft())
-                # applying one message may take long, and more messages may have arrived meanwhile
+                # while one long message is applied, more messages may arrive
                 self._heard_s = self._clock_s()
                 if time.monotonic() > until_s:
                     return
 
     def _take(self, frame: bytes) -> None:
-        """Apply one message. A damaged message does not affect the others."""
+        """Apply one message. A damaged message does not affect other messages."""
         try:
             message = codec.decode(frame)
             if message is None:

@@ -1,4 +1,4 @@
-"""Roofs that were measured on this machine after a process had announced its roofs, or that it knew no roofs."""
+"""Roofs that were measured on this machine after a process had announced the roofs that it knew."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Link:
 
     @property
     def is_daemon_inside(self) -> bool:
-        """Whether the daemon runs in this process, because no other was running."""
+        """Whether the daemon runs in this process, because no other daemon was running."""
         return self._daemon.inside is not None
 
     @property
@@ -66,12 +66,12 @@ class Link:
 
     @property
     def refused(self) -> str:
-        """Why the daemon and this viewer reject each other. Empty if they do not, or if that may still change."""
+        """Why the daemon and this viewer reject each other, or "" without a final rejection."""
         return self._collector.refused
 
     @property
     def trouble(self) -> str:
-        """Why nothing arrives from the daemon. Empty if something does, or if the reason is unknown."""
+        """Why nothing arrives from the daemon. Empty if data arrives, or if the reason is unknown."""
         if self.is_complete and self.stale_s is None:
             return self._collector.trouble
         return self._collector.trouble or stopped_holder(self.endpoint)

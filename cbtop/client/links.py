@@ -13,10 +13,10 @@ from cbtop.protocol.keys import ViewerKeys
 
 
 class Links:
-    """Connects to each of `endpoints`. If there are none, connects to this user's daemon or starts one in this
+    """Connects to each of `endpoints`. Without any, connects to this user's daemon or starts a daemon in this
     process.
 
-    A daemon that fails does not affect the data of the others. A daemon in this process remembers the last
+    The failure of a daemon does not affect the data of other daemons. A daemon in this process remembers the last
     `history_s` seconds. Raises EndpointError for an invalid address, and KeysError for an address on another host
     without `keys`.
     """
@@ -72,7 +72,7 @@ class Links:
 
     @property
     def is_daemon_inside(self) -> bool:
-        """Whether a daemon runs in this process, because no other was running."""
+        """Whether a daemon runs in this process, because no other daemon was running."""
         return any(link.is_daemon_inside for link in self._links)
 
     @property
@@ -82,7 +82,8 @@ class Links:
 
     @property
     def unanswered(self) -> tuple[str, ...]:
-        """The addresses without an answer from a daemon until now, each with the reason or, if unknown, a hint."""
+        """The addresses at which no daemon has answered yet, each with the reason, or with a hint if the reason is
+        unknown."""
         silent = [link for link in self._links if not link.is_complete]
         return tuple(f"{link.endpoint}: {link.trouble or link.no_daemon or NO_ANSWER}" for link in silent)
 
@@ -108,7 +109,7 @@ class Links:
 
     @property
     def refused(self) -> str:
-        """Why all daemons and this viewer reject each other. Empty if one link works, or may still work."""
+        """Why every daemon and this viewer reject each other, or "" if any link works or may still work."""
         refused = [link.refused for link in self._links]
         return "; ".join(refused) if all(refused) else ""
 

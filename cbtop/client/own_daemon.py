@@ -16,8 +16,9 @@ NO_ANSWER = "check the address, or start `cbtop daemon` there"  # the hint if no
 class DaemonIfNone:
     """The daemon that a viewer listens to: the one at `endpoint`, or this user's daemon if `endpoint` is None.
 
-    For None, a daemon is started in this process if none runs, or later if the running one falls silent. It remembers
-    the last `history_s` seconds. Raises EndpointError if there are too few file descriptors for it.
+    Without an `endpoint`, a daemon is started in this process if none runs, or later if the running one falls silent.
+    The started daemon remembers the last `history_s` seconds. Raises EndpointError if there are too few file
+    descriptors.
     """
 
     def __init__(self, endpoint: str | None, history_s: float = MAX_HISTORY_S) -> None:
@@ -30,7 +31,8 @@ class DaemonIfNone:
             self._start()
 
     def check(self, *, is_silent: bool) -> None:
-        """Start a daemon in this process if the other one is silent. No data is lost, because the rings remain."""
+        """Start a daemon in this process if the other daemon is silent. No data is lost, because both read the same
+        rings."""
         alone = self._own and self.inside is None and is_silent
         if alone and time.monotonic() - self._tried_s > RETRY_INSIDE_S:
             self._tried_s = time.monotonic()
@@ -46,5 +48,5 @@ class DaemonIfNone:
         try:
             self.inside = DaemonInside(self.endpoint, history_s=self._history_s)
         except EndpointError as error:
-            self.inside = None  # another daemon runs or is starting: listen to that one
+            self.inside = None  # another daemon runs or is starting: listen to that daemon
             self.trouble = str(error)

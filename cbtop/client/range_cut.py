@@ -8,7 +8,7 @@ from cbtop.client.stream_recorder import SavedHistory, new_path
 from cbtop.protocol.errors import RecordingError
 from cbtop.protocol.recording import FrameKind, RecordingReader, RecordingWriter, encode_frame, frame_bytes
 
-# Copy records from this long before a range. Then the reader can count the records missing within the range.
+# Also copy the records of the last second before a range. They show how many records are missing within the range.
 LEAD_NS = 1_000_000_000
 MAX_RANGE_BYTES = 1 << 30  # the size limit of every recording
 

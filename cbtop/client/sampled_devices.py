@@ -20,7 +20,7 @@ class DeviceMoment(NamedTuple):
 
     busy_percent: float | None
     memory_bytes: float | None
-    watts: float | None  # the mean power as in DeviceRow.watts, or the momentary reading without a mean
+    watts: float | None  # the mean power as in DeviceRow.watts; if there is no mean, the momentary power
     clock_mhz: float | None
     celsius: float | None
 

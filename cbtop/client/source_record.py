@@ -38,7 +38,7 @@ MAX_PHASES = 64  # phases with known rates, per source
 # Approximate bytes of a source, a node without its names, a dependency, an announcement with the longest texts, and a
 # phase.
 SOURCE_BYTES, NODE_BYTES, DEPENDENCY_BYTES, SAID_BYTES, PHASE_BYTES = 16 << 10, 600, 300, 3 << 10, 48 << 10
-BUSY_BYTES = 16 * (SLICES + 1)  # bytes per node of a rank's slices
+BUSY_BYTES = 16 * (SLICES + 1)  # bytes that the slices of a rank take per node
 _HAVE_ENDED = (SourceStatus.ENDED, SourceStatus.GONE, SourceStatus.FAULTY)
 
 
@@ -70,7 +70,7 @@ class SourceRecord:
     checks: dict[tuple[str, str], CheckResult] = field(default_factory=dict)
     traces: dict[str, TraceSummary] = field(default_factory=dict)  # by id, such as MLT-01
     activity: Activity = Activity("")  # noqa: RUF009 - frozen
-    # None: one step in `hello.sample_every` is recorded, and the cost of recording is unknown
+    # If None, one step in `hello.sample_every` is recorded, and the cost of recording is unknown.
     sampling: Sampling | None = None
     # the newest compilations, by their number modulo MAX_COMPILATIONS
     compilations: dict[int, Compilation] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class SourceRecord:
 
     @property
     def is_unread(self) -> bool:
-        """Whether the process has ended and its data was not read yet. The daemon reads the data on request."""
+        """Whether the process has ended and its data is still unread. The daemon reads the data on request."""
         state = self.state
         return self.has_ended and state is not None and not self.stats.received and state.received + state.unread > 0
 
@@ -105,7 +105,7 @@ class SourceRecord:
 
     @property
     def sample_every(self) -> int:
-        """The process records one step in this many."""
+        """One step in this many is recorded."""
         if self.sampling is not None:
             return self.sampling.every
         return self.hello.sample_every if self.hello else 1
@@ -141,11 +141,11 @@ class SourceRecord:
     def begin_range(self, now_ns: int, length_s: float) -> None:
         """Restart windows, curves and records for a range of `length_s` seconds that begins now.
 
-        `now_ns` is the daemon's clock. It is used if nothing was received from this source yet.
+        `now_ns` is the daemon's clock. It is only used if nothing was received from this source yet.
         """
         self.window = self.window.from_now_on(length_s)
         if not self.window.has_begun and not self.has_ended:
-            # begin the window now, so that the first report counts as ended within the range
+            # begin now, so that the first report counts as ended within the range
             self.window.tick(now_ns, losses=Losses())
         self.recent, self.trend = RecentRecords(), BrickTrend()
         at_ns = self.window.now_ns
@@ -174,7 +174,7 @@ class SourceRecord:
 
 
 def remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = None) -> None:
-    """Set the clock of a source to `monotonic_ns` after its statistics grew.
+    """Set the clock of a source to `monotonic_ns`. The statistics have already grown by `growth`.
 
     The window of an ended source ends when the source ended.
     """
@@ -190,7 +190,8 @@ def remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = No
         )
     record.window.tick(monotonic_ns, growth, losses)
     if record.history and growth is not None and growth.is_empty:
-        return  # repeated by a keyframe; curves must not depend on keyframes, which not every viewer receives
+        # a keyframe repeats old statistics; curves must not depend on keyframes, because not every viewer gets them
+        return
     record.trend.tick(monotonic_ns, record.nodes, record.stats)
     if record.busy:
         record.busy.tick(monotonic_ns, record.nodes, record.stats)

@@ -62,9 +62,10 @@ NAMED = 3  # number of dropped sources that the complaint lists by name
 
 
 class Budget:
-    """The memory limit for all stores of a viewer. Above it, windows are shortened first, then sources are dropped.
+    """The memory limit for all stores of a viewer. Above the limit, windows are shortened first, then sources are
+    dropped.
 
-    The largest source of the largest daemon is dropped, so that one daemon cannot push out the data of the others.
+    The largest source of the largest daemon is dropped, so that one daemon cannot push out the data of other daemons.
     """
 
     def __init__(self) -> None:
@@ -104,7 +105,7 @@ class Store:
         """Apply one message.
 
         Raises VersionError if the daemon has a different major version, and DecodeError if the message contradicts
-        itself. Raises LimitError if there is no room for its source. That source is then dropped.
+        itself. If there is no room for the message's source, drops the source and raises LimitError.
         """
         match message:
             case SourceCatalog() | StatsUpdate() if message.source in self.left_out:
@@ -273,7 +274,8 @@ class Store:
         self._total = AnnouncedTotal()
 
     def _beat(self, heartbeat: Heartbeat) -> None:
-        """Store the states of sources. A heartbeat without changes is still a sample for a running source."""
+        """Store the states of sources. For a running source, every heartbeat adds a sample, even if nothing
+        changed."""
         self.heard_ns = heartbeat.monotonic_ns
         for state in heartbeat.sources:
             if isinstance(state, SourceState) and state.source in self.sources:
@@ -317,5 +319,5 @@ class Store:
             if self._range_from_ns is None or not isinstance(said, HostHello):
                 continue
             if not record.window.has_begun and said.monotonic_ns >= self._range_from_ns:
-                # The process began after the range did, so all of its work belongs to the range.
+                # The process began after the begin of the range, so all of its work belongs to the range.
                 record.window.tick(said.monotonic_ns, losses=Losses())

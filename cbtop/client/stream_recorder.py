@@ -92,7 +92,7 @@ class StreamRecorder:
 
     @property
     def refused(self) -> str:
-        """Why the daemon rejects us. Empty if it does not, or if that may still change."""
+        """Why the daemon rejects us, or "" without a final rejection."""
         return self._subscriber.trouble if self._subscriber.is_refused else ""
 
     def poll(self, timeout_ms: int) -> None:
@@ -127,7 +127,7 @@ class StreamRecorder:
             self.damaged += 1
             return
         if kind is FrameKind.LIVE and any(_heals(message, known) for message in messages):
-            return  # skip it: the keyframes that we request repeat it, too
+            return  # skip the message, because the keyframes that we request contain it, too
         kept = [frame for frame, _ in heard]
         self.is_full = bool(kept) and not self._writer.append(encode_frame(kind, time.perf_counter_ns(), kept))
 
@@ -187,7 +187,7 @@ def save_history(endpoint: str, keys: ViewerKeys | None, directory: Path) -> Sav
         origin = RecordingOrigin(head.host, head.monotonic_ns, head.realtime_ns)
         writer = RecordingWriter(path, origin, 2 * MAX_HISTORY_BYTES)
         try:
-            end = head.end  # stop here; messages that arrive after our first request are not part of this file
+            end = head.end  # the file ends here; later messages arrived after our first request
             while frames and all(writer.append(frame) for frame in frames):
                 number = head.first + len(frames)
                 if number >= end:

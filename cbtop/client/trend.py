@@ -18,14 +18,14 @@ from cbtop.protocol.attributes import BYTES, FLOPS
 from cbtop.protocol.vocabulary import NodeKind
 
 SECONDS = 60
-_SECOND_NS = 1_000_000_000  # seconds are aligned to the daemon's clock, so all viewers see the same ones
-MAX_BRICKS = 256  # bricks kept per source; the ones defined first are kept
+_SECOND_NS = 1_000_000_000  # seconds are aligned to the daemon's clock, so all viewers see equal seconds
+MAX_BRICKS = 256  # bricks kept per source; bricks that were defined later are left out
 _SECOND_BYTES = 400  # approximate, without the arrays of a second
 
 
 @dataclass(frozen=True, slots=True)
 class _Totals:
-    """Totals per brick. Inside steps: its time and the tokens of its step. Outside steps: its time and calls."""
+    """The totals of each brick: its time, and as units the tokens of its step. Outside steps, the units are calls."""
 
     brick: Column  # the first node of each brick (NodeTable.first_of), ascending
     time_ns: Column
@@ -72,7 +72,7 @@ class BrickTrend:
         if np.array_equal(before.brick, now.brick):
             now = replace(now, brick=before.brick)  # equal seconds share one array
         if self._begin_ns is not None:
-            known = np.isin(before.brick, now.brick)  # MAX_BRICKS may have cut off a brick since the last second
+            known = np.isin(before.brick, now.brick)  # MAX_BRICKS may have cut off a brick of the last second
             at = np.searchsorted(now.brick, before.brick[known])
             # For a new brick, do not count tokens from before it first ran.
             units = now.units - np.array([before.tokens.get(step, 0) for step in now.step.tolist()], np.int64)
@@ -95,7 +95,7 @@ class BrickTrend:
     def us(self, brick: int) -> tuple[float | None, ...]:
         """Return the time of a brick in each of the last 60 s, oldest first: µs per token, or per call outside steps.
 
-        `brick` is its first node. A second is None if no call of the brick ended in it.
+        `brick` is the brick's first node. A second without an ended call of the brick is None.
         """
         found = self._us_made.get(brick)
         if found is None:
@@ -120,9 +120,10 @@ class BrickTrend:
         return {second.end_ns // _SECOND_NS: us for second, us in self._us(brick) if us == us}
 
     def trail(self, brick: int) -> tuple[tuple[float, float] | None, ...]:
-        """Return FLOP/byte and GFLOP/s of a brick's calls in each of the last 60 s. `brick` is its first node.
+        """Return FLOP/byte and GFLOP/s of a brick's calls in each of the last 60 s. `brick` is the brick's first
+        node.
 
-        A second is None if no call ended in it, or if a call did not declare its FLOP or bytes. Empty if all are
+        A second is None if no call ended, or if a call did not declare its FLOP or bytes. Empty if all seconds are
         None.
         """
         points = tuple(_point(second, at) for second, at in self._of(brick))
@@ -132,7 +133,8 @@ class BrickTrend:
         return ((second, np.nan if at is None else float(second.us[at])) for second, at in self._of(brick))
 
     def _of(self, brick: int) -> Iterator[tuple[_Second, int | None]]:
-        """Yield the seconds, oldest first, each with the column of `brick` in it, or None if it lacks the brick."""
+        """Yield the seconds, oldest first, each with the column of `brick`, or with None if the second lacks the
+        brick."""
         begin_ns = (self._begin_ns or 0) - SECONDS * _SECOND_NS
         bricks, at = _NONE, 0
         for second in self._seconds:
@@ -147,7 +149,8 @@ _NONE = np.zeros(0, np.int64)
 
 
 def _column_of(bricks: Column, rows: NDArray[np.float64], brick: int) -> list[float]:
-    """Return the values of `brick` in `rows`, with a column for each of `bricks`. NaN without such a column."""
+    """Return the column of `brick` in `rows`, which have a column for each of `bricks`. Without a column, return
+    NaN."""
     at = int(np.searchsorted(bricks, brick))
     found: list[float] = rows[:, at].tolist() if at < len(bricks) and bricks[at] == brick else [np.nan] * len(rows)
     return found
@@ -180,9 +183,9 @@ def _totals(nodes: NodeTable, stats: NodeStats) -> _Totals:
 def _work(ran: Column, at: Column, bricks: int, nodes: NodeTable, stats: NodeStats) -> NDArray[np.float64]:
     """Return the work of each brick, shape (5, bricks).
 
-    The rows are FLOP, bytes and time (ns) of its calls, and the number of calls without FLOP and without bytes. All
-    are zero if no work is declared. They add up as in `brick_stats`. `at` is the brick index of each node in `ran`,
-    or `bricks` for a node that is left out.
+    The rows are FLOP, bytes and time (ns) of the brick's calls, and the number of calls without FLOP and without
+    bytes. If no work is declared, all values are zero. All sums follow `brick_stats`. `at` is the brick index of each
+    node in `ran`, or `bricks` for a node that is left out.
     """
     found = np.zeros((5, bricks))
     per_call, per_element = nodes.made_of("lines", None, ran, lambda: _lines(ran, nodes))

@@ -20,8 +20,8 @@ from cbtop.profiler.analysis.sparse_columns import SPARSE_BYTES
 from cbtop.profiler.analysis.stats import NodeStats
 
 # A slice begins every SPACING_S, or every tenth of a window longer than ten seconds. Slices are aligned to the
-# daemon's clock. So every viewer shows the same figures, whenever it connected. A window begins with a slice, so it
-# may be one slice longer than requested.
+# daemon's clock, so that all viewers show the same figures. A window begins with a whole slice, so it may be one
+# slice longer than requested.
 SPACING_S = 1.0
 SLICES = 10
 SUM_KEPT_S = 5.0  # keep the sum this long after it was last requested
@@ -32,8 +32,8 @@ _UNION = SPARSE_COLUMNS.index("union_ns")
 class TimeRange:
     """A time range on the clock of the source's host.
 
-    Statistics count a step when it ends. `before_ns` has, per step node, the part of the counted step time before the
-    range. It comes from steps that began before the range. None if the daemon does not report when steps ran.
+    Statistics count a step when it ends, so they may include time from before the range. `before_ns` is that part of
+    the counted time, per step node. None if the daemon does not report when steps ran.
     """
 
     begin_ns: int
@@ -67,7 +67,7 @@ class _Slice:
     begin_ns: int
     losses: Losses | None  # all losses before the slice began, or None if unknown
     parts: list[Growth] = field(default_factory=list)
-    # `TimeRange.before_ns` of a range that begins with this slice
+    # `before_ns` of a TimeRange that begins with this slice
     before_ns: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -96,7 +96,8 @@ class Window:
         self.now_ns = 0  # the daemon's clock in its latest message
         self._is_told = False  # whether the daemon reports when steps ran
         self._losses: Losses | None = None
-        # The sum of the window, kept while the window is viewed. New parts are added to it, and old ones subtracted.
+        # The sum of the window, kept while the window is viewed. New growth is added to the sum, and old growth
+        # subtracted.
         self._sum: NodeStats | None = None
         self._before = 0  # number of oldest slices that are not in the sum
         self._asked_ns = 0  # when the sum was last requested
@@ -108,7 +109,7 @@ class Window:
 
     @property
     def has_begun(self) -> bool:
-        """Whether any statistics have arrived. The first ones belong to no slice."""
+        """Whether any statistics have arrived. The first statistics belong to no slice."""
         return self.now_ns > 0
 
     def from_now_on(self, length_s: float) -> Window:
@@ -163,7 +164,7 @@ class Window:
         for one in reversed(self._slices):
             began = begin_ns <= one.begin_ns
             if not began.any():
-                return  # no interval began before an earlier slice either
+                return  # earlier slices need no look: no interval began before this slice
             for part in one.parts:
                 grown.update({step: part.rare.get((_UNION, step), 0) for step in steps})
             before = len(one.before_ns)
@@ -171,7 +172,7 @@ class Window:
             for step in distinct(node[began]).tolist():
                 before_ns = grown[step] - int(inside_ns[node == step].sum())
                 if before_ns > 0:
-                    # limited, because a false length would make sums overflow
+                    # limited, because a forged length would make sums overflow
                     one.before_ns[step] = min(before_ns, grown[step])
                 else:
                     one.before_ns.pop(step, None)

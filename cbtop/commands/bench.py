@@ -24,7 +24,7 @@ from cbtop.errors import UsageError
 from cbtop.tuning.measuring import Test, took_ns
 from cbtop.tuning.paired import CONFIDENCE_PERCENT, mean_and_deviation, with_deviation
 
-if TYPE_CHECKING:  # imported for types only, because these modules load Numba
+if TYPE_CHECKING:  # imported for types only, because Numba loads slowly
     from cbtop.compute.decoder.base import Model
 
 DESCRIPTION = (
@@ -174,7 +174,7 @@ def _asked(options: argparse.Namespace, threads: int) -> WorkloadOptions:
 
 
 def _fields(path: Path, model: Model, result: _Result) -> dict[str, Any]:
-    """Return the result as a dictionary. It has llama-bench's keys if their meaning is the same."""
+    """Return the result as a dictionary. Where llama-bench has the same field, the key is the same."""
     ns, ns_deviation = mean_and_deviation(result.samples_ns)
     rate, rate_deviation = mean_and_deviation(result.samples_ts)
     return {

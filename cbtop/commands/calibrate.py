@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
     if options.short:
         return _short(options)
     require_engine("cbtop calibrate")
-    try_to_keep()  # raises if nothing can be stored, before seconds of measurement are lost
+    try_to_keep()  # raises an error now if nothing can be stored, not after seconds of measurement
     line = ProgressLine(sys.stderr)
     measured: list[DeviceRoofs] = []
     absent: list[str] = []
@@ -194,7 +194,7 @@ def _crossovers(line: ProgressLine) -> MachineCrossovers:
         line.show(f"measuring crossovers: {name}")
 
     found = measure_crossovers(threads, show)
-    # Compare the GPU with a processor that uses the crossovers just measured. A missing GPU is reported later.
+    # Measure the GPU against a processor with the new crossovers. If there is no GPU, that is reported later.
     with suppress(ComputeError), with_crossovers(measured_crossovers(found)):
         found += measure_gpu_crossovers(threads, show)
     return MachineCrossovers(cpu_name(), threads, __version__, now, found)

@@ -24,7 +24,7 @@ from cbtop.errors import FailedCheckError, NoDataError, UntrustedError, UsageErr
 from cbtop.protocol.vocabulary import PRECONDITION
 from cbtop.units import counted
 
-if TYPE_CHECKING:  # imported for types only, because these modules load numpy
+if TYPE_CHECKING:  # imported for types only, because numpy loads slowly
     from cbtop.comparison.items import Brick
     from cbtop.comparison.run_diff import RunDiff
     from cbtop.comparison.runs import Run
@@ -161,9 +161,9 @@ def gate(
 ) -> int:
     """Judge the runs, print the result, and raise the error that sets the exit code.
 
-    `again` makes another new run, which must confirm a slowdown that was found without thresholds. With
-    `by_contract`, the factors in contracts are judged too, and with `by_definition` the budgets of definitions. The
-    demo does not judge its definitions' budgets, because it derives them from a roof that each run measures anew.
+    If a slowdown is found without thresholds, `again` makes another new run, which must confirm the slowdown.
+    `by_contract` also judges the factors in contracts, and `by_definition` the budgets of definitions. The demo
+    derives its budgets from a roof that each run measures anew, so its budgets are not judged.
     """
     from cbtop.comparison.thresholds import (
         LOSS,
@@ -289,7 +289,7 @@ def _bounds(run: Run) -> dict[Brick, tuple[float, tuple[str, int]]]:
     from cbtop.compute.kernels import all_kernels
     from cbtop.compute.verification import variants
 
-    # Kernels of this processor, then all other kernels, because the run may come from another processor.
+    # First the kernels of this processor, then all others, because another processor may have made the run.
     kernels = (*(variant.kernel for variant in variants()), *all_kernels())
     contracts = {kernel.name: kernel.contract for kernel in kernels}
     found = {}
@@ -325,7 +325,7 @@ def _flat(path: Path, table: dict[str, Any], above: tuple[str, ...]) -> Iterator
 
 
 def _line(lines: Sequence[str], name: str, value: str) -> int:
-    """Return the line of a budget: the first line that contains the last word of its name and its value."""
+    """Return the number of the line with a budget. It is the first line with `value` and the last word of `name`."""
     last = name.rpartition(".")[2]
     return next((at for at, line in enumerate(lines, 1) if last in line and value in line), 1)
 
@@ -386,7 +386,7 @@ def _written(judged: Sequence[Judged], found: RunDiff, name: str, baselines: Seq
         ]
         return junit("cbtop check", [("thresholds", cases)]).rstrip("\n")
     if name == "sarif":
-        beside = next(iter(baselines), found.now.name)  # place of the rules that have no file of their own
+        beside = next(iter(baselines), found.now.name)  # file for rules without a file of their own
         rules = {one.rule: SarifRule(one.rule, one.rule, one.where[0] or beside, one.where[1]) for one in judged}
         failures = [Failure(rules[one.rule], report.line_of(one)) for one in judged if one.outcome in _FAILS]
         return sarif(list(rules.values()), failures).rstrip("\n")

@@ -34,7 +34,7 @@ examples:
 
 PARENT_CHECK_S = 0.25
 MAX_MINUTES = 60
-LAST_WORDS_S = 1.0  # time that a sidecar outlives its host, so that viewers learn how the host ended
+LAST_WORDS_S = 1.0  # seconds to serve after the parent has ended, so that viewers learn how it ended
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,9 +103,9 @@ def _minutes(text: str) -> float:
 
 
 def _stay_beside(host: int, stop: threading.Event) -> None:
-    """Serve while the process `host` is our parent. Its terminal and pipes are not kept open."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends SIGINT to both processes, and the host decides
-    # A process that reads the host's stderr must not wait until we close it.
+    """Serve while our parent is the process `host`. The host's terminal and pipes are not kept open."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both processes, and the host decides when to end
+    # A reader of the host's stderr must not wait for this process.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
     def watch() -> None:

@@ -64,7 +64,7 @@ examples:
 POLL_MS = 100
 CHECKED_STEPS = 300  # enough steps to detect +5 % on one brick of one layer (docs/gate.md)
 STOP_S = 5.0
-STDERR = 2  # descriptor for the model's text if stdout is for a report
+STDERR = 2  # descriptor that gets the model's text if stdout is for a report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -206,7 +206,8 @@ def serve(options: argparse.Namespace) -> int:
     profiler.announce(Activity("starting"))
     first_rank = FirstRank.of(os.environ)
     stopped_by = _stopping_signals(options)
-    if first_rank and first_rank.number:  # the first rank stops the others; SIGTERM must kill a rank if that fails
+    # normally, the first rank stops the others; if that fails, SIGTERM must kill this rank
+    if first_rank and first_rank.number:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     line = ProgressLine(sys.stderr)
 
@@ -234,7 +235,7 @@ def serve(options: argparse.Namespace) -> int:
         line.clear()
         profiler.close("stopped by the guard")
         raise FailedCheckError(str(error)) from error
-    except NoTokenError as error:  # raised during the run; the warm-up ignores this error
+    except NoTokenError as error:  # raised only during the run, because the warm-up ignores this error
         line.clear()
         profiler.close(str(error).partition(";")[0])
         raise FailedCheckError(str(error)) from error
@@ -253,10 +254,10 @@ def _workload_options(
     progress: Callable[[str, float | None], None],
     line: ProgressLine,
 ) -> WorkloadOptions:
-    """Return the options of the workload. If the backend is `auto`, it is chosen here.
+    """Return the options of the workload. The backend `auto` is replaced by a choice.
 
-    The choice writes the random model into the cache if no model is given, and reports that to `progress`. It writes
-    its reason on stderr, after clearing `line`.
+    If no model is given, the choice writes the random model into the cache, and calls `progress`. The reason for the
+    choice is written on stderr, after clearing `line`.
     """
     from cbtop.compute.demo_model import demo_model  # imported here, because it loads numpy
 
@@ -315,7 +316,7 @@ def _serve_ranks(options: argparse.Namespace) -> int:
 
 
 class DemoFeed(Feed):
-    """A feed that shows only its own workload."""
+    """A feed that shows only the workload of the demo."""
 
     def __init__(self, process: subprocess.Popen[bytes], said: IO[str], window_s: float) -> None:
         super().__init__(window_s=window_s)
@@ -453,7 +454,7 @@ def _show_steps(line: ProgressLine, view: SourceView | None, steps: int | None) 
 
 
 class _Prompted:
-    """The text of a workload with a prompt, as a program's output on the screen."""
+    """The text of a workload with a prompt, shown like the output of a program."""
 
     def __init__(self, process: subprocess.Popen[bytes], written: IO[str]) -> None:
         self._process = process
@@ -486,7 +487,7 @@ def _write(text: str) -> None:
 
 
 def _shown(character: str) -> str:
-    # Python counts neither spaces of special width nor the joiners of emoji and scripts as printable.
+    # Keep spaces of any width and the joiners of emoji and scripts, although Python counts them as unprintable.
     is_kept = character.isprintable() or character in "\n\t\u200c\u200d" or unicodedata.category(character) == "Zs"
     return character if is_kept else "\ufffd"
 

@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     for where, runs in ((options.base, bases), (options.new, news)):
         if len(runs) == 2:
             sys.stderr.write(f"cbtop: {where}: of its two runs the first counts: three or more are taken together\n")
-    # Imported here, because these modules load numpy.
+    # Imported here, because numpy loads slowly.
     from cbtop.comparison.run_diff import diff_of
     from cbtop.reports.run_diff import FORMATS
 

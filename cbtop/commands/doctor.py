@@ -163,7 +163,7 @@ def _daemon(endpoint: str) -> Fact:
 
 def _sources(directory: Path) -> Fact:
     rings = [directory / name for name in rings_of(os.listdir(directory))]
-    # without the file, the process has not begun to record, or never did
+    # leave out processes that have recorded nothing, because their ring does not exist
     rings = [ring for ring in rings if ring.exists()]
     live = [int(ring.stem.partition("-")[0]) for ring in rings if runs(ring)]
     ended = len(rings) - len(live)
@@ -174,7 +174,7 @@ def _sources(directory: Path) -> Fact:
 
 
 def _gpu() -> Iterator[Fact]:
-    """Yield the facts that NVML reports. A thread asks it, because a hung driver must not block this process."""
+    """Yield the facts that NVML reports. They are read in a thread, because a driver may hang."""
     found: list[tuple[DeviceSample, str]] = []
 
     def look() -> None:
@@ -225,7 +225,7 @@ def _numba() -> Iterator[Fact]:
         yield Fact("numba", "the engine is not installed, and profiling does not need it", "missing", str(error))
         return
     try:
-        # This takes half a second to load, and more if the kernels are not in the cache.
+        # Loading Numba takes half a second, or more if the kernels are not in the cache.
         from llvmlite import binding
 
         from cbtop.compute.backends import cpu_backend
@@ -244,8 +244,7 @@ def _numba() -> Iterator[Fact]:
 
 
 def _cuda() -> Iterator[Fact]:
-    """Yield the facts about what `--backend cuda` needs besides a driver: CuPy, and NVIDIA's compiler, which needs no
-    GPU."""
+    """Yield the facts about CuPy and NVIDIA's compiler. Besides a driver, `--backend cuda` needs both."""
     from cbtop.compute.errors import ComputeError
 
     way_out = "pip install 'cbtop[cuda]': `cbtop demo --backend cuda` needs it"

@@ -102,7 +102,7 @@ def _chosen(processes: dict[str, RecordedProcess], options: argparse.Namespace) 
     holds_many, chosen = EXPORTERS[options.format].holds_many, processes
     if options.source is not None:
         chosen = {key: recorded for key, recorded in processes.items() if options.source in (key, str(recorded.pid))}
-    elif not holds_many:  # a process that ended before the recording began has no records in it
+    elif not holds_many:  # leave out processes without records, because they ended before the recording began
         chosen = {key: recorded for key, recorded in processes.items() if len(recorded.records)} or processes
     if not chosen or (len(chosen) > 1 and not holds_many):
         known = "; ".join(f"{key} ({one.process}, pid {one.pid})" for key, one in (chosen or processes).items())

@@ -55,7 +55,7 @@ the kernels of the last burst, too, and its key K asks for three steps as this c
 exit codes: 0 kernels seen, 1 refused, 2 usage, 3 no such process or no step in time
 """
 SCHEMA = "cbtop.kernels/1"
-NAME_CHARS = 64  # characters of the longest kernel name if lines may have any length
+NAME_CHARS = 64  # maximum length of a kernel's name if lines may have any length
 LEAST_NAME_CHARS = 24
 
 

@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _by_layer(launched: Sequence[Planned]) -> str:
-    """Return a table in execution order. Layers that launch the same kernels share one block."""
+    """Return a table in execution order. Layers with equal launches share one block."""
     blocks: dict[tuple[Planned, ...], list[int | None]] = {}
     for layer, same in groupby(launched, key=lambda one: one.layer):
         blocks.setdefault(tuple(replace(one, layer=None) for one in same), []).append(layer)

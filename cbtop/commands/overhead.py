@@ -37,7 +37,7 @@ BRICKS_A_ROUND = 2_000
 ROUNDS = 41
 STEPS_A_TURN = 8
 TURNS = 15
-ALPHA = 0.025  # probability that the true value is above its interval, and also that it is below
+ALPHA = 0.025  # the true value is above the interval with this probability, and as likely below
 FLOOR = "two clock reads"
 NOTHING = "nothing"
 OFF = "disabled"
@@ -62,9 +62,9 @@ class Measured:
 class Cost:
     """The cost of one way of profiling.
 
-    `times_floor` is the time relative to two clock reads. `step_ratio` is the time of a decode step relative to that
-    with a disabled profiler. Both are medians of ratios, each between two times of the same round. They are None for
-    the references themselves.
+    `times_floor` is the time relative to two clock reads. `step_ratio` is the time of a decode step relative to a
+    step with a disabled profiler. Each figure is the median of one ratio per round. A reference has no ratio to
+    itself.
     """
 
     mode: str
@@ -81,8 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     line = ProgressLine(sys.stderr)
-    # The rings are in a directory of their own, which daemons do not read, because a reader would disturb the
-    # measurement.
+    # No daemon reads rings in this directory, so no reader disturbs the measurement.
     with tempfile.TemporaryDirectory(prefix="cbtop-overhead-") as directory:
         profilers = _profilers(Path(directory))
         costs = _costs(_brick_ns(profilers, line), _step_us(profilers, options.model, line))
@@ -109,8 +108,8 @@ def _profilers(directory: Path) -> dict[str, BrickProfiler]:
 
 
 def _brick_ns(profilers: dict[str, BrickProfiler], line: ProgressLine) -> dict[str, list[float]]:
-    """Return the times (ns) of one start and stop with each profiler and of the floor. The time of an empty loop is
-    subtracted."""
+    """Return the times (ns) of two clock reads, and of a brick's start and stop with each profiler. The time of an
+    empty loop is subtracted."""
     loops = {NOTHING: _nothing, FLOOR: _clock_reads} | {name: _pairs(one) for name, one in profilers.items()}
     found: dict[str, list[float]] = {name: [] for name in loops}
     step = profilers[PLAIN].step("bricks")
@@ -159,7 +158,7 @@ def _step_us(profilers: dict[str, BrickProfiler], model: Path | None, line: Prog
 
     path = model or demo_model(line.show)
     go_by_kept_crossovers(line)
-    # the model runs as in `cbtop demo`: in a slower step, profiling would be a smaller share
+    # run the model as fast as `cbtop demo` does: profiling would be a smaller share of a slower step
     loaded = model_to_run(path)
     backend = cpu_backend(1)  # with several threads, waits for a busy core would also be measured
     line.show("compiling kernels")
@@ -172,7 +171,7 @@ def _step_us(profilers: dict[str, BrickProfiler], model: Path | None, line: Prog
     for turn in range(TURNS):
         line.show("timing decode steps", turn / TURNS)
         for name, decoder in decoders.items():
-            decoder.position = 4  # each turn has the same context, because the time of attention grows with it
+            decoder.position = 4  # the same context in each turn, because it affects the time of attention
             begun_ns = time.perf_counter_ns()
             for _ in range(STEPS_A_TURN):
                 tokens[name] = decoder.decode(tokens[name])

@@ -86,7 +86,7 @@ def _newest_first(ring: Path) -> float:
 
 def _overview(newest: Path, found: list[PostMortem]) -> str:
     """Return the newest process with its bricks and verdicts, and one line for each other process."""
-    # Imported here, because these modules take 0.3 s to load. `--help` and JSON do not need them.
+    # Imported here, because loading takes 0.3 s. `--help` and JSON need neither import.
     from cbtop.commands.shared.ring_view import view_of
     from cbtop.reports.overview import bricks_and_verdicts
 

@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="stop when the file is that large; K, M and G are understood (default: 1G)",
     )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="overwrite the file")
-    # Used by `cbtop run`, with the value PID:DESCRIPTOR. Records new processes until process PID has ended, and
-    # writes to the descriptor when the recording begins.
+    # Used by `cbtop run`, with the value PID:DESCRIPTOR. Records new processes until process PID has ended. When the
+    # recording begins, a byte is written to the descriptor.
     parser.add_argument("--beside", help=argparse.SUPPRESS)
     add_connect_arguments(parser)
 
@@ -107,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _Beside:
-    """The process of `cbtop run --record`. It waits on a descriptor until the recording has begun."""
+    """The process of `cbtop run --record`. That process waits on a descriptor until the recording has begun."""
 
     def __init__(self, beside: str, there_before: set[str]) -> None:
         self._pid, begun = map(int, beside.split(":"))
@@ -118,7 +118,7 @@ class _Beside:
         os.close(begun)
 
     def is_over(self, recorder: StreamRecorder) -> bool:
-        """Return whether the process has ended, and all data of it and of the processes begun since is read."""
+        """Return whether the process has ended, and the data of all new processes is read or READ_ON_S is over."""
         if process_start(self._pid) == self._start:
             return False
         self._ended_s = self._ended_s or time.monotonic()

@@ -1,8 +1,8 @@
 """`cbtop run`: start a program and show its torch models, without changing the program.
 
-Each import before the program begins delays the program. If the command line has only options with a value, `--quiet`
-and the command, only os and modules that Python has already loaded are imported. Any other command line also needs
-argparse and the modules of a screen.
+Every import delays the program. So a command line with only options with a value, `--quiet` and the command imports
+only os and modules that Python has already loaded. Other command lines also import argparse and the modules of a
+screen.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cbtop.protocol.process import is_running, pid_namespace, process_start
 from cbtop.protocol.runtime_directory import runtime_directory
 from cbtop.protocol.signals import suppressed
 
-TYPE_CHECKING = False  # not imported at run time: `typing` takes longer to import than Python to start
+TYPE_CHECKING = False  # false at run time, because importing `typing` takes longer than starting Python
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
@@ -61,11 +61,11 @@ OPTIONS: dict[str, tuple[str, str | None, str]] = {
 }  # fmt: skip
 QUIET = "--quiet"
 DEFAULT_OVERHEAD, EVERY_STEP = "3%", "100%"
-NVIDIA_DRIVERS = ("/proc/driver/nvidia", "/dev/dxg")  # one of these files exists if a process may have a GPU
+NVIDIA_DRIVERS = ("/proc/driver/nvidia", "/dev/dxg")  # there may be a GPU if one of these files exists
 HOOK = os.path.join(os.path.dirname(cbtop.profiler.__file__), "instrument", "import_hook")
 NOT_FOUND, NOT_ALLOWED = 127, 126  # the exit codes of a shell for these errors
 MAX_MARK_CHARS = 80
-END_SUFFIX = ".end"  # suffix of the FIFO next to a run's mark; the import hook and `launched` also use it
+END_SUFFIX = ".end"  # suffix of a run's FIFO; the import hook and `launched` also use this suffix
 SHELL = "/bin/sh"
 PYTHONS_LOCALES = ("C.UTF-8", "C.utf8", "UTF-8")
 
@@ -128,7 +128,7 @@ def run(options: argparse.Namespace) -> int:
             from cbtop.commands.shared.watch import watch
 
             return watch(program, command[0], options)
-    import signal  # already loaded here; `options.signals` has handlers of `signal`, not of `_signal`
+    import signal  # already loaded, because the handlers in `options.signals` come from `signal`
 
     for number, found in options.signals.items():
         signal.signal(number, found)
@@ -158,12 +158,12 @@ def become(command: list[str], overhead_percent: float, record: str | None, quie
         _say(f"no recorder could be started: {error.strerror}")
         return 1
     if additions and not quiet:
-        # there is no descriptor, process or room left, and the command runs without a summary
+        # if no descriptor, process or disk space is left, the command runs without a summary
         with suppressed(OSError):
             _summarize_at_end(additions["CBTOP_RUN_ID"].partition(":")[2], record)
     for line in said:  # printed only if the command will run
         _say(line)
-    # Python ignores these signals, and the command would inherit that
+    # Python ignores these signals, but the command must not.
     for number in (_signal.SIGPIPE, _signal.SIGXFSZ):
         _signal.signal(number, _signal.SIG_DFL)
     os.environ.update(additions)
@@ -191,8 +191,7 @@ def _execute(command: list[str]) -> NoReturn:
 
 
 def _has_pythons_locale() -> bool:
-    """Return whether Python itself set LC_CTYPE when it started (PEP 538), so that the user's environment lacks
-    it."""
+    """Return whether LC_CTYPE comes from Python's own start (PEP 538) and not from the user."""
     if os.environ.get("LC_CTYPE") not in PYTHONS_LOCALES:
         return False
     with suppressed(OSError), open("/proc/self/environ", "rb") as given:
@@ -201,12 +200,12 @@ def _has_pythons_locale() -> bool:
 
 
 def _record_beside(path: str) -> bool:
-    """Start a recorder that ends with this process, and wait until the recording has begun. Returns False if it
-    fails.
+    """Start a recorder that ends with this process, and wait until the recording has begun. Returns False if the
+    recorder fails.
 
-    The recorder is detached and has its own session, so that the command has no unexpected child, and typed keys do
-    not reach the recorder. It reports its start on its own descriptor, because a `sitecustomize` or a .pth file may
-    print to stdout first.
+    The recorder is detached, so that the command has no unexpected child. It has its own session, so that typed keys
+    do not reach it. It reports its start on a separate descriptor, because a `sitecustomize` or a .pth file may print
+    to stdout first.
     """
     begun, says = os.pipe()
     os.set_inheritable(says, True)
@@ -246,16 +245,15 @@ def _summarize_at_end(mark: str, record: str | None) -> None:
 
 
 def _is_detached_child() -> bool:
-    """Fork a process that is not a child of this process, and has a session of its own. Returns whether this is that
-    process.
+    """Fork a process that is not our child and has its own session. Returns True in the new process.
 
-    Its stdin and stdout are empty. SIGCHLD is ignored meanwhile, so that its time does not count as time of this
-    process's children.
+    The new process has an empty stdin and stdout. SIGCHLD is ignored during the fork. Otherwise the time of the
+    intermediate child would count as time of this process's children.
     """
     before = _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)
     try:
         if between := os.fork():
-            # waitpid raises this when the child has ended, because SIGCHLD is ignored
+            # because SIGCHLD is ignored, waitpid raises this error when the child has ended
             with suppressed(ChildProcessError):
                 os.waitpid(between, 0)
             return False
@@ -275,8 +273,8 @@ def _is_detached_child() -> bool:
 
 
 def isolating_option(command: Sequence[str]) -> str:
-    """Return the option of Python that keeps it from importing cbtop, or "". Looks at `command` or the first line of
-    its script.
+    """Return the option that keeps Python from importing cbtop, or "". It is in `command` or in the first line of its
+    script.
 
     Python need not be the first word of the command, as in `env A=B python -I`.
     """
@@ -363,8 +361,8 @@ def _allowed(overhead: str | None, record: str | None) -> float:
 def recorded_overhead() -> str:
     """Return the default overhead of a recording. Every step is recorded unless there may be a GPU.
 
-    On a GPU, every step of an eager model could be timed only by stamps, which make the model wait for the host.
-    Within the smaller default overhead, steps are recorded by their kernels.
+    To record every step of an eager model on a GPU, cbtop would need stamps, and stamps make the model wait for the
+    host. With the smaller default overhead, steps are recorded by their kernels.
     """
     return DEFAULT_OVERHEAD if any([os.path.exists(driver) for driver in NVIDIA_DRIVERS]) else EVERY_STEP
 

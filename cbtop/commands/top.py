@@ -32,7 +32,7 @@ from cbtop.errors import CbtopError, NoDataError, UntrustedError
 from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports import DEVICES, SOURCES, TIMELINE
 
-if TYPE_CHECKING:  # imported for types only, because these modules load numpy and zmq
+if TYPE_CHECKING:  # imported for types only, because numpy and zmq load slowly
     from cbtop.client.source_record import SourceRecord
     from cbtop.feeds.feed import Feed
     from cbtop.viewmodels.source import SourceView
@@ -55,7 +55,7 @@ exit codes: 0 data seen, 1 runtime error or not let in, 2 usage, 3 nothing runni
 """
 
 POLL_MS = 100
-# seconds to wait for a window after the duration; a daemon that sends nothing in this time has no window
+# Seconds to wait for a window after the duration. If a daemon sends nothing in this time, there is no window.
 MAX_LONGER_S = 5.0
 RANKS_WATCH_S = 1.5  # seconds that are enough to find the slowest of several ranks
 
@@ -133,7 +133,7 @@ def _wait_for_data(feed: Feed, options: argparse.Namespace) -> None:
 
 
 def _wait_for_devices(feed: Feed, timeout_s: float) -> None:
-    """Wait until every device has two samples, which averages need, or until the timeout."""
+    """Wait until every device has two samples, or until the timeout. Averages need two samples."""
     deadline_s = time.monotonic() + timeout_s
     while not feed.knows_devices and time.monotonic() < deadline_s:
         feed.poll(POLL_MS)
@@ -149,7 +149,7 @@ def _wait_for_records(feed: Feed, timeout_s: float) -> None:
 def _watch(feed: Feed, options: argparse.Namespace, duration_s: float | None) -> None:
     """Wait until the duration is over. Without a duration, wait until no source runs any longer, or until Ctrl-C.
 
-    A daemon sends a few times a second, so that it may take a moment longer until there is a window to print.
+    A daemon sends a few times a second, so the window to print may come a moment after the duration.
     """
     begun_s, line = time.monotonic(), ProgressLine(sys.stderr)
 
@@ -288,7 +288,7 @@ def running(feed: Feed) -> list[SourceRecord]:
 
 
 def runs_ranks(feed: Feed) -> bool:
-    """Return whether several ranks run, which can be compared."""
+    """Return whether several ranks run, so that they can be compared."""
     return sum(record.hello is not None and record.hello.rank is not None for record in running(feed)) > 1
 
 

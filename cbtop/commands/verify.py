@@ -23,7 +23,7 @@ from cbtop.errors import FailedCheckError, UsageError
 from cbtop.reports.tables import Table, table
 from cbtop.units import count as counted
 
-if TYPE_CHECKING:  # imported for types only, because these modules load Numba
+if TYPE_CHECKING:  # imported for types only, because Numba loads slowly
     from cbtop.compute.contracts import Contract
     from cbtop.compute.verification import Run, Variant, Verified
     from cbtop.protocol.messages import CheckResult
@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
     finally:
         line.clear()
     if options.brick:
-        # Keep the checks of whole passes, because only these check a brick with its real inputs.
+        # Also keep the checks of whole passes, because only there the brick has its real inputs.
         model = [result for result in model if options.brick == result.brick or result.assertion == WHOLE_PASS]
     sys.stdout.write(FORMATS[options.format](kernels, model))
     sys.stdout.flush()
@@ -121,10 +121,10 @@ def _by_gpu() -> Run:
 
 
 def _of_model(path: Path, backend: str, line: ProgressLine) -> list[CheckResult]:
-    """Return the checks of every brick of a model, with one token and with several, and of the logits of whole
-    passes.
+    """Return the checks of every brick of a model, and of the logits of whole passes.
 
-    The checks run with the fastest products and with exact ones, and on a CPU with one thread and with all threads.
+    A brick is checked with one token and with several. Every check runs with the fastest products and with exact
+    ones. On a CPU, it runs with one thread and with all threads.
     """
     from cbtop.compute.backends import available_threads
     from cbtop.compute.workload import verify_model, verify_pass
@@ -183,8 +183,7 @@ def _name(one: Verified) -> str:
 
 
 def _beside(one: Verified) -> str:
-    """Return a text with the peer that the kernel was compared with. It is "" for the reference, because every kernel
-    is compared with its reference."""
+    """Return a text with the peer that the kernel was compared with, or "" if the peer is the reference."""
     from cbtop.compute.verification import REFERENCE
 
     return "" if one.peer == REFERENCE else f" beside {one.peer}"
@@ -260,7 +259,7 @@ def _sarif(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
     checked = dict.fromkeys([contract_of[one.contract].name for one in kernels])
     checked |= dict.fromkeys([contract_of[one.brick].name for one in model])
     rules = {(name, rule.means): rule for name in checked for rule in _rules(contract_of[name])}
-    for one in model:  # add the checks of whole passes, which no contract has
+    for one in model:  # add the checks of whole passes, because no contract contains them
         name = contract_of[one.brick].name
         file = f"compute/contracts/{name}.yaml"
         rules.setdefault((name, one.assertion), SarifRule(f"{name}/{one.assertion}", one.assertion, file, 1))

@@ -34,7 +34,7 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class BrickWork:
-    """The work of a brick per token (or step), derived from shapes, and its point on the roofline."""
+    """The work of a brick per token (or step), derived from shapes, with its point on the roofline."""
 
     flops: float
     intensity: float  # FLOP per byte
@@ -46,7 +46,7 @@ class PhaseTimes:
     """The times of a phase."""
 
     unit: str  # "token" or "step": the µs of bricks and layers are per this unit
-    step_us: Figure  # time of a step, over all steps, recorded inside or not
+    step_us: Figure  # time of a step, over all steps, even those without recorded bricks
     tokens_per_sec: Figure | None  # per second of wall-clock time
     places: Mapping[Place, PlaceTimes]  # bricks over all layers and outside, bricks in one layer, and whole layers
     work: Mapping[Brick, BrickWork] = field(default_factory=dict)  # only bricks that declare their work

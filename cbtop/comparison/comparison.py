@@ -2,7 +2,7 @@
 
 # Rules
 # - Times of different work do not compare speed. If the model, batch or mix of phases differs, report that instead.
-# - A different machine, backend or cache length is noted next to the changes, because it may be what is compared.
+# - A different machine, backend or cache length is only noted, because the user may want to compare just that.
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from cbtop.profiler.analysis.layers import MIN_PEERS
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 from cbtop.units import count, number, percent
 
-ALIKE = 0.02  # relative difference of tokens or sequences per step that is ignored; smaller than any reported change
+# tokens or sequences per step count as equal within this relative difference; any reported change is larger
+ALIKE = 0.02
 ALIKE_SHARE = 0.05  # ignored difference of a phase's share in the steps of all phases
 ALIKE_CACHE = 0.10  # ignored relative difference of cached positions
 MAX_LOST_PERCENT = 0.1  # percent of the records; the same limit as for the verdict data-incomplete
@@ -45,7 +46,7 @@ class WorkChange:
 
     intensity: float  # FLOP per byte
     gflops: float
-    # change of GFLOP/s at the typical time; None if its calls differ or the brick does not run now
+    # change of GFLOP/s at the typical time; None if the brick's calls differ or the brick is gone
     change: Change | None
 
 
@@ -135,7 +136,8 @@ class Comparison:
 
 
 def compare(base: Snapshot, now: Snapshot, phase: str, alike: int = 1) -> Comparison:
-    """Return the changes in `phase` from `base` to `now`. `alike` processes of the baseline matched equally well."""
+    """Return the changes in `phase` from `base` to `now`. `alike` is the number of baselines that matched equally
+    well."""
     before, after = base.of(phase), now.of(phase)
     why_not = _why_not(base, now, phase)
     if why_not or before is None or after is None or before.times is None or after.times is None:
@@ -173,8 +175,8 @@ def rate_change(base: Snapshot, now: Snapshot, phase: str) -> tuple[Change | Non
 def slower(changes: Iterable[PlaceChange], *, is_same_cache: bool = True) -> list[PlaceChange]:
     """Return the bricks that became slower beyond noise, the largest change first.
 
-    A brick is reported in one layer if that layer has most of its change. Otherwise, if the cache is longer or of
-    unknown length, bricks that read the cache are left out, because a longer cache slows them in every layer.
+    If one layer has most of a brick's change, the brick is reported in that layer. Otherwise, bricks that read the
+    cache are left out if the cache is longer or of unknown length, because a longer cache slows them in every layer.
     """
     worst_cell: dict[Brick, PlaceChange] = {}
     layers: dict[Brick, int] = {}
@@ -200,14 +202,15 @@ def slower(changes: Iterable[PlaceChange], *, is_same_cache: bool = True) -> lis
 
 
 def _is_most(part: Change, whole: Change) -> bool:
-    """Whether `part` is more than half of `whole`, in changes relative to all other places if both are known."""
+    """Whether the change `part` is more than half of `whole`, if possible relative to all other places."""
     if part.own and whole.own:
         part, whole = part.own, whole.own
     return part.delta > whole.delta / 2
 
 
 def baselines_of(bases: Sequence[Snapshot], now: Snapshot) -> list[Snapshot]:
-    """Return the baselines closest to `now`: of its own process, or else of its model, preferably with the same rank.
+    """Return the baselines closest to `now`: of the same process, or else of the same model, if possible with the
+    same rank.
 
     The result is only empty if `bases` is empty.
     """
@@ -235,7 +238,7 @@ def _change(before: Figure | None, after: Figure | None, compared: int) -> Chang
 
 
 def _work_change(found: Change | None, before: BrickWork, now: BrickWork | None) -> Change | None:
-    """Return the change of a brick's GFLOP/s from `found`, the change of its typical time, to first order."""
+    """Return the change of a brick's GFLOP/s, to first order. `found` is the change of its typical time."""
     if found is None or found.medians_us is not None or now is None or not (found.before > 0 and found.now > 0):
         return None
     then, is_now = before.flops / found.before / 1e3, now.flops / found.now / 1e3
@@ -287,7 +290,7 @@ def _why_not(base: Snapshot, now: Snapshot, phase: str) -> str:
 
 
 def other_model(base: Surroundings, now: Surroundings) -> str:
-    """Return how the models differ, or "" if no reported property does."""
+    """Return how the models differ, or "" if all reported properties are equal."""
     if (base.model or base.program) != (now.model or now.program):
         return f"another model: {now.model or now.program}, the baseline has {base.model or base.program}"
     for what, then, is_now in (

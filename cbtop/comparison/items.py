@@ -1,9 +1,9 @@
 """Every brick, layer, and brick in a layer of a phase, with their derived times in blocks of steps."""
 
 # Rules
-# - Other programs delay a few calls, which is not the place's fault. So a place is judged by its typical time. That
-#   is its time if every call took as long as the median call of its layer. Bricks that contain other bricks, and the
-#   time between bricks, are judged by the mean.
+# - Other programs delay a few calls of a place. So a place is judged by its typical time, as if every call took as
+#   long as the median call of its layer. Bricks that contain other bricks, and the time between bricks, are judged by
+#   the mean.
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PlaceTimes:
 def judged_change(before: PlaceTimes, now: PlaceTimes, compared: int, shared: float | None) -> Change:
     """Return the change of a place's typical time, or of its mean if the typical time is unknown.
 
-    `compared` is the number of places in the comparison. All of them together take `shared` times as long as before.
+    `compared` is the number of compared places. Together, these places take `shared` times as long as before.
     """
     if before.typical and now.typical:
         return change(before.typical, now.typical, compared, shared)
@@ -56,10 +56,10 @@ def judged_change(before: PlaceTimes, now: PlaceTimes, compared: int, shared: fl
 
 
 def shared_ratio(befores: Mapping[Place, PlaceTimes], afters: Mapping[Place, PlaceTimes]) -> float | None:
-    """Return the factor by which all bricks together became slower. It is the machine's effect.
+    """Return the factor by which all bricks together became slower, which is the machine's effect.
 
-    The factor is the median over places, weighted by time. Return None if there are fewer than MIN_SHARING places.
-    Then one slow brick could not be distinguished from a slow machine.
+    The factor is the median over places, weighted by time. With fewer than MIN_SHARING places, return None, because
+    one slow brick would look like a slow machine.
     """
     ratios = sorted(
         (one.typical.mean / was.typical.mean, was.typical.mean)
@@ -68,7 +68,7 @@ def shared_ratio(befores: Mapping[Place, PlaceTimes], afters: Mapping[Place, Pla
     )
     if len(ratios) < MIN_SHARING:
         return None
-    # An unweighted median would mislead: cache pollution slows most places, but they take little of the time.
+    # Without weights, the median would mislead: cache pollution slows many places that take little of the time.
     reached_us = list(accumulate(us for _, us in ratios))
     return ratios[bisect_left(reached_us, reached_us[-1] / 2)][0]
 
@@ -156,8 +156,8 @@ def place_times(
 ) -> tuple[dict[Place, PlaceTimes], NDArray[np.float64] | None]:
     """Return the times of every place, and the pace of all places in each block.
 
-    Each block has its counts in `growths`, its number of `units` and recorded `steps`, and its value of `along`, such
-    as the cached positions (see `noise.figures`).
+    Each argument has one entry per block. `steps` are recorded steps. `along` is a quantity such as the cached
+    positions (see `noise.figures`).
     """
     rows = np.array([places.row(growth) for growth in growths]) / 1e3
     names: list[Place] = [
@@ -210,10 +210,10 @@ def place_times(
 
 
 def _pace(rows: NDArray[np.float64], units: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Return the pace of each block (row): how many times as long as usual all columns took per unit.
+    """Return the pace of each block (row): how many times as long as usual a unit took, over all columns.
 
-    It is the mean of the middle half of the columns, because a pause hits only a few. None if there are too few
-    columns.
+    The pace is the mean of the middle half of the columns, because a pause hits few columns. None if there are too
+    few columns.
     """
     rates = rows / units[:, None]
     usual = np.median(rates, axis=0)
@@ -227,7 +227,7 @@ def _pace(rows: NDArray[np.float64], units: NDArray[np.float64]) -> NDArray[np.f
 
 
 def _nested(places: PhasePlaces, totals: PhaseTotals) -> set[Brick]:
-    """Return the bricks that contain other bricks. Their calls are longer than their own time."""
+    """Return the bricks that contain other bricks. Calls of such a brick are longer than the brick's own time."""
     found = set()
     for brick, nodes in zip(places.bricks, places.nodes, strict=False):
         whole_ns = totals.columns["closed_ns"][nodes].sum()

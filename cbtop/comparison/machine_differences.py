@@ -10,7 +10,7 @@ from cbtop.comparison.runs import Run
 from cbtop.units import count, percent
 
 ALIKE_CLOCK = 0.03  # relative difference of GPU clocks that is ignored; smaller than any reported change
-ALIKE_PACE = 0.10  # ignored relative difference of a machine's pace, beyond its range while the baseline was recorded
+ALIKE_PACE = 0.10  # ignored relative distance of a machine's pace from the range of paces in the baseline
 ALIKE_LOAD_POINTS = 15  # ignored difference of the processors' use, in percentage points
 
 
@@ -31,7 +31,7 @@ def other_machine(base: Run, now: Run) -> str:
 
 
 def other_clock(base: Run, now: Run) -> str:
-    """Return a text if a GPU ran at a different clock. Return "" if not, or if a clock is unknown."""
+    """Return a text if a GPU ran at a different clock. Return "" if the clocks are alike or unknown."""
     if base.gpu_clock_mhz is None or now.gpu_clock_mhz is None:
         return ""
     if abs(now.gpu_clock_mhz - base.gpu_clock_mhz) <= ALIKE_CLOCK * base.gpu_clock_mhz:
@@ -40,7 +40,7 @@ def other_clock(base: Run, now: Run) -> str:
 
 
 def other_pace(base: Run, now: Run) -> str:
-    """Return a text if the machine's pace around the new run was outside its range in the baseline.
+    """Return a text if the machine's pace around the new run was outside the range of paces in the baseline.
 
     The pace is the time of constant work. Return "" if the pace was in the range or is unknown.
     """
@@ -56,7 +56,7 @@ def other_pace(base: Run, now: Run) -> str:
 
 
 def other_load(base: Run, now: Run) -> str:
-    """Return a text if the processors were busier or less busy than before. Return "" if not, or if unknown."""
+    """Return a text if the processors were busier or less busy than before. Return "" otherwise, or if unknown."""
     if base.host_busy_percent is None or now.host_busy_percent is None:
         return ""
     if abs(now.host_busy_percent - base.host_busy_percent) <= ALIKE_LOAD_POINTS:

@@ -1,9 +1,9 @@
 """The derived effect of chance on a mean of steps that depend on each other."""
 
-# Consecutive steps are similar, because caches, clocks and neighbours change slowly. The spread of single steps would
-# promise too much accuracy. So the spread of whole blocks of about a second is used. If consecutive blocks are
-# similar, too, they count as fewer blocks. Ten blocks alone say little about their spread, so the figures of one
-# analysis share what they show: with few blocks, no figure is assumed to be steadier than the median figure.
+# Consecutive steps are similar, because caches, clocks and neighbours change slowly. So the spread of single steps
+# would promise too much accuracy, and the spread of blocks of about a second is used. If consecutive blocks are
+# similar, too, they count as fewer blocks. Ten blocks alone say little about their spread. So if blocks are few, no
+# figure is assumed to be steadier than the median figure of the same analysis.
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_BLOCKS = 5  # fewer blocks do not show their spread
-READINGS = 5.0  # minimum call length in clock resolutions; in a shorter call, the clock's error is a fifth or more
+# minimum length of a call, in clock resolutions; the clock's error is then at most a fifth of the call
+READINGS = 5.0
 ENOUGH_BLOCKS = 20  # this many uncorrelated blocks show their spread well enough
-LEAST_PERCENT = 3.0  # difference of two runs on one machine without a cause, about
+LEAST_PERCENT = 3.0  # two runs on one machine may differ by about this much without a cause
 LEAST_LEARNED_PERCENT = 1.0  # minimum difference if the scatter of runs is known: the error of a histogram's median
 CONFIDENCE = 0.99  # probability that chance has moved none of the figures that are compared together
 MAX_ALIKE = 0.9  # limit for the correlation of neighbouring blocks; above it, their effective number is unknown
-# two kinds of figures, bricks and bricks in a layer, are equally likely to be flagged by the scatter of runs
+# two kinds of figures have a scatter of runs: bricks, and bricks in a layer
 _KINDS = 2
 _LEAST_LONGER = 10  # pairs of blocks are only merged into at least this many longer blocks
 _LEAST_WORTH = 2.0  # minimum effective number of blocks
@@ -36,7 +37,7 @@ class Figure:
     """A mean, its standard error, and the number of blocks.
 
     `slope` is the growth of the mean per unit of `along` (see `figures`). `scatter` is the standard deviation between
-    runs, learned from `runs` runs.
+    `runs` runs.
     """
 
     mean: float
@@ -47,7 +48,7 @@ class Figure:
     slope_error: float = 0.0
     scatter: float = 0.0
     runs: int = 1
-    # Error and scatter without changes common to all places, such as clock drift. None if those are not separated.
+    # Error and scatter without changes common to all places, such as clock drift. None if such changes are unknown.
     own_error: float | None = None
     own_scatter: float = 0.0
 
@@ -56,8 +57,8 @@ class Figure:
 class Change:
     """The change of a figure. Chance alone moves the figure by at most `half` in either direction.
 
-    `own` is the change relative to all other places. It excludes effects common to all places, such as a clock
-    change. None if these are not separated.
+    `own` is the change relative to all other places, without common effects such as a clock change. None if common
+    effects are unknown.
     """
 
     before: float
@@ -89,7 +90,8 @@ class Change:
 
     @property
     def is_beyond_noise(self) -> bool:
-        """Whether the change exceeds noise, in itself or relative to all other places, and so does the median call.
+        """Whether the change exceeds noise, by itself or relative to all other places, and the median call moved,
+        too.
 
         Other programs delay a few calls. The median excludes these calls, even if they always hit the same place.
         """
@@ -110,8 +112,8 @@ class Change:
 
     @property
     def is_beyond_others(self) -> bool:
-        """Whether the change exceeds noise relative to all other places, and is large enough by itself to be
-        reported.
+        """Whether the change exceeds noise relative to all other places. The change by itself must be large enough to
+        report.
 
         If most places become faster, a place with the same time as before does not count as slower.
         """
@@ -137,15 +139,15 @@ def figures(
 ) -> list[Figure]:
     """Return the figure of each column of `amount`, shape (blocks, columns), per unit of `weight`.
 
-    At least MIN_BLOCKS blocks are required. `along` is a quantity of each block, such as its cached positions. If
-    given, the result is the value at the mean of `along`, and the part explained by a straight line through the
-    blocks is not noise. `pace` is the factor of all places' times in each block. If given, errors and slopes relative
-    to it are computed, too: caches grow while a clock drifts, and the clock's part is noise.
+    At least MIN_BLOCKS blocks are required. `along` is a quantity of each block, such as its cached positions. With
+    `along`, a straight line is fitted through the blocks. The result is the line's value at the mean of `along`, and
+    the slope is not noise. `pace` is the factor of all places' times in each block. With `pace`, errors and slopes
+    are also computed relative to the pace. Caches grow while a clock drifts, and the clock's part is noise.
 
     The mean is the ratio of the sums. Its error is the error of batch means, by the linearised ratio (W. G. Cochran,
     "Sampling Techniques", 1977, chapter 6). The correlation of neighbouring blocks is the median over all columns,
-    less the bias of each (M. G. Kendall, "Note on bias in the estimation of autocorrelation", Biometrika 41, 1954),
-    and at least zero.
+    less the bias of each column (M. G. Kendall, "Note on bias in the estimation of autocorrelation", Biometrika 41,
+    1954). It is at least zero.
     """
     if not amount.shape[1]:
         return []
@@ -153,7 +155,7 @@ def figures(
     mean = amount.sum(axis=0) / weight.sum()
     off = amount - np.outer(weight, mean)
     slope, fitted, of_slope = np.zeros_like(mean), 1, 0.0  # `fitted` is the number of parameters fitted to the blocks
-    # If all blocks have the same `along`, do not fit a line to rounding errors.
+    # If all blocks have the same `along`, a line would only fit rounding errors.
     if along is not None and np.ptp(along) > 0:
         along = along - np.average(along, weights=weight)
         spread = (weight * along**2).sum()
@@ -209,11 +211,11 @@ def _by_twos(blocks: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def change(before: Figure, now: Figure, compared: int, shared: float | None = None) -> Change:
-    """Return the change from `before` to `now`, as one of `compared` figures that are compared together.
+    """Return the change from `before` to `now`. In total, `compared` figures are compared together.
 
     All places together take `shared` times as long as before, if known. The interval is Welch's, with Bonferroni's
-    correction. If the scatter of runs was learned, it is the minimum error of a single run. Changes common to all
-    places are then only known as well as the number of runs allows.
+    correction. A learned scatter of runs is the minimum error of a single run. Then the number of runs limits how
+    well changes common to all places are known.
     """
     if shared is None or before.own_error is None or now.own_error is None:
         return _change(before, now, compared, 1)
@@ -250,8 +252,8 @@ def _change(before: Figure, now: Figure, compared: int, looks: int) -> Change:
 def _half_of_ratio(before: float, now: float, squares: tuple[float, float], errors: float) -> float:
     """Return how far chance alone may move `before` in the direction of `now`, from the ratio of both times.
 
-    A brick that takes 100 times as long also scatters 100 times as much. No difference would exceed that scatter. So
-    the relative errors of both times are combined into the error of their ratio. Return inf if the times differ by
+    A brick that takes 100 times as long also scatters 100 times as much, and no difference would exceed that scatter.
+    So the relative errors of both times are combined into the error of the ratio. Return inf if the times differ by
     less than a factor of _LEAST_RATIO.
     """
     if min(before, now) <= 0:
@@ -263,7 +265,7 @@ def _half_of_ratio(before: float, now: float, squares: tuple[float, float], erro
 
 
 def learned(figures_of_runs: Sequence[Sequence[Figure]], paces: Sequence[float] | None = None) -> list[Figure]:
-    """Return the mean of each row and its scatter between runs. A row has one figure in several runs.
+    """Return the mean of each row, and its scatter between runs. A row is one figure in several runs.
 
     No row is assumed to be steadier than the median row. `paces` is the factor of all places' times in each run.
     """
@@ -314,8 +316,9 @@ def _error_of_mean(errors: Sequence[float]) -> float:
 def _student(freedom: float, compared: int) -> float:
     """Return the largest distance of a mean from the true value, in standard errors (two-sided).
 
-    The source is G. W. Hill, "Algorithm 396: Student's t-quantiles", Communications of the ACM 13, 1970. Its part for
-    fewer than five degrees of freedom is omitted, because it only matters at a lower confidence than ours.
+    The source is G. W. Hill, "Algorithm 396: Student's t-quantiles", Communications of the ACM 13, 1970. The
+    algorithm's part for fewer than five degrees of freedom is omitted. It only matters at a lower confidence than
+    ours.
     """
     p, n = (1 - CONFIDENCE) / compared, freedom
     a = 1 / (n - 0.5)

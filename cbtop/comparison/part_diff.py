@@ -1,8 +1,8 @@
 """The derived change of one part of a run, and of the places in it."""
 
 # Rule
-# - If cache lengths differ, times are compared at one length. It must be a length that both runs have covered. Times
-#   at this length come from a line through the blocks of each run.
+# - If cache lengths differ, times are compared at one length that both runs have covered. Each run's times at this
+#   length come from a line through the run's blocks.
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cbtop.profiler.analysis.layers import MIN_PEERS
 from cbtop.units import count, counted
 
 FOUND = 0.95  # probability that a change of the reported findable size is found
-ALIKE_RATIOS = 0.05  # relative difference between the ratios of bricks that a slow machine delays alike
+ALIKE_RATIOS = 0.05  # ratios of bricks may differ this much, relatively, if a slow machine delays all bricks alike
 _OF_PART = 3  # three figures of a whole part are compared together: a step, a unit, and a typical unit
 
 
@@ -27,8 +27,8 @@ _OF_PART = 3  # three figures of a whole part are compared together: a step, a u
 class PlaceDiff:
     """A place in the old and the new run.
 
-    `change` decides the verdict: it is of the typical time per unit, or of the mean if that is unknown. `mean` is the
-    change of the mean. `before` is None for a new place, and `now` for a removed place.
+    `change` decides the verdict. It is the change of the typical time per unit, or else of the mean. `mean` is the
+    change of the mean. `before` is None for a new place, and `now` is None for a removed place.
     """
 
     brick: Brick | None
@@ -55,7 +55,7 @@ class PlaceDiff:
 
     @property
     def moved_by(self) -> str:
-        """Text to follow `delta_us` if its sign is opposite to the sign of the typical change, else ""."""
+        """Explanation of `delta_us` if the mean and the typical time changed in opposite directions, else ""."""
         is_against = self.change is not None and self.change.delta * self.delta_us < 0
         return " by the mean, which a few long calls move" if is_against else ""
 
@@ -76,7 +76,7 @@ class Balance:
     wall: tuple[float, float]
     bricks: tuple[float, float]
     between_bricks: tuple[float, float]
-    not_recorded: tuple[float, float]  # mean of all steps minus mean of the steps recorded inside
+    not_recorded: tuple[float, float]  # mean of all steps minus mean of the steps with recorded bricks
     between_steps: tuple[float, float]
 
     @property
@@ -97,7 +97,7 @@ class PartDiff:
     step: PlaceDiff
     wall: Change  # µs per unit
     balance: Balance
-    # the factor common to all bricks in layers; the machine or the whole program causes it
+    # the machine or the whole program makes all bricks in layers slower by this factor
     shared: float | None = None
     typical: Change | None = None  # a typical step with the time before it, per unit; None if unknown
 
@@ -135,7 +135,7 @@ class PartDiff:
 
     @property
     def slower(self) -> list[PlaceDiff]:
-        """The bricks slower beyond noise, the largest change first, in one layer if that has most of the change."""
+        """The bricks slower beyond noise, the largest change first. A layer with most of the change is named."""
         by_place = {(one.brick, one.layer): one for one in self.places}
         known = [
             PlaceChange(one.brick, one.layer, one.change)
@@ -166,9 +166,8 @@ class PartDiff:
 
     @property
     def is_longer_in_the_mean(self) -> bool:
-        """Whether only a few steps became longer: the mean time of a unit exceeds noise, its typical time does
-        not.
-        """
+        """Whether only a few steps became longer. Then the mean time of a unit grew beyond noise, but the typical
+        time did not."""
         return not self.is_slower and (self.wall.percent or 0.0) > (self.wall.noise_percent or inf)
 
     @property
@@ -183,9 +182,9 @@ class PartDiff:
 
     @property
     def machine_ratio(self) -> float | None:
-        """The factor common to all bricks' times, if all changed alike and beyond noise. Else None.
+        """The factor common to all bricks' times, if all bricks changed alike and beyond noise, else None.
 
-        A different clock or load of the machine is then as likely a cause as a different program.
+        The cause may be a different clock or load of the machine, or a different program.
         """
         ratios = [one.change.now / one.change.before for one in self.bricks if one.change and one.verdict]
         timed = [one for one in self.bricks if one.p50 and not one.is_below_resolution]
@@ -197,8 +196,8 @@ class PartDiff:
     def is_shared(self) -> bool:
         """Whether all places became slower alike.
 
-        That is so if no brick changed relative to all others, and the common factor explains the time of a unit. The
-        cause may be a different clock or load of the machine, or the program.
+        Then no brick changed relative to all others, and the common factor explains the time of a unit. The cause may
+        be a different clock or load of the machine, or the program.
         """
         if self.shared is None or self.shared <= 1:
             return False
@@ -340,7 +339,7 @@ def _renamed(
 ) -> dict[Brick, Brick]:
     """Return the old name of each renamed brick.
 
-    A new brick is a renamed one if a removed brick ran the same kernels as often in the same layers.
+    A new brick counts as renamed if a removed brick ran the same kernels, as often and in the same layers.
     """
 
     def traits(
@@ -379,7 +378,7 @@ def _moved(part: StepGroup, off: float) -> dict[Place, PlaceTimes]:
 
 
 def _moved_wall(figure: Figure, off: float) -> Figure:
-    """Convert a figure to `off` more cached positions. Its median is per unit and is converted, too."""
+    """Convert a figure to `off` more cached positions. Here the median is per unit, so it is converted, too."""
     by_us = off * figure.slope
     return replace(_shifted(figure, off), median_us=None if figure.median_us is None else figure.median_us + by_us)
 

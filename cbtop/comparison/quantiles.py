@@ -1,8 +1,8 @@
 """Derived medians and other quantiles of calls, with their errors, from blocks of histograms."""
 
 # The interval of a quantile is Woodruff's (R. S. Woodruff, "Confidence intervals for medians and other position
-# measures", Journal of the American Statistical Association 47, 1952). The number of calls above a quantile is a mean
-# like any other, so the blocks give its error. The histogram converts that error from calls to microseconds.
+# measures", Journal of the American Statistical Association 47, 1952). The number of calls above a quantile is a
+# mean, so the blocks give its error. The histogram converts this error from calls to microseconds.
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class CallTimes:
     Each column in `place_of` maps nodes to places, or to -1. Several columns are needed if a node belongs to several
     places.
 
-    `along` is a quantity of each block that makes calls longer, such as its cached positions. If given, the time of
-    each call is converted to the mean of `along`. The slope is the median slope of all pairs of blocks (H. Theil, "A
-    rank-invariant method of linear and polynomial regression analysis", 1950), computed from their median calls. If
-    `pace` is given, the slope is relative to the pace of all places.
+    `along` is a quantity of each block that makes calls longer, such as its cached positions. With `along`, the time
+    of each call is converted to the mean of `along`. The slope is the median over all pairs of blocks (H. Theil, "A
+    rank-invariant method of linear and polynomial regression analysis", 1950). The slope of a pair comes from the
+    median calls of its blocks. With `pace`, slopes are relative to the pace of all places.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class CallTimes:
         )
 
     def _straighten(self, pace: NDArray[np.float64] | None) -> None:
-        """Remove the effect of `along` from each call of places with an effect of more than a bucket."""
+        """Remove the effect of `along` from the calls of each place where the effect exceeds a bucket."""
         blocks, places = len(self._off), len(self._growth_us)
         each = _Sorted(self._block * places + self._place, self._bucket, self._count, blocks * places)
         median_us = each.at(np.full(blocks * places, MEDIAN)).reshape(blocks, places)

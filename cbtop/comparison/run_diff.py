@@ -26,11 +26,11 @@ class RunDiff:
     base: Run
     now: Run
     why_not: str = ""
-    is_too_little: bool = False  # whether `why_not` is a lack of steps, so more steps would suffice
+    is_too_little: bool = False  # whether more steps would make the runs comparable
     notes: tuple[str, ...] = ()
     parts: tuple[PartDiff, ...] = ()
     not_judged: tuple[str, ...] = ()  # phases of the baseline without any compared part
-    alone: tuple[PartDiff, ...] = ()  # parts in the new run only, each compared with itself
+    alone: tuple[PartDiff, ...] = ()  # parts in the new run only; here both sides of a PartDiff are the new run
     # phases with too few steps to compare, with their additional time in the new run
     alone_short: tuple[TooShort, ...] = ()
 
@@ -52,8 +52,7 @@ def diff(
 ) -> RunDiff:
     """Return the changes from `base` to `now`, in every phase or only in `phase`.
 
-    `anyway`: compare even if machines or sampling differ, records were lost, or both are the same run.
-    `may_lack_records`: compare even if records were lost.
+    `may_lack_records` allows lost records. `anyway` also allows different machines or sampling, and one run for both.
     """
     why_not = _why_not(base, now, anyway=anyway, may_lack_records=may_lack_records)
     if why_not:
@@ -63,7 +62,7 @@ def diff(
     befores = _by_work(base, phase)
     afters = _by_work(now, phase)
     both = [key for key in befores if key in afters]
-    # Correct for all figures together: one false alarm in a hundred comparisons, not one in a hundred parts.
+    # Correct for the figures of all parts together, so that only one comparison in a hundred has a false alarm.
     compared = sum(len(befores[key].places.keys() & afters[key].places.keys()) for key in both)
     for key in both:
         found = part_diff(befores[key], afters[key], base, now, compared, len(both))
@@ -97,20 +96,20 @@ def diff_of(
 ) -> RunDiff:
     """Return the changes from the mean of `bases` to the mean of `news`, as in `diff`.
 
-    If there are too few runs to average, only the first run of each is compared.
+    If there are too few `bases` or `news` for a mean, the first run is used.
     """
     base, now = together(bases), together(news)
     for runs in (bases, news):
         if why_not := _not_alike(runs, anyway=anyway):
             return RunDiff(base, now, f"runs that are taken together do not compare: {why_not}")
     found = diff(base, now, phase, anyway=anyway, may_lack_records=may_lack_records)
-    # Check the pace only here, not between runs that are averaged. Their different paces are part of their scatter.
+    # Check the pace only between the means. Different paces of averaged runs are part of the runs' scatter.
     why_not = "" if found.why_not or anyway else other_pace(base, now)
     return RunDiff(base, now, why_not) if why_not else found
 
 
 def _not_alike(runs: Sequence[Run], *, anyway: bool) -> str:
-    """Return the reason why runs cannot be averaged, or "". They may not be comparable, or contain a run twice."""
+    """Return the reason why runs cannot be averaged, or "". One reason is that a run is there twice."""
     if len(runs) < MIN_LEARNED:
         return ""
     for at, other in enumerate(runs[1:], 1):
@@ -122,7 +121,7 @@ def _not_alike(runs: Sequence[Run], *, anyway: bool) -> str:
 
 
 def is_same_run(one: Run, other: Run) -> bool:
-    """Whether two runs are the same steps of the same process, read twice."""
+    """Whether two runs have the same steps of the same process, because it was read twice."""
     return one is not other and one.key == other.key and one.parts == other.parts and bool(one.parts)
 
 
@@ -190,7 +189,7 @@ def _part_notes(before: StepGroup, now: StepGroup, runs: tuple[int, int]) -> Ite
     if now.failed or before.failed:
         failed = f"{counted(now.failed, 'step')} of {count(now.steps)}"
         yield f"{now.phase}: failed: {failed}, {count(before.failed)} of {count(before.steps)} before"
-    # steps per run, because each run begins with an empty cache
+    # compare steps per run, because the cache is empty when a run begins
     then, is_now = before.steps // runs[0], now.steps // runs[1]
     if before.cached is None and abs(then - is_now) > ALIKE_STEPS * max(then, is_now):
         steps = f"{counted(is_now, 'step')}, {count(then)} in the baseline"
@@ -215,7 +214,7 @@ def _nearly_enough(run: Run, phase: str | None) -> list[TooShort]:
 
 
 def _alone_short(base: Run, now: Run, phase: str | None) -> Iterator[TooShort]:
-    """Yield phases with too few steps that take a larger share of the new run's time, with the additional time."""
+    """Yield phases with too few steps, if their share of the time has grown. `time_us` is the additional time."""
     for name in dict.fromkeys(one.phase for one in now.too_short if phase in (None, one.phase)):
         ours = [one for one in now.too_short if one.phase == name]
         before_us = sum(one.time_us for one in base.too_short if one.phase == name)

@@ -1,4 +1,4 @@
-"""A run: times of its steps by phase and batch, and by brick, layer, and brick in a layer; derived from records."""
+"""A run: the times of its steps, bricks and layers, by phase and batch. All times are derived from records."""
 
 # Words
 # - A part of a run is a group of steps that do the same work: one phase, similar numbers of tokens and sequences.
@@ -7,7 +7,8 @@
 #   inclusive and per call.
 # Rules
 # - wall = bricks + between bricks + not recorded inside + between steps, per unit. This holds even if steps overlap.
-# - The effect of cached positions is not noise: times are given at the mean number of positions, with the slope.
+# - More cached positions take more time, which is not noise. So times are given at the mean number of positions, with
+#   the slope.
 
 from __future__ import annotations
 
@@ -61,12 +62,12 @@ class StepGroup:
     tokens: float | None  # mean per step
     sequences: float | None
     cached: float | None  # mean positions in the cache before a step
-    cached_least: float | None  # the smallest mean of a block
+    cached_least: float | None  # smallest mean of any block
     cached_most: float | None
     wall_us: Figure  # time from the end of the previous step to the end of this step, per unit
-    warm_up: int  # number of excluded steps at the beginning, which were slower than the others
+    warm_up: int  # number of slow steps at the beginning, which are excluded
     inside_us: Figure  # time of the steps recorded inside, per unit
-    places: Mapping[Place, PlaceTimes]  # the whole step is also a place here, and includes plain steps
+    places: Mapping[Place, PlaceTimes]  # WHOLE_STEP is also a place here, and includes plain steps
     budgets: Mapping[Brick, float] = field(default_factory=dict)  # µs per token, for bricks with a budget
     # `wall_us` if every step took the median time and no pause came before it. None if unknown.
     typical_us: Figure | None = None
@@ -201,7 +202,7 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
         paces = np.ones(len(blocks))  # the pace of blocks without recorded steps is unknown: assume 1
         paces[ran] = pace
     (wall,) = figures(np.array([[block.wall_ns / 1e3] for block in blocks]), every, cached, paces)
-    # Pauses by other programs are rare and long. Few blocks show them, so their scatter is based on half of the
+    # Pauses by other programs are rare and long, so few blocks show them. Their scatter is based on half of the
     # blocks.
     wall = replace(wall, blocks=max(MIN_BLOCKS, wall.blocks // 2))
     (whole,) = figures(sums.total_ns[:, None] / 1e3, every, cached, paces)
@@ -211,7 +212,7 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
     p50, p99 = (calls.quantile(fraction) for fraction in (MEDIAN, P99))
     typical = figures(p50.typical_us, every, cached, paces)[0] if p50.figures[0] else None
     whole = replace(whole, median_us=median_of(p50.figures[0]))
-    if typical:  # a change of the wall-clock time requires a change of the typical step or of the time between steps
+    if typical:  # a change of the wall-clock time only counts if the typical step or the time between steps changes
         wall = replace(wall, median_us=typical.mean + outside_us)
     before_us = _without_pauses(np.array([block.wall_ns for block in blocks]) - sums.total_ns, every) / 1e3
     paced = figures(p50.typical_us + before_us[:, None], every, cached, paces)[0] if typical else None
@@ -237,7 +238,7 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
 
 
 def _without_pauses(between_ns: NDArray[np.float64], units: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the time between steps in each block, limited to the usual distance from the median per unit.
+    """Return the time between steps in each block. A time far from the median per unit is reduced.
 
     Rare delays come from other programs. A delay before every step comes from the process and remains.
     """

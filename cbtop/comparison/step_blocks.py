@@ -1,11 +1,12 @@
 """Groups the records of a process into blocks of steps that do the same work. Runs are compared by these blocks."""
 
 # Rules
-# - Only whole steps count. A record belongs to the next step that ends in the same lane. The numbers of a step's
-#   sequences and cached positions are in records directly after the step.
-# - A block has a number of steps, not of seconds. A short run has as many blocks as a long one, with fewer steps
-#   each.
-# - Every nanosecond after the end of the first step is in a block. A step gets the time since the previous one ended.
+# - Only whole steps count. A record belongs to the next step that ends in the same lane. Records with the step's
+#   numbers of sequences and cached positions follow directly after the step.
+# - A block has a number of steps, not of seconds. So a short run has as many blocks as a long one, but shorter
+#   blocks.
+# - Every nanosecond after the end of the first step is in a block. Each step gets the time since the end of the
+#   previous step.
 
 from __future__ import annotations
 
@@ -34,9 +35,9 @@ ALIKE_BITS = 3  # significant bits of an amount; amounts that differ only in low
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """The work of a step: its node, and its numbers of tokens and sequences, rounded down (None if not reported).
+    """The work of a step: its node, and its numbers of tokens and sequences, rounded down. None if not reported.
 
-    Rounding makes amounts equal that differ by less than a quarter.
+    Rounding makes numbers equal that differ by less than a quarter.
     """
 
     step: int
@@ -193,7 +194,7 @@ def _owners(batch: Batch, ends: Column, is_step: Flags, plain: Flags, odd: Flags
         next_end = np.searchsorted(ends[of_lane], here)
         known = next_end < len(of_lane)
         owner[here[known]] = of_lane[next_end[known]]
-    # Records of a step's amounts follow directly after it, then records of a call's amounts.
+    # A step is followed by the records of its own amounts. Records of a call's amounts come after these.
     said = np.flatnonzero(odd)
     before = np.searchsorted(ends, said) - 1
     owner[said] = np.where(before >= 0, before, -2)

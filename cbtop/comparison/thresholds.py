@@ -7,10 +7,10 @@
 #     FIGURE    = p50 (of a call; the default), p99, or per_token (µs per token or step)
 #     UNIT      = x (times the baseline), %, ns, us, µs, ms or s
 # Rules
-# - A threshold is broken if the whole interval of the measurement is beyond it. It holds if the whole interval is
-#   within it. If only a part of the interval is beyond it, the result is `unsure` and breaks nothing.
+# - A threshold is broken if the whole interval of the measurement is beyond the threshold. It holds if no part of the
+#   interval is beyond it. Otherwise the result is `unsure` and breaks nothing.
 # - The interval is widened by the clock's resolution.
-# - A threshold that cannot be judged does not pass. It is reported with the reason.
+# - A threshold that cannot be judged does not pass. The reason is reported.
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FIGURES = ("p50", "p99", "per_token")
 RATE, UNATTRIBUTED, LOSS, STEP = "tokens_per_sec", "unattributed", "loss", "step"
 BLIND_PERCENT = 10.0  # percent; if no smaller change of the median brick can be found, the gate is unsure
 MAX_BLIND_PERCENT = 50.0  # percent; if only larger changes can be found, the result is unknown
-MAX_NOISE_PERCENT = 100.0  # percent; with more noise, not even a step that takes twice as long breaks a threshold
+MAX_NOISE_PERCENT = 100.0  # percent; with more noise, even a step that takes twice as long breaks no threshold
 FAR_PERCENT = 25.0  # percent; on a usable machine, pauses by other programs lengthen a unit by less than this
 READINGS_OFF = 2  # two clock readings per call, each off by up to the clock's resolution
 _TOO_WIDE = (
@@ -76,7 +76,7 @@ class Threshold:
     """A parsed threshold. `value` is in µs, in %, a multiple of the baseline (`is_relative`), or a bare number."""
 
     text: str
-    names: tuple[str, ...]  # the part of WHAT and PHASE, split at dots
+    names: tuple[str, ...]  # PHASE and WHAT, split at dots
     layer: str | None
     figure: str
     sign: str
@@ -97,9 +97,9 @@ class Judged:
     about: str  # for example `decode: RmsNorm in Layer 5`
     outcome: Outcome
     said: str  # the measured and the required values as text
-    guilty: str = ""  # the brick and layer that break it
+    guilty: str = ""  # the brick and layer that break the threshold
     where: tuple[str, int] = ("", 1)
-    brick: str = ""  # in a default gate: the brick that breaks it, in any layer
+    brick: str = ""  # in a default gate: the brick that breaks the rule, in any layer
 
 
 def parse(text: str, where: tuple[str, int] = ("", 1)) -> Threshold:
@@ -131,7 +131,7 @@ def parse(text: str, where: tuple[str, int] = ("", 1)) -> Threshold:
     layer = layer.strip()
     _check(shown, names[-1], layer, figure, sign, value, unit)
     us = value * _UNITS[unit] if unit in _UNITS else value
-    # Put it on one line, because annotations and logs are read line by line.
+    # The text must be on one line, because annotations and logs are read line by line.
     return Threshold(" ".join(text.split()), tuple(names), layer or None, figure or FIGURES[0], sign, us, unit, where)
 
 
@@ -176,7 +176,7 @@ def _in_parts(threshold: Threshold, parts: Sequence[PartDiff], found: RunDiff) -
 
 
 def _not_in_baseline(found: RunDiff, rule: str = "") -> list[Judged]:
-    """Return results for parts in the new run only, if they take much of its time."""
+    """Return results for parts that only the new run has, if they take much of the new run's time."""
     if found.alone_percent <= BLIND_PERCENT:
         return []
     said = f"and what it alone has takes {percent(found.alone_percent)} of its time"
@@ -222,7 +222,7 @@ def of_contracts(found: RunDiff, bounds: Mapping[Brick, tuple[float, tuple[str, 
 
 
 def default_gate(found: RunDiff) -> list[Judged]:
-    """Return whether anything became slower than the baseline beyond noise: bricks, typical steps, units/s.
+    """Return whether a brick, a typical step or the rate of units became slower than the baseline beyond noise.
 
     The typical step includes the time before it. If the data could not show a change, the result says so.
     """
@@ -246,10 +246,10 @@ def default_gate(found: RunDiff) -> list[Judged]:
 
 
 def known_to_scatter(judged: Sequence[Judged], base_runs: int) -> list[Judged]:
-    """Return the default gate's results. Nothing is broken if the baseline has fewer than MIN_LEARNED runs.
+    """Return the default gate's results. With fewer than MIN_LEARNED runs in the baseline, nothing is broken.
 
-    In that case the scatter between runs is unknown, so slower places are reported as `unknown`. (On a busy machine a
-    third of identical runs were slower, see docs/gate.md.)
+    The scatter between runs is unknown then, so slower places are reported as `unknown`. (On a busy machine a third
+    of identical runs were slower, see docs/gate.md.)
     """
     if base_runs >= MIN_LEARNED:
         return list(judged)
@@ -263,8 +263,8 @@ def known_to_scatter(judged: Sequence[Judged], base_runs: int) -> list[Judged]:
 def confirmed(first: Sequence[Judged], second: Sequence[Judged]) -> list[Judged]:
     """Combine the default gate's results of two consecutive new runs.
 
-    A rule that both runs break is broken, even if in different layers. A rule that only one run breaks is unsure. If
-    each run breaks a different rule, the result is unknown.
+    A rule is broken if both runs break it, even in different layers. If only one run breaks a rule, the rule is
+    unsure. If each run breaks a different rule, the result is unknown.
     """
     broken = [{(one.rule, one.brick) for one in run if one.outcome is Outcome.BROKEN} for run in (first, second)]
     both = broken[0] & broken[1]
@@ -281,7 +281,7 @@ def confirmed(first: Sequence[Judged], second: Sequence[Judged]) -> list[Judged]
 
 
 def _machine_is_no_slower(part: PartDiff) -> Judged:
-    """Return a result for a change common to all bricks. The machine may have caused it.
+    """Return a result for a change common to all bricks. The machine may be the cause.
 
     One baseline run does not show how much the machine's pace varies.
     """
@@ -296,7 +296,7 @@ def _machine_is_no_slower(part: PartDiff) -> Judged:
 
 def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
     rule = f"{part.phase}: no brick slower beyond noise"
-    # A new brick is not slower. But if a token takes longer, mostly because of it, the new brick is guilty.
+    # A new brick is not slower. But the new brick is guilty if a token takes longer, mostly because of the new brick.
     new = [one for one in part.new if part.is_slower and one.delta_us > part.wall.delta / 2]
     if slower := [*new, *part.guilty]:
         return [
@@ -319,7 +319,7 @@ def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
 
 
 def _step_is_no_longer(part: PartDiff, typical: Change) -> Judged:
-    """Judge the typical step with the time before it, without pauses. Time outside bricks is included."""
+    """Judge the typical step, including time outside bricks and the time before the step, but without pauses."""
     rule = f"{part.phase}: no longer step beyond noise"
     said = (
         f"{_ratio(typical)}, {duration(typical.before)} → {duration(typical.now)} for a typical {part.unit}, with "
@@ -355,9 +355,8 @@ def _units_are_no_fewer(part: PartDiff) -> Judged:
         cause = _cause(part, part.wall.delta, between_us)
         said += f"; but the typical step is as long as before: fewer than half became longer ({cause})"
         return Judged(rule, part.phase, Outcome.UNKNOWN if is_far else Outcome.UNSURE, said)
-    # Pauses by other programs make this interval wide on any machine. So bricks and the typical step decide whether
-    # the gate is usable. The result is unknown if the typical step is unknown, or if more time is lost than pauses
-    # explain.
+    # Pauses by other programs make this interval wide on any machine. So the result is only `unknown` if more time is
+    # lost than pauses explain, or if the typical step is unknown, too.
     if is_far or (part.typical is None and (part.wall.noise_percent or inf) > MAX_NOISE_PERCENT):
         return Judged(rule, part.phase, Outcome.UNKNOWN, f"{said}; {_TOO_WIDE}")
     findable = findable_percent(part.wall)
@@ -391,7 +390,8 @@ def _in_part(threshold: Threshold, part: PartDiff, found: RunDiff) -> Iterator[J
             yield _judged(threshold, part.phase, now, half, limit, f"{number(now)} ± {number(half)} {part.unit}s/s")
         return
     if name == UNATTRIBUTED:
-        # The time between the bricks of a layer is attributed to the layer. Only the rest is unattributed.
+        # Time between the bricks of a layer counts as time of the layer. All other time between bricks is
+        # unattributed.
         known, whole = part.now.places, part.now.inside_us.mean
         named = sum(one.time.mean for (brick, layer), one in known.items() if brick == BETWEEN_BRICKS and layer)
         between = known[BETWEEN_BRICKS, None].time
@@ -456,7 +456,7 @@ def _change_of(threshold: Threshold, place: PlaceDiff) -> Change | None:
         return place.p99
     if threshold.figure == "per_token":
         return place.mean
-    # The typical time of a place is steadier than its median over several layers. In one layer both are the same.
+    # Over several layers, a place's typical time is steadier than its median. In one layer, they are equal.
     return place.change if place.p50 and place.change is not place.mean else place.p50
 
 

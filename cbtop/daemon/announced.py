@@ -1,4 +1,4 @@
-"""The checked messages that a process has announced in its catalog, and those that are not published yet."""
+"""The checked messages that a process has announced in its catalog, and the messages that are not published yet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cbtop.protocol.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, CatalogMessa
 
 
 class Announced:
-    """The valid catalog messages of one process. Only the newest is kept of messages that replace each other."""
+    """The valid catalog messages of one process, without replaced messages."""
 
     def __init__(self) -> None:
         self.hello: HostHello | None = None

@@ -1,14 +1,15 @@
 """The daemon: finds every ring of this user, adds up their records and publishes the totals.
 
 It runs as a separate process (`cbtop daemon`), or with the same code in a thread of a viewer that found no daemon.
-The profiled processes do not know that it exists. It can start late, die and return.
+The profiled processes do not know the daemon. The daemon can start late, die and return.
 
 Rules of discovery
-- At most MAX_SOURCES processes are watched: running ones first, then those that ended last. A process that is not
-  watched any longer keeps its files.
-- Listing files deletes nothing. The daemon deletes the files of a process KEEP_ENDED_S after it learned of its end.
-  It deletes the oldest files earlier if the data of all ended processes exceeds its limits (`cbtop.protocol.ended`).
-- Each round looks at up to LOOKS_AT_ONCE new processes, those that probably run first. Listing the files takes at
+- At most MAX_SOURCES processes are watched: running processes first, then those that ended last. A process that is no
+  longer watched keeps its files.
+- Listing files deletes nothing. The daemon deletes the files of a process KEEP_ENDED_S after it saw that the process
+  has ended. It deletes the oldest files earlier if all ended processes together exceed the limits of
+  `cbtop.protocol.ended`.
+- Each round opens at most LOOKS_AT_ONCE new processes, and first those that probably run. Listing the files takes at
   most one part in LISTING_SHARE of the time.
 - If a process ended before the daemon began, only its header and hello are read. The rest is read when a viewer
   requests it.
@@ -71,11 +72,11 @@ EARLY = 0.2  # fraction of a job's period; a job that is due this soon is done a
 JOIN_S = 0.1  # requests of viewers that join within this time are answered together
 HEARTBEAT_S = 1.0
 KEYFRAME_S = 5.0
-# time between keyframes if only device samples are new; the oldest samples are dropped with the old keyframe
+# Time between keyframes of the history if only device samples are new. Old samples are dropped with an old keyframe.
 RESTING_KEYFRAME_S = 60.0
 SHUT_OUT_S = 0.5
 LAST_WORD_S = 0.05  # closing at once would discard messages that are still being sent
-RETRY_S = 5.0  # retry after this time to open a file, perhaps after a lack of descriptors
+RETRY_S = 5.0  # time until the next attempt to open a file, because descriptors may be free then
 KEEP_ENDED_S = 600.0  # an ended process stays readable for this long
 MAX_SOURCES = 256
 LOOKS_AT_ONCE = 256  # maximum number of new processes per round
@@ -119,7 +120,7 @@ class Daemon:
         self._read_ns = time.perf_counter_ns()  # all records before this moment were read from every source
         self._history_s = history_s
         self._history = History(history_s)
-        # versions of the sources in its last keyframe
+        # versions of the sources in the history's last keyframe
         self._history_versions: dict[str, tuple[int, int]] | None = None
         self._history_keyframe_s = 0.0
 
@@ -161,7 +162,7 @@ class Daemon:
                 source.close()
 
     def _discover(self) -> None:
-        """Open new rings, those of running processes first. Delete files of processes that ended too long ago."""
+        """Open new rings, beginning with running processes. Delete files of processes that ended too long ago."""
         self._list()
         now_s = time.monotonic()
         due = [name for name, at_s in self._refused.items() if at_s <= now_s][:LOOKS_AT_ONCE]
@@ -235,7 +236,8 @@ class Daemon:
     def _has_room_for(self, left: EndedProcess | None) -> bool:
         """Whether one more source can be watched.
 
-        If there is no room, a running process (None) or a later ended one replaces the process that ended first.
+        If there is no room, the process that ended first makes room for a running process (`left` is None) or one
+        that ended later.
         """
         if len(self._sources) < MAX_SOURCES:
             return True
@@ -307,7 +309,7 @@ class Daemon:
     def _publish(self) -> None:
         """Publish everything that is new.
 
-        Publish records before the counters that include them, so that missing records count as lost.
+        Records are published before the counters that include them, so that missing records count as lost.
         """
         if self._history_s or self._publisher.has_recorder:
             self._publish_records()
@@ -381,13 +383,14 @@ class Daemon:
             return
         if joined := self._publisher.questions(JOIN_PREFIX):
             self._joins_due_s = time.monotonic() + JOIN_S
-            # A new viewer's window begins now. Read earlier records first, so that they do not count in the window.
+            # A new viewer's window begins now. Read earlier records first, because they do not belong to the window.
             self._read()
             self._publish()
             self._publisher.answer_frames(joined, [*self._snapshots(self._sources.values())])
 
     def _what_ended(self, topic: bytes) -> list[bytes]:
-        """Return all data of the requested source. If its data was unread, read it and publish it to all viewers."""
+        """Return all data of the requested source. If the source was unread, read it and publish it to all
+        viewers."""
         wanted = topic.rpartition(b"/")[2].decode().replace(":", "-")
         source = self._sources.get(self._directory / f"{wanted}.ring")
         if source is not None and source.is_left_unread:
@@ -462,9 +465,9 @@ class DaemonInside:
 
 
 class _Timetable:
-    """Jobs that are repeated, each with its own period in seconds, in the given order.
+    """Repeated jobs, each with its own period in seconds, in the given order.
 
-    When a job is due, jobs that will soon be due are done with it, because waking up takes longer than most jobs.
+    When a job is due, jobs that are due soon are also done, because waking up takes longer than most jobs.
     """
 
     def __init__(self, periods_s: dict[Callable[[], None], float]) -> None:
@@ -488,14 +491,14 @@ class _Timetable:
 
 
 def _give_memory_back() -> None:
-    """Return free memory to the system that glibc would otherwise keep (malloc_trim(3))."""
+    """Return free memory to the system (malloc_trim(3)), because glibc would keep it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def _frames_of(source: Source, say: Callable[[], Sequence[WireMessage]]) -> list[bytes]:
-    """Return the encoded messages of `source`. If it fails, mark the source as faulty without affecting others."""
+    """Return the encoded messages of `source`. If encoding fails, only mark the source as faulty."""
     try:
         return [codec.encode(message) for message in say()]
     except Exception as error:  # noqa: BLE001 - errors provoked by a hostile file affect only its source

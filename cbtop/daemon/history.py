@@ -49,7 +49,8 @@ class History:
         self.end += 1
 
     def piece(self, number: int) -> tuple[int, list[bytes]]:
-        """Return about PIECE_BYTES of frames from frame `number` (or the oldest) on, and the first frame's number."""
+        """Return the number of the first frame, and about PIECE_BYTES of frames. The first is `number` or the
+        oldest."""
         first, found, size = self.end, list[bytes](), 0
         for segment in self._segments:
             skip = max(0, number - segment.number)

@@ -1,4 +1,5 @@
-"""Checks whether a profiled process still runs, by its pid, its lock on the catalog, and its mapping of the ring."""
+"""Checks whether a profiled process still runs. The signs are its pid, its lock on the catalog, and its mapping of
+the ring."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ class Liveness:
                 return is_locked_now
             if not is_running(pid, self._ring.process_start):
                 return False
-            # A process without its lock has become a different program, or has only closed all its files.
+            # Without the lock, the process may have become a different program, or only closed all its files.
             return hello is None or not hello.locked or is_locked_now or has_mapped(pid, self._ring_path)
         except OSError:  # no file descriptor is left for the check
             return True

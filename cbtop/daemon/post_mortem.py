@@ -19,7 +19,7 @@ from cbtop.protocol.vocabulary import NodeKind, Provenance, SourceStatus
 
 LAST_STEPS = 10
 LAST_RECORDS = 5
-STEPS_COMPARED = 64  # number of earlier steps that are searched for one that began like the unfinished step
+STEPS_COMPARED = 64  # number of earlier steps in which to search for a similar begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class EndedRecord:
 class Unfinished:
     """The unfinished brick of a thread, task or greenlet.
 
-    `provenance` is `measured` if the brick was recorded while it ran. It is `derived` if only an earlier step shows
-    what probably ran next: one that began in the same way. The thread is then unknown.
+    `provenance` is `measured` if the brick was recorded while it ran. It is `derived` if the brick is a guess: an
+    earlier step began in the same way, and this brick ran next. The thread of a guess is unknown.
     """
 
     path: str
@@ -129,7 +129,7 @@ def _step_ends(batch: Batch, nodes: NodeTable) -> list[int]:
 def _derived(batch: Batch, nodes: NodeTable) -> tuple[Unfinished, ...]:
     """Return the brick that probably ran next in the unfinished step.
 
-    That is the next brick of the newest earlier step that began with the same records.
+    The newest earlier step that began with the same records shows which brick came next.
     """
     node, step_ends = batch.node.tolist(), _step_ends(batch, nodes)
     begun = node[step_ends[-1] + 1 :] if step_ends else []

@@ -20,7 +20,7 @@ class QuietWatch:
 
     def __init__(self, ring: RingReader) -> None:
         self._ring = ring
-        # time of the last known progress, except the begin of a brick that still runs
+        # time of the last known progress; the begin of a brick that still runs does not count here
         self._moved_ns: int | None = None
         self._threads: list[InFlight] | None = None  # the threads at the last look; None if something arrived since
         self._looked_ns = -LOOK_NS
@@ -41,8 +41,8 @@ class QuietWatch:
     def recorded(self, ended_ns: int | None, now_ns: int) -> None:
         """Note that something arrived by `now_ns`. The newest record ended at `ended_ns`.
 
-        From `ended_ns`, a daemon that starts late learns how long the process has been quiet. The time of arrival
-        counts instead if `ended_ns` is before the last known progress or in the future. Such a record is from a
+        Progress is dated `ended_ns`, so that a daemon that starts late learns how long the process has been quiet. It
+        is dated `now_ns` if `ended_ns` is in the future or before the last known progress. Such a record comes from a
         different clock, or arrived late.
         """
         earliest_ns = self._ring.monotonic_ns if self._moved_ns is None else self._moved_ns
@@ -75,10 +75,9 @@ class QuietWatch:
         if self._threads is None or self._moved_ns is None:
             return None
         inside = [thread for thread in self._threads if thread.node != NO_NODE]
-        # If several threads run, the one that began last shows where progress stopped. A thread in a step comes
-        # before threads that wait for a request outside steps, because the step is what makes no progress. If the
-        # begin of a brick is unknown, something inside the brick has ended since. Then use the time of the last known
-        # progress.
+        # If several threads run, the one that began last shows where progress stopped. Threads in a step come before
+        # threads that wait for a request outside steps, because the stalled step matters. A brick with an unknown
+        # begin counts from the last known progress, because something inside the brick has ended since.
         moved_ns = self._moved_ns
         inside.sort(key=lambda thread: self._begun_ns(thread, now_ns) or moved_ns, reverse=True)
         in_steps = [thread for thread in inside if thread.node < 0 or is_in_step(thread.node)]
@@ -92,7 +91,7 @@ class QuietWatch:
             in_flight=NO_NODE if newest is None else newest.node,
             in_flight_ns=None if begun_ns is None else now_ns - begun_ns,
             threads=len(inside),
-            # if all slots are used, further threads may have none
+            # if all slots are used, other threads may have none
             is_watched=self._say and len(self._threads) < SLOTS,
             last=last,
             in_flight_size=0 if newest is None else newest.size,

@@ -30,8 +30,8 @@ from cbtop.protocol.vocabulary import SourceStatus
 
 _log = logging.getLogger("cbtop.daemon")
 
-QUIET_ROUNDS = 6  # a quiet source is in one of this many keyframes, which is every half minute
-MAX_HOST_CHARS = 64  # HOST_NAME_MAX; with a longer name, the key would have no room for the pid
+QUIET_ROUNDS = 6  # a quiet source is only in every sixth keyframe, twice a minute
+MAX_HOST_CHARS = 64  # HOST_NAME_MAX; a longer name would leave no room for the pid in the key
 
 
 class Source:
@@ -61,7 +61,7 @@ class Source:
         self._quiet_rounds = 0  # consecutive keyframes without new records or messages
         self._quiet_catalog = 0, 0  # number of catalog messages, and consecutive keyframes without new ones
         self._fresh: list[Batch] = []
-        self._handed_out = 0  # `records` has returned all records with lower numbers
+        self._handed_out = 0  # number of the first record that `records` has not returned
         self._is_wanted = False  # whether to read the data although the process has ended
         self._ring = RingReader(ring_path)
         self._watch = QuietWatch(self._ring)
@@ -94,7 +94,7 @@ class Source:
 
     @property
     def catalog(self) -> list[CatalogMessage]:
-        """The valid catalog messages. Only the newest is kept of messages that replace each other."""
+        """The valid catalog messages, without replaced messages."""
         return self._announced.messages
 
     @property
@@ -129,7 +129,7 @@ class Source:
             # check before reading: if the process is dead now, this read gets everything
             alive = self._liveness.is_alive(self.hello)
             batch = self._read_ring(final=not alive)
-            # nodes are announced before their records, so this has all nodes of the batch
+            # nodes are announced before their records, so now all nodes of the batch are known
             self._announced.add(self._catalog_reader.read())
             self._count(batch)
             self._unread = self._ring.unread
@@ -193,9 +193,10 @@ class Source:
         self._fresh, self._handed_out = [], self._ring.read_to
 
     def snapshot(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
-        """Return everything known, for a new viewer. As a keyframe, it also helps viewers that lost messages.
+        """Return everything known, for a new viewer. A keyframe repeats this for viewers that lost messages.
 
-        Statistics are omitted while a long catalog is being read, because a viewer's window begins with them.
+        Statistics are omitted while a long catalog is being read, because a viewer's window begins with the
+        statistics.
         """
         return [
             SourceCatalog(self.key, complete=True, messages=tuple(self.catalog)),
@@ -206,7 +207,8 @@ class Source:
     def keyframe(self) -> list[SourceCatalog | StatsUpdate | SourceState]:
         """Return everything known again.
 
-        An unchanged part (the catalog, or all) is repeated twice, and after that in one of QUIET_ROUNDS keyframes.
+        An unchanged catalog or an unchanged source is repeated in two keyframes, and then in one of QUIET_ROUNDS
+        keyframes.
         """
         self._quiet_rounds = self._quiet_rounds + 1 if self.version == self._quiet_version else 0
         self._quiet_version = self.version
@@ -218,7 +220,7 @@ class Source:
 
     @property
     def version(self) -> tuple[int, int]:
-        """Numbers of records and messages read. While they stay the same, the snapshot does not change."""
+        """Numbers of records and messages read. If both are unchanged, the snapshot is unchanged."""
         return self._produced, self._announced.received
 
     def close(self) -> None:

@@ -73,9 +73,8 @@ class Totals:
     def _updates(
         self, source: str, read_ns: int, node: Column, cell: Column, ran_from_ns: int | None
     ) -> Iterator[StatsUpdate]:
-        """Yield updates with the totals of `node`, the counts of the ascending histogram cells, and step
-        intervals.
-        """
+        """Yield updates with the totals of `node`, the counts of the histogram cells (ascending), and step
+        intervals."""
         yield self._update(source, read_ns, node, cell[:MAX_CELLS], ran_from_ns)
         for at in range(MAX_CELLS, len(cell), MAX_CELLS):
             yield self._update(source, read_ns, node[:0], cell[at : at + MAX_CELLS], None)

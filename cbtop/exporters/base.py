@@ -16,10 +16,11 @@ from cbtop.protocol.messages import Dependency, Node
 class RecordedProcess:
     """The records of one process, in the order of their end. Each has a node of `nodes` and a valid duration.
 
-    `records` can be iterated more than once while the reader of a recording is open. The counts are of written
-    records that are missing. `overwritten` records were lost in the ring before they were read. `rejected` records
-    have an unknown node or a negative duration. `missed` records are not in the recording, because it began later or
-    they were lost on the way.
+    `records` can be iterated more than once while the reader of a recording is open.
+
+    The counts are of written records that are missing here. `overwritten` records were lost in the ring before they
+    were read. `rejected` records have an unknown node or a negative duration. `missed` records are not in the
+    recording, because it began later or because they were lost on the way.
     """
 
     process: str
@@ -34,9 +35,9 @@ class RecordedProcess:
 
 @dataclass(frozen=True, slots=True)
 class Exporter:
-    """A format: a function that writes it, whether a file can hold several processes, and whether it is binary.
+    """A format: the function that writes it, whether a file can hold several processes, and whether it is binary.
 
-    `write` keeps only a bounded number of records in memory. It may iterate over the records repeatedly.
+    `write` keeps only a bounded number of records in memory. To do so, it may iterate over the records repeatedly.
     """
 
     write: Callable[[Sequence[RecordedProcess], BinaryIO], None]
@@ -50,7 +51,7 @@ def text_of_many(write: Callable[[Sequence[RecordedProcess], TextIO], None]) -> 
     def write_bytes(processes: Sequence[RecordedProcess], out: BinaryIO) -> None:
         text = io.TextIOWrapper(out, encoding="utf-8", newline="")
         write(processes, text)
-        text.detach()  # This flushes, and leaves `out` open.
+        text.detach()  # Flushes, but does not close `out`.
 
     return Exporter(write_bytes, holds_many=True)
 

@@ -1,7 +1,7 @@
 """Chrome's trace event format (JSON). Perfetto and chrome://tracing open it.
 
-https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU: Times are in µs. A complete event
-("X") has its begin and duration. Metadata ("M") names processes and threads.
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU describes the format. Times are in
+µs. A complete event ("X") has a begin and a duration. Metadata ("M") names processes and threads.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Event = dict[str, object]
 
 
 def write_chrome_trace(processes: Sequence[RecordedProcess], out: TextIO) -> None:
-    """Write one complete event per record, with times of the host's monotonic clock.
+    """Write one complete event per record. Times are of the host's monotonic clock.
 
-    `otherData` has the lost records.
+    `otherData` has the number of lost records.
     """
     out.write('{"displayTimeUnit": "ns", "traceEvents": [')
     separator = "\n"
@@ -37,7 +37,7 @@ def write_chrome_trace(processes: Sequence[RecordedProcess], out: TextIO) -> Non
 
 
 def _events(processes: Sequence[RecordedProcess]) -> Iterator[Event]:
-    # Thread numbers are unique, because two processes may have had the same pid at different times.
+    # Two processes may have had the same pid at different times, so each thread has a number of its own.
     numbers = count(1)
     for recorded in processes:
         yield _name("process_name", recorded.process, recorded.pid, 0)

@@ -13,10 +13,10 @@ COLUMNS = ("node", "parent", "kind", "name", "start_ns", "end_ns", "elements", "
 
 
 def write_csv(recorded: RecordedProcess, out: TextIO) -> None:
-    """Write RFC 4180 with a header. Each name is on one line, and failed and plain are 0 or 1.
+    """Write RFC 4180 with a header. A name never contains a line break. Failed and plain are 0 or 1.
 
-    The parent field is empty for a node without a parent. If a spreadsheet would take a name for a formula, it is
-    prefixed with a single quote.
+    If a node has no parent, the parent field is empty. A name that a spreadsheet would take for a formula has a
+    single quote in front.
     """
     writer = csv.writer(out)
     writer.writerow(COLUMNS)

@@ -11,14 +11,14 @@ from cbtop.exporters.speedscope import SCHEMA
 
 @dataclass(frozen=True, slots=True)
 class DiffStack:
-    """A place as names from the outermost to the innermost, and its own time in both runs."""
+    """A place and its own time in both runs. `names` begins with the outermost name."""
 
     names: tuple[str, ...]
     before_ns: int
     now_ns: int
 
 
-# Speedscope does not draw differences, so added and saved times are profiles of their own, in addition to both runs.
+# Speedscope does not draw differences. So besides both runs, there is a profile of added and one of saved times.
 _PROFILES: dict[str, Callable[[DiffStack], int]] = {
     "before": lambda one: one.before_ns,
     "now": lambda one: one.now_ns,

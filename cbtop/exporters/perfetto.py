@@ -1,9 +1,10 @@
 """Perfetto's own format, a stream of protobuf packets. ui.perfetto.dev opens it.
 
 The fields are described at https://perfetto.dev/docs/reference/trace-packet-proto and
-https://perfetto.dev/docs/reference/synthetic-track-event. Protobuf itself
-(https://protobuf.dev/programming-guides/encoding) has a tag, number << 3 | type, before each field. Type 0 is an
-integer in groups of seven bits, the lowest first. Type 2 is a length and that many bytes.
+https://perfetto.dev/docs/reference/synthetic-track-event.
+
+In protobuf (https://protobuf.dev/programming-guides/encoding), a tag precedes each field: number << 3 | type. Type 0
+is an integer in groups of seven bits, the lowest first. Type 2 is a length, then that many bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from cbtop.protocol.vocabulary import NodeKind
 PACKET, TIMESTAMP, SEQUENCE_ID, TRACK_EVENT, INTERNED, SEQUENCE_FLAGS, DEFAULTS, DESCRIPTOR, CLOCKS = (
     1, 8, 10, 11, 12, 13, 59, 60, 6,
 )  # fmt: skip
-# The first is a field of the defaults, and the rest are fields of a snapshot of clocks.
+# A field of the defaults, then two fields of a snapshot of clocks.
 CLOCK_ID, CLOCK, PRIMARY_CLOCK = 58, 1, 2
 UUID, NAME, PROCESS, PARENT = 1, 2, 3, 5  # Fields of TrackDescriptor.
 PID, PROCESS_NAME = 1, 6  # Fields of ProcessDescriptor.
@@ -57,10 +58,7 @@ def write_perfetto(processes: Sequence[RecordedProcess], out: BinaryIO) -> None:
 
 
 def _slices(recorded: RecordedProcess, process: int, uuids: Iterator[int], first_name: int) -> Iterator[bytes]:
-    """Yield each track of a process before its first use, and the events of all tracks.
-
-    A track's events are in order.
-    """
+    """Yield the tracks of a process and their events. A track comes before its events, which are in order."""
     tracks: list[tuple[int, list[TimedRecord]]] = []  # By track: its uuid, and its open records.
     for track, record in laid_out(recorded):
         if track == len(tracks):
@@ -87,7 +85,7 @@ def _begin(record: TimedRecord, uuid: int, kind: NodeKind, first_name: int) -> b
     return _event(record.start_ns, event)
 
 
-@lru_cache(maxsize=1 << 12)  # A trace contains few different messages, and caching them halves its time.
+@lru_cache(maxsize=1 << 12)  # There are few different messages in a trace. This cache halves the time of a trace.
 def _begins(uuid: int, name_id: int, kind: NodeKind) -> bytes:
     event = _integer(EVENT_TYPE, SLICE_BEGIN) + _integer(TRACK, uuid)
     return event + _integer(NAME_ID, name_id) + _integer(CATEGORY, kind + 1)

@@ -1,6 +1,6 @@
 """Traces of recorded processes.
 
-They come from the ring and catalog of a running or ended process, or from a recording.
+The records come from the ring and catalog of a running or ended process, or from a recording.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CHUNK_RECORDS = 1 << 16  # A full chunk. It is a few seconds of a busy process.
 
 
 def process_of_files(ring: Path, catalog: Path) -> RecordedProcess:
-    """Return the records that are still in `ring`, with the nodes that are defined in `catalog`.
+    """Return the records that are still in `ring`. Their nodes are defined in `catalog`.
 
     Raises RingError or DecodeError if a file is missing or has a different format.
     """
@@ -41,7 +41,7 @@ def process_of_files(ring: Path, catalog: Path) -> RecordedProcess:
     gone = not is_running(reader.pid, reader.process_start)
     batch = reader.read(final=gone)
     reader.close()
-    # After the ring, because a node is in the catalog before its first record is in the ring.
+    # Read the catalog after the ring. A node is in the catalog before its first record is in the ring.
     catalog_reader = CatalogReader(catalog)
     messages = catalog_reader.read()
     catalog_reader.close()
@@ -56,8 +56,8 @@ def process_of_files(ring: Path, catalog: Path) -> RecordedProcess:
 def processes_of_recording(reader: RecordingReader) -> dict[str, RecordedProcess]:
     """Return every process of a recording, by key. Messages that cannot be decoded count as lost on the way.
 
-    Records stay in the recording, so `reader` must be open while records are read. Raises LimitError if the metadata
-    of the processes exceeds the memory limit.
+    The records stay in the recording, so `reader` must stay open until they are read. Raises LimitError if the
+    metadata of the processes exceeds the memory limit.
     """
     sources: dict[str, _Recorded] = {}
     tallies: dict[str, RecordTally] = {}
@@ -96,7 +96,7 @@ class _Said:
         self.dependencies: dict[Dependency, None] = {}
 
     def take(self, messages: Iterable[CatalogMessage]) -> None:
-        """Add announcements that are new, because keyframes repeat all. Raises DecodeError if a node does not fit."""
+        """Add announcements, except those that a keyframe repeats. Raises DecodeError if a node does not fit."""
         for message in messages:
             match message:
                 case HostHello():
@@ -122,7 +122,7 @@ class _Said:
 
 
 class _Chunk:
-    """Successive batches of one process in a recording: their begin, their number, and their overlaps."""
+    """Successive batches of one process in a recording: where they begin, how many they are, and what they repeat."""
 
     def __init__(
         self, reader: RecordingReader, key: str, nodes: NodeTable, frame: Frame, skip: int, errors: int
@@ -136,7 +136,7 @@ class _Chunk:
         self._skip = skip  # Number of batches to skip in the first frame of this chunk.
         self._kinds: set[int] = set()  # Kinds of the frames that contain these batches.
         self._batches = 0
-        # By index of a batch with overlap: the number of its first records that an earlier batch had.
+        # By index of a batch: how many of its first records were in an earlier batch already.
         self._known: dict[int, int] = {}
 
     def add(self, batch: RecordBatch, known: int, frame: Frame) -> None:
@@ -174,7 +174,7 @@ class _Recorded:
         self._reader = reader
         self._key = key
         self._chunks: list[_Chunk] = []
-        self._frame_offset = -1  # The frame of the last batch, and below the number of batches in that frame.
+        self._frame_offset = -1  # The frame of the last batch. `_in_frame` is the number of batches in this frame.
         self._in_frame = 0
 
     def take(self, message: SourceCatalog | SourceState | RecordBatch, known: int, frame: Frame, errors: int) -> None:
@@ -191,7 +191,7 @@ class _Recorded:
             case RecordBatch():
                 if frame.offset != self._frame_offset:
                     self._frame_offset, self._in_frame = frame.offset, 0
-                # A chunk ends at an error, so that batches after the error do not count as its batches.
+                # At an error, begin a new chunk. Otherwise batches after the error would count as its batches.
                 last = self._chunks[-1] if self._chunks else None
                 if last is None or last.records >= CHUNK_RECORDS or last.errors != errors:
                     nodes = self.said.nodes
@@ -202,7 +202,7 @@ class _Recorded:
 
     def recorded(self, books: RecordTally) -> RecordedProcess:
         records = Records(self._chunks)
-        # A new daemon counts rejected records from 0 again. Batches give the sum of both kinds of loss.
+        # A new daemon counts rejected records from 0 again. Batches only tell how many records were lost in total.
         least, most = self.rejected or (0, 0)
         rejected = min(most - least, books.dropped)
         return self.said.recorded(

@@ -1,10 +1,9 @@
 """The records of one process. They can be iterated by end or by start, with a bounded number in memory."""
 
 # Rules
-# - Records are read again in every iteration, chunk by chunk and batch by batch. They are never kept.
+# - Each iteration reads the records again, chunk by chunk and batch by batch. Records are never kept.
 # - Records are stored by end. An iteration by start repeatedly takes the first MAX_SORTED / 2 remaining records, and
-#   skips chunks that start later. Records in recorded order are read twice. Records that overlap very long cost time
-#   instead of memory.
+#   skips chunks that start later. If records are in order, each is read twice. Long overlaps cost time, not memory.
 
 from __future__ import annotations
 
@@ -22,7 +21,8 @@ if TYPE_CHECKING:
     Rows = NDArray[np.int64]
 
 LISTED_RECORDS = 4_096  # Number of records that are converted to objects at a time.
-MAX_SORTED = 1 << 18  # Records of 48 bytes each. Sorting takes twice as much in addition.
+# Maximum number of records in memory, of 48 bytes each. Sorting needs twice this memory in addition.
+MAX_SORTED = 1 << 18
 _KEYS = 4
 
 Chunk = Callable[[], Iterable[Batch]]
@@ -40,7 +40,7 @@ class TimedRecord(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """A chunk, the number of its first record, and its earliest and latest start of a record."""
+    """A chunk, the number of its first record, and the range in which its records start."""
 
     read: Chunk
     number: int
@@ -49,7 +49,7 @@ class _Span(NamedTuple):
 
 
 class Records:
-    """The records of `chunks`, in the order of their end. Each iteration calls every chunk."""
+    """The records of `chunks`, in the order of their end. Each iteration calls all `chunks`."""
 
     def __init__(self, chunks: Iterable[Chunk]) -> None:
         self.read = 0  # Number of records read, including amounts of work and cancelled steps, which are not calls.
@@ -79,13 +79,13 @@ class Records:
 
     @property
     def begin_ns(self) -> int:
-        """Start of the earliest record, or 0 without records."""
+        """Start of the earliest record. 0 if there are no records."""
         return min((span.first_ns for span in self._spans), default=0)
 
     def by_start(self) -> Iterator[TimedRecord]:
         """Yield the records by start. Each record comes before the records that it contains.
 
-        A parent has a smaller id than its children, so it comes first if both have the same times.
+        If a parent and a child have the same times, the parent comes first, because its id is smaller.
         """
         left = sorted(self._spans, key=lambda span: span.first_ns)
         rows, is_all = _first(left, None)
@@ -99,13 +99,13 @@ class Records:
 
 
 def _first(spans: Sequence[_Span], after: Rows | None) -> tuple[Rows, bool]:
-    """Return the first records in `spans` after the key `after`, sorted, and whether these are all such records."""
+    """Return the first records in `spans` after the key `after`, sorted, and whether no others follow."""
     import numpy as np  # This import is local, so that commands that export nothing do not load numpy.
 
     held = np.zeros((_KEYS + 2, 0), np.int64)
     waiting: list[Rows] = []
     count = 0
-    until_ns: int | None = None  # Records that start after this moment are not needed.
+    until_ns: int | None = None  # Records that start after this moment do not belong to the first ones.
     for span in spans:
         if until_ns is not None and span.first_ns > until_ns:
             break

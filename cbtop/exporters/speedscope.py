@@ -1,8 +1,9 @@
 """Speedscope's own file format, with one evented profile per track.
 
 https://www.speedscope.app/file-format-schema.json: `O` opens a frame, and `C` closes it. `at` never decreases, and
-only the last opened frame is closed. The events of a profile must be contiguous. So tracks other than the first are
-stored in a temporary file until they are written.
+only the last opened frame may be closed.
+
+The events of a profile must be contiguous. So tracks other than the first wait in a temporary file.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ MAX_WAITING = 1 << 16  # Number of records in memory, of all tracks except the f
 
 
 def write_speedscope(processes: Sequence[RecordedProcess], out: TextIO) -> None:
-    """Write every record as a frame with its name. The RmsNorm of every layer is one frame, in many places."""
+    """Write every record as a frame with its name. Nodes of one name share a frame, for example RmsNorm of every
+    layer.
+    """
     frames: dict[str, int] = {}
     for node in (node for recorded in processes for node in recorded.nodes.nodes):
         frames.setdefault(display_name(node), len(frames))
@@ -34,7 +37,7 @@ def write_speedscope(processes: Sequence[RecordedProcess], out: TextIO) -> None:
     separator = "\n"
     for recorded in processes:
         frame_of = [frames[display_name(node)] for node in recorded.nodes.nodes]
-        with tempfile.SpooledTemporaryFile(max_size=1) as file:  # On the disk as soon as anything is written.
+        with tempfile.SpooledTemporaryFile(max_size=1) as file:  # The first write already goes to the disk.
             beside = _Beside(file)
             out.write(separator)
             _write_profile(f"{recorded.process}, track 1", _first_track(recorded, beside), frame_of, out)
@@ -69,11 +72,11 @@ def _first_track(recorded: RecordedProcess, beside: _Beside) -> Iterator[TimedRe
 
 
 class _Beside:
-    """The records of all tracks except the first. `file` stores them until they are written."""
+    """The records of all tracks except the first. They wait in `file` until they are written."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._waiting: list[array[int]] = []  # By track: node, start, end, node, …
+        self._waiting: list[array[int]] = []  # By track: node, start and end of each record.
         self._blocks: list[list[tuple[int, int]]] = []  # By track: (offset in the file, size in bytes) of each block.
         self._count = 0
 
@@ -98,7 +101,7 @@ class _Beside:
             self._file.seek(offset)
             block = array("q", self._file.read(size))
             for node, start_ns, end_ns in zip(block[::3], block[1::3], block[2::3], strict=True):
-                # These two fields are not written.
+                # The last two fields are not written.
                 yield TimedRecord(node, start_ns, end_ns, elements=0, failed=False)
 
     def _write(self) -> None:
@@ -107,7 +110,8 @@ class _Beside:
                 try:
                     blocks.append((self._file.tell(), len(waiting) * waiting.itemsize))
                     self._file.write(waiting.tobytes())
-                except OSError as error:  # Without the directory, this would look like an error of the output file.
+                # Name the directory, because otherwise this would look like an error of the output file.
+                except OSError as error:
                     raise OSError(error.errno, error.strerror, tempfile.gettempdir()) from error
                 del waiting[:]
         self._count = 0

@@ -1,8 +1,8 @@
-"""Assigns records to tracks so that the records of a track nest. Flame charts require this."""
+"""Assigns records to tracks. The records of a track must nest, because flame charts require this."""
 
-# Threads are not recorded, so a track is not a thread. Records of one thread nest and share a track. A record that
-# overlaps another without nesting ran in parallel and takes a different track: one on which its parent is open, else
-# the first with room.
+# Threads are not recorded, so a track is not a thread. Records of one thread nest and share a track. If a record
+# overlaps another without nesting, both ran in parallel. The later one then takes a track on which its parent is
+# open, or else the first track with room.
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def laid_out(recorded: RecordedProcess) -> Iterator[tuple[int, TimedRecord]]:
 
 
 def on_tracks(nodes: NodeTable, by_start: Iterable[TimedRecord]) -> Iterator[tuple[int, int, TimedRecord]]:
-    """Yield (track, number of records around it on the track, record) for each record of `by_start`."""
-    open_on: list[list[_Open]] = []  # By track: its last record and the records around that, outermost first.
+    """Yield (track, depth, record) for each record of `by_start`. The depth is the number of records around it."""
+    open_on: list[list[_Open]] = []  # By track: its last record and the records around it, outermost first.
     for record in by_start:
         best, chosen = _NO_ROOM, len(open_on)
         for track, around in enumerate(open_on):
@@ -56,7 +56,7 @@ def events_of(track: Iterable[TimedRecord]) -> Iterator[tuple[bool, TimedRecord,
 
 
 def ended_before(record: TimedRecord, around: list[TimedRecord]) -> Iterator[TimedRecord]:
-    """Remove and yield the open records in `around` that end before `record` begins."""
+    """Remove from `around` and yield all records that end before `record` begins."""
     while around and around[-1].end_ns <= record.start_ns:
         yield around.pop()
 
@@ -69,17 +69,18 @@ class _Open(NamedTuple):
 
 
 class _Room(NamedTuple):
-    """A possible place for a record on a track. The minimum is the most likely one.
+    """A possible place for a record on a track. The least is the most likely one.
 
-    If tasks interleave, several of them may have the record's parent. The most likely one contains the fewest records
-    of the record's node now. Among equals, it is the one that ends first, because fewer others fit into it.
+    If tasks interleave, the record's parent may be open on several tracks. The most likely track holds the fewest
+    records of the record's node now. Among equals, take the parent that ends first, because fewer other records fit
+    into it.
     """
 
-    is_outside: bool  # Whether no record is open there.
+    is_outside: bool  # Whether no record is open on the track.
     is_far: bool  # Whether the innermost open record is not the record's parent.
     held: int
     end_ns: int
-    depth: int  # Number of open records that stay open.
+    depth: int  # Number of records that stay open.
 
 
 _OUTSIDE = _Room(True, False, 0, 0, 0)
@@ -105,7 +106,7 @@ def _room(nodes: NodeTable, record: TimedRecord, around: Sequence[_Open]) -> _Ro
 def _fits(nodes: NodeTable, record: TimedRecord, around: TimedRecord) -> bool:
     """Return whether `record` is inside `around`, in time and in the graph. A record of zero length fits anywhere.
 
-    A plain step contains nothing, because parallel records belong to a different step.
+    A plain step contains nothing. A record that ran meanwhile belongs to a different step.
     """
     if record.end_ns > around.end_ns or around.plain:
         return False

@@ -120,7 +120,7 @@ class Views:
 
     @property
     def is_daemon_inside(self) -> bool:
-        """Whether a daemon runs in this process, because no other was running."""
+        """Whether a daemon runs in this process, because no other daemon was running."""
         return False
 
     @abstractmethod
@@ -128,7 +128,7 @@ class Views:
         """Yield the cost of each daemon that runs in another process."""
 
     def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
-        """Return the view of a source (None: the first one), since its start or over the recent window.
+        """Return the view of a source, since its start or over the recent window. None means the first source.
 
         Returns None if no such source has appeared yet.
         """
@@ -158,7 +158,7 @@ class Views:
     def merged(
         self, mode: MergeMode, key: str | None = None, phase: str | None = None, *, window: bool = False
     ) -> SourceView | None:
-        """Return one view of all sources that belong together with the source `key` (None: the first one).
+        """Return one view of the source `key` and all sources that belong with it. None means the first source.
 
         Returns None without any source.
         """
@@ -190,9 +190,9 @@ class Views:
         return judged(view, self.silenced)
 
     def read_alike(self, key: str) -> set[str]:
-        """Request the unread data of all processes that run the same program as `key`. Returns the keys not read yet.
+        """Request the unread data of all processes that run the same program as `key`. Returns the unread keys.
 
-        Their data names the models that they ran. Only processes with the same model belong together.
+        The data names the model of each process. Only processes with the same model belong together.
         """
         seen = self.seen()
         program = _program(seen[key].record)
@@ -310,7 +310,7 @@ class Feed(Views):
         self._kept_roofs = StoredRoofs()
         self._marks: Marks | None = None
         self._heard_ns = 0
-        # By view: the baselines in use, and the verdicts made since the last heartbeat.
+        # For each view: the baselines in use, and the verdicts made since the last heartbeat.
         self._verdicts: dict[object, tuple[Sequence[Snapshot], tuple[Verdict, ...]]] = {}
         self.links = Links(endpoints, window_s, keys, history_s)
 
@@ -337,9 +337,9 @@ class Feed(Views):
         return self._marks
 
     def view(self, key: str | None = None, phase: str | None = None, *, window: bool = False) -> SourceView | None:
-        """Return the view of a source (None: the first one), since its start or over the recent window.
+        """Return the view of a source, since its start or over the recent window. None means the first source.
 
-        Its verdicts are made once per heartbeat, because a text that changes twice a second cannot be read.
+        Verdicts are made once per heartbeat, because a text that changes twice a second cannot be read.
         """
         view = super().view(key, phase, window=window)
         if view is None or self._marks is None:
@@ -349,7 +349,7 @@ class Feed(Views):
         return view
 
     def _verdicts_on(self, view: SourceView) -> tuple[Verdict, ...]:
-        """Return the verdicts on `view`. Reuse those made for the same view since the last heartbeat."""
+        """Return the verdicts on `view`. Verdicts that were made since the last heartbeat are reused."""
         what = view.key, view.phase, view.window is None, frozenset(self.silenced)
         known = self._verdicts.get(what)
         if known is None or known[0] is not self.baselines:
@@ -398,7 +398,7 @@ class Feed(Views):
 
     @property
     def is_daemon_inside(self) -> bool:
-        """Whether a daemon runs in this process, because no other was running."""
+        """Whether a daemon runs in this process, because no other daemon was running."""
         return self.links.is_daemon_inside
 
     @property
@@ -418,7 +418,7 @@ class Feed(Views):
 
     @property
     def refused(self) -> str:
-        """Why all daemons and this viewer reject each other. Empty if one link works, or may still work."""
+        """Why every daemon and this viewer reject each other, or "" if any link works or may still work."""
         return self.links.refused
 
     def status(self) -> str:

@@ -1,4 +1,4 @@
-"""Stores the states of a store at the last keyframes of a recording, so that small steps back are fast."""
+"""Keeps copies of a store from the last keyframes of a recording, so that small steps back are fast."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class KeptState:
 
     at_ns: int
     offset: int
-    pickled: bytes  # pickling takes half the time of a deep copy, and gives one object
+    pickled: bytes  # pickled, because a deep copy takes twice as long
 
     def store(self) -> Store:
         """Return a new store in this state."""
@@ -26,14 +26,14 @@ class KeptState:
 
 
 class KeptStates:
-    """At most MAX_STATES states. A target must be within `reach_ns` after a state to be reached from it."""
+    """At most MAX_STATES states. From a state, targets at most `reach_ns` later can be reached."""
 
     def __init__(self, reach_ns: int) -> None:
         self._reach_ns = reach_ns
         self._states: deque[KeptState] = deque(maxlen=MAX_STATES)
 
     def keep(self, store: Store, offset: int, at_ns: int) -> None:
-        """Keep the state of `store`, unless it is large or a state of this moment is kept already."""
+        """Keep the state of `store`, unless it is large or a state of this moment already exists."""
         if store.size_bytes * MAX_STATES <= MAX_STATES_BYTES and all(at_ns != one.at_ns for one in self._states):
             self._states.append(KeptState(at_ns, offset, pickle.dumps(store, pickle.HIGHEST_PROTOCOL)))
 

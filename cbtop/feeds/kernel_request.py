@@ -22,10 +22,11 @@ POLL_S = 0.05
 
 
 class KernelRequest:
-    """A request for the kernels of a process's next steps. Call `poll` until they arrive. `close` withdraws it.
+    """A request for the kernels of a process's next steps. Call `poll` until the kernels arrive. `close` withdraws
+    the request.
 
-    Raises CbtopError if the process accepts no requests or refuses this one, NoDataError if it ends or does not
-    answer within `wait_s`, and RequestError if the request cannot be sent. The caller must still close `source`.
+    Raises CbtopError if the process accepts no requests or refuses this request. Raises NoDataError if the process
+    ends or does not answer within `wait_s`, and RequestError if sending fails. The caller must still close `source`.
     """
 
     def __init__(self, source: Source, steps: int = DEFAULT_STEPS, wait_s: float = DEFAULT_WAIT_S) -> None:

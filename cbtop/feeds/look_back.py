@@ -39,7 +39,8 @@ def look_back(feed: Feed) -> Callable[[], ReplayFeed]:
 
 
 def remembered(feed: Feed) -> list[ReplayFeed]:
-    """Return the history of each daemon of `feed`, for its current sources. It is at its end and has no curves.
+    """Return the history of each daemon of `feed`, for its current sources. Each history is at its end, without
+    curves.
 
     Blocks, even for daemons that do not answer. The caller must close the results.
     """

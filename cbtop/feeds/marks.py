@@ -12,8 +12,8 @@ from cbtop.viewmodels.verdict import Severity
 
 MAX_MARKS = 10_000
 SECOND_NS = 1_000_000_000
-# A verdict is an event when a view first shows it. It counts as new if the view has not shown it for VERDICT_ENDS_NS,
-# and only if the view itself was judged at most JUST_BEFORE_NS ago.
+# A new verdict on a view is an event. A verdict is new if the view has not shown it for VERDICT_ENDS_NS. The view
+# must also have been judged at most JUST_BEFORE_NS ago.
 VERDICT_ENDS_NS, JUST_BEFORE_NS = 10 * SECOND_NS, 3 * SECOND_NS
 # judge at every other heartbeat, because making the verdicts takes as long as half a frame
 LOOK_AGAIN_NS = 3 * SECOND_NS // 2
@@ -44,7 +44,7 @@ class Marks:
             del self.found[second]
 
     def look(self, at_ns: int, records: Iterable[SourceRecord]) -> None:
-        """Find the events that show in the state of `records` at `at_ns`."""
+        """Find the events that the state of `records` at `at_ns` shows."""
         known = list(records)
         before, self._known = self._known, {one.key: one.has_ended for one in known}
         for record in known:
@@ -68,7 +68,7 @@ class Marks:
         what = view.key, view.phase, view.window is None
         seen_ns, known = self._judged.get(what, (None, {}))
         if seen_ns is not None and 0 <= at_ns - seen_ns < LOOK_AGAIN_NS:
-            return  # judged recently; return before `view.verdicts` makes verdicts that nothing shows
+            return  # judged recently; `view.verdicts` would make new verdicts in vain
         ids = {one.id for one in view.verdicts if one.severity is not Severity.NOTE}
         if seen_ns is not None and 0 <= at_ns - seen_ns <= JUST_BEFORE_NS:
             if any(at_ns - known.get(one, -VERDICT_ENDS_NS) >= VERDICT_ENDS_NS for one in ids):
@@ -95,9 +95,9 @@ class Marks:
 
 
 def _began_ns(record: SourceRecord, at_ns: int) -> int | None:
-    """Return when the process said hello.
+    """Return when the process said hello, or None if that is not recent.
 
-    Return None if that is not recent. The process then ran before, or it has a different clock.
+    Without a recent hello, the process ran before, or it has a different clock.
     """
     began_ns = record.hello.monotonic_ns if record.hello else None
     return began_ns if began_ns is not None and 0 <= at_ns - began_ns <= FOUND_WITHIN_NS else None

@@ -19,8 +19,8 @@ from cbtop.protocol.messages import DaemonHello, Heartbeat, RecordBatch
 from cbtop.protocol.recording import Frame, FrameKind, RecordingReader
 from cbtop.viewmodels.selection import is_selected
 
-SLACK = 1.1  # extra reach for a curve, because its samples are one a second and may be late
-# A jump begins this much earlier than necessary and keeps the last states, so that small steps back are fast.
+SLACK = 1.1  # extra reach for a curve: its samples come once a second and may be late
+# A jump begins this much earlier than necessary and keeps states on its way, so that small steps back are fast.
 STEPS_BACK_NS = 15_000_000_000
 RECENT_NS = 10_000_000_000  # a timeline shows the last 10 s, or the 10 s before the end of a process
 RANGE_RECENT_NS = 60_000_000_000  # for a chosen range, a timeline shows the last 60 s
@@ -51,15 +51,15 @@ class Playback:
         self.store = Store(window_s)
         self.touched = 0  # number of decoded frames
         self.refused: set[int] = set()  # offsets of frames with undecodable messages
-        self.reason = ""  # why the latest of these messages was rejected
+        self.reason = ""  # why the latest undecodable message was rejected
         self.marks = Marks(reader.begin_ns)
         self._reader, self._window_s, self._selected = reader, window_s, selected
         self._decoder, self._clock_s = decoder, clock_s
         self._follows_records = False
         self._frames: Iterator[Frame] = iter(())
         self._next: Frame | None = None
-        # A jump begins at a keyframe this long before its target, which is as far back as the longest curve and the
-        # window reach. The view is then the same as after playing the recording from its beginning.
+        # A jump begins at a keyframe this long before its target. The longest curve and the window reach no further
+        # back, so the view is the same as after playing the recording from its beginning.
         self._reach_ns = round(max(curves_s * SLACK, reaches_back_s(window_s)) * 1e9)
         self._states = KeptStates(self._reach_ns)
         self._range: _Range | None = None
@@ -126,7 +126,7 @@ class Playback:
     def advance(self, limit_s: float = math.inf) -> bool:
         """Read on for at most `limit_s`. Returns whether the target is reached. Until then the view is not valid."""
         until_s = self._clock_s() + limit_s
-        # A frame dated after the end would block all frames after it. So treat its time as the end.
+        # A frame that is dated after the end would block all later frames. So it counts as a frame at the end.
         while self._next is not None and (time_ns := min(self._next.time_ns, self._reader.end_ns)) <= self.target_ns:
             if self._range is not None:
                 self._enter(self._range, time_ns)
@@ -161,7 +161,7 @@ class Playback:
         return None if self.is_there else (self.at_ns - self._begun_ns) / way_ns if way_ns > 0 else 1.0
 
     def follow_records(self, on: bool) -> None:
-        """Start or stop showing every record. A timeline needs that. Everything else stays the same."""
+        """Start or stop showing every record, for a timeline. Everything else stays the same."""
         if on == self._follows_records:
             return
         self._follows_records = on
@@ -183,7 +183,7 @@ class Playback:
         return (*SHOWN, FrameKind.RECORDS) if follows else SHOWN
 
     def _catch_up_in(self, chosen: _Range) -> None:
-        """Read the records of a range. These are the records of its steps in the last minute of the range."""
+        """Read the records of the steps in the last minute of a range."""
         assert chosen.from_ns is not None
         from_ns = max(chosen.from_ns, chosen.until_ns - RANGE_RECENT_NS)
         is_before = True
@@ -198,7 +198,8 @@ class Playback:
             self.store.forget_records()
 
     def _catch_up(self, until: int | None) -> int | None:
-        """Read the last records before the current moment, before offset `until`. Returns the next frame's offset.
+        """Read the last records before the current moment, up to offset `until`. Returns the offset of the next
+        frame.
 
         For an ended source, read the last records before its end, if the end is within the reach of a jump.
         """
@@ -255,8 +256,8 @@ class Playback:
             for message in self._decoder.messages(frame):
                 if of is not None and not (isinstance(message, RecordBatch) and message.source in of):
                     continue
-                # If the daemon is the same as before, its keyframe must not clear the past that is shown. The
-                # heartbeat in it is not a moment of its own, because a live viewer did not receive it.
+                # A keyframe of the same daemon must not clear the past that is shown. Its heartbeat is left out, too,
+                # because a live viewer did not receive it.
                 if isinstance(message, DaemonHello):
                     is_known = self._knows(message)
                 if not (is_known and isinstance(message, DaemonHello | Heartbeat)):

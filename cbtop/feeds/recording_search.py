@@ -38,7 +38,7 @@ class RecordingSearch:
         update (four a second) count as one.
         """
         from_ns = moment_ns(self._reader, from_s)
-        # The source may not exist yet at the current moment, because a history begins before later processes do.
+        # The source may not exist yet at the current moment. Then the steps of any source count.
         keys = None if key is None else frozenset(key.split(KEYS_JOINED_BY))
         found = self._steps_from(from_ns, steps, keys)
         if found is None:
@@ -56,9 +56,9 @@ class RecordingSearch:
             return list(islice((at_ns for at_ns in chain([first], told) if at_ns > from_ns), steps))
         for within_ns in (FEW_STEPS_NS, STEPS_WITHIN_NS):
             moments = list(self._steps_told(keys, from_ns - within_ns, from_ns))
-            if len(moments) > 1 - steps:  # the oldest moment is only where reading began
+            if len(moments) > 1 - steps:  # the oldest moment is no step: reading began there
                 break
-        # At `from_ns`, the last update before it is already shown. So going back skips that update.
+        # The last update before `from_ns` is already shown at `from_ns`. So going back skips this update.
         return moments[:-1][::-1][:-steps] if moments else None
 
     def _steps_told(self, keys: Container[str] | None, begin_ns: int, end_ns: int) -> Iterator[int]:
@@ -75,7 +75,7 @@ class RecordingSearch:
                     if keys is None or message.source in keys:
                         scratch.apply(message)
             except DecodeError:
-                continue  # playback counts this frame as damaged when it shows it
+                continue  # playback counts this damaged frame
             now = sum(record.steps_ended for record in scratch.sources.values())
             if scratch.sources and now > steps:
                 yield at_ns
@@ -95,7 +95,7 @@ class RecordingSearch:
             try:
                 scratch.apply(said)
             except (DecodeError, LimitError):
-                continue  # playback counts this frame as damaged when it shows it
+                continue  # playback counts this damaged frame
             record = scratch.sources.get(said.source) if isinstance(said, StatsUpdate) else None
             if record is None or not has_data(record):
                 continue
@@ -112,4 +112,4 @@ class RecordingSearch:
                     if isinstance(said, SourceCatalog | StatsUpdate):
                         yield at_ns, said
             except DecodeError:
-                continue  # playback counts this frame as damaged, too
+                continue  # playback counts this damaged frame

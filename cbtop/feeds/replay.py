@@ -22,7 +22,8 @@ from cbtop.viewmodels.time_travel import Mark, ReplayView, TimeView
 
 
 def baselines_in(path: Path, last_s: float | None = None) -> tuple[Snapshot, ...]:
-    """Return a baseline for each process of the recording at `path`, over all of it or its last `last_s` seconds.
+    """Return a baseline for each process of the recording at `path`. It covers everything, or the last `last_s`
+    seconds.
 
     Raises RecordingError or VersionError.
     """
@@ -151,7 +152,7 @@ class ReplayFeed(StoreViews):
         return TimeView(self.at_s, self.duration_s, self.marks, self.range_s)
 
     def follow_records(self, on: bool) -> None:
-        """Start or stop showing every record. A timeline needs that. Everything else stays the same."""
+        """Start or stop showing every record, for a timeline. Everything else stays the same."""
         self.playback.follow_records(on)
 
     def replay(self) -> ReplayView:

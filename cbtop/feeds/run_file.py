@@ -1,4 +1,4 @@
-"""Runs in JSON files (`cbtop.runs/1`), with the comparable figures of recordings in a thousandth of their size."""
+"""Runs in JSON files (`cbtop.runs/1`): the comparable figures of recordings, in files of a thousandth of the size."""
 
 # Rules
 # - The input is untrusted. Every field has a type and bounds, every text is sanitised, and errors name the field.

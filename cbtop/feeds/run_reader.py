@@ -32,7 +32,7 @@ LEAST_STEPS = MIN_BLOCKS * STEPS_A_BLOCK
 class _Read:
     """A process while its recording is read.
 
-    It has the records, the samples of its devices with their times, and the state in its last live heartbeat.
+    Its fields are the records, the samples of its devices with their times, and its state in the last live heartbeat.
     """
 
     seen: FeedSnapshot
@@ -54,7 +54,7 @@ class _Read:
 
 
 def runs_in(path: Path, selected: Sequence[str] = ()) -> list[Run]:
-    """Return a run for each process (or each `selected` one) that recorded steps in the recording at `path`.
+    """Return a run for each process, or each `selected` process, that recorded steps in the recording at `path`.
 
     Records count as lost if they were lost on the way or are from before the recording. Raises RecordingError or
     VersionError, and DecodeError if the contents do not fit in memory.
@@ -131,9 +131,9 @@ def _usual(values: Iterable[float | None]) -> float | None:
 
 
 def _stall(name: str, source: _Read) -> str:
-    """Return a text if a process hung at the end of its recording, or until it was gone. Else return "".
+    """Return a text if a process hung at the end of its recording, or hung until it was gone. Else return "".
 
-    The time of such a stall is in no figure of its steps.
+    No figure of a step includes such a stall.
     """
     record, how = source.record, "is"
     if record.state is None or record.state.state is not SourceStatus.LIVE:
@@ -170,7 +170,7 @@ def _run(name: str, source: _Read, damage: str, *, is_cut: bool) -> Run:
     return Run(
         name=name,
         key=record.key,
-        # Not only from the last device sample, which may be from after the end of the process.
+        # Use all samples while the process ran, because the last device sample may be from later.
         surroundings=surroundings_of(record, gpus or gpus_of(source.seen)),
         gpu_clock_mhz=_usual(one.clock_mhz for one in source.while_it_ran(source.gpus)),
         host_busy_percent=_usual(one.utilization_percent for one in source.while_it_ran(source.host)),

@@ -1,6 +1,6 @@
-"""Reports: the view models as text for stdout, with one file per format."""
+"""Reports: the view models as text for stdout. There is one file per format."""
 
-# `cbtop --help` imports this list, so slow imports such as numpy wait for the first report.
+# `cbtop --help` imports this list, so only the first report imports slow modules such as numpy.
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class ReportMaker(Protocol):
     ) -> str: ...
 
 
-OVERVIEW = "overview"  # A section that fits on one screen. It is printed alone.
+OVERVIEW = "overview"  # A section that fits on one screen, and is printed alone.
 SOURCES, DEVICES = "sources", "devices"  # Sections about all sources.
-TIMELINE = "timeline"  # A section made of records. Records are received only if this section is requested.
+TIMELINE = "timeline"  # A section made of records. If it is not requested, records are not received.
 # The same sections as in text.py.
 VIEWS = ("bricks", "categories", "layers", TIMELINE, "roofline", "tree", "trace", SOURCES, DEVICES)
 

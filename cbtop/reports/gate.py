@@ -1,4 +1,4 @@
-"""The results of a gate as text, Markdown, JSON, JUnit, SARIF and GitHub annotations."""
+"""Results of a gate as text, Markdown, JSON, JUnit, SARIF and GitHub annotations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LEVELS = {Outcome.BROKEN: "error", Outcome.UNKNOWN: "error", Outcome.UNSURE: "w
 
 
 def gate_text(judged: Sequence[Judged], found: RunDiff) -> str:
-    """Return the text for terminals and logs: the verdicts.
+    """Return the verdicts as text for terminals and logs.
 
     If one of them is broken, the whole comparison follows.
     """
@@ -62,7 +62,7 @@ def line_of(one: Judged) -> str:
 
 
 def summary(judged: Sequence[Judged]) -> str:
-    """Return for example `1 of 3 broken: …`, followed by the first verdict of the worst outcome."""
+    """Return for example `1 of 3 broken: …`. After the colon is the first verdict with the worst outcome."""
     for outcome in (Outcome.BROKEN, Outcome.UNKNOWN, Outcome.UNSURE):
         some = [one for one in judged if one.outcome is outcome]
         if some:

@@ -42,7 +42,7 @@ from cbtop.viewmodels.timeline import TimelineView
 from cbtop.viewmodels.traces import TraceView
 
 SCHEMA = "cbtop.snapshot/1"
-MAX_LISTED = 512  # Maximum number of spans per row of the timeline, and of gaps per lane.
+MAX_LISTED = 512  # Maximum number of spans in a row of the timeline, and of gaps in a lane.
 _POINT_KEYS = (
     "intensity",
     "gflops",
@@ -169,7 +169,7 @@ def _source(view: SourceView) -> dict[str, Any]:
 
 
 def _process(view: SourceView) -> dict[str, Any]:
-    """Return the identity of the process, its state, and how it is recorded."""
+    """Return the identity of the process, its state, and how its steps are recorded."""
     return {
         "key": view.key,
         "merged": None if view.merged is None else asdict(view.merged),
@@ -261,7 +261,7 @@ def _layers(layers: LayersView | None) -> dict[str, Any] | None:
 def _timeline(found: TimelineView | None, baseline: Comparison | None) -> dict[str, Any] | None:
     """Return the newest records on their lanes, or null if records were not followed.
 
-    Only the newest spans and gaps are listed. Counts and sums include all of them.
+    Only the newest spans and gaps are listed, but counts and sums include all.
     """
     if found is None:
         return None
@@ -298,7 +298,7 @@ def _timeline(found: TimelineView | None, baseline: Comparison | None) -> dict[s
 
 
 def _step_beside(found: TimelineView, baseline: Comparison | None) -> dict[str, float] | None:
-    """Return the baseline's median step that compares with the newest step, or null if no step compares."""
+    """Return the median step of the newest step's kind in the baseline, or null if there is none."""
     if baseline is None or found.newest is None:
         return None
     median_us = baseline.median_us(found.newest.name, WHOLE_STEP)

@@ -25,11 +25,11 @@ from cbtop.viewmodels.source import SourceView
 
 NO_MACHINE = "devices: n/a (no sample of them has come yet)"
 BUSY_LINE = "busy % of a GPU is the share of time in which any kernel ran, however little of the GPU it used"
-_FIRST = 6  # Number of figures in the first table.
+_FIRST = 6  # Maximum number of figures in the first table.
 
 
 def machines_of(sources: Iterable[SourceView]) -> list[MachineView]:
-    """Return each machine once, in the order of the sources."""
+    """Return the machines in the order of the sources, each once."""
     return list({machine.daemon: machine for source in sources for machine in source.machines}.values())
 
 
@@ -56,7 +56,7 @@ def _machine(machine: MachineView) -> str:
 
 
 def _devices(rows: Sequence[DeviceRow]) -> list[str]:
-    """Return two tables for 80 columns, with all figures that any device has. The last one has the devices' names."""
+    """Return two tables for 80 columns, with all figures that any device has. The last table also has the names."""
     used = [column for column in DEVICE_COLUMNS if any(has_figure(column.statistic, row.device) for row in rows)]
     parts = [part for part in (used[:_FIRST], used[_FIRST:]) if part]
     tables = []

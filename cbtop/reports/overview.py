@@ -36,7 +36,7 @@ THE_REST = "the rest: --view all"
 def overview_report(
     sources: Sequence[SourceView], replay: ReplayView | None = None, rows: RowChoice | None = None
 ) -> str:
-    """Return the first source on one screen, and a line for each other source. The report has at most 60 lines."""
+    """Return at most 60 lines: the first source on one screen, and a line for each other source."""
     first, *others = sources
     before = [] if replay is None else [replay_text(replay), ""]
     after = _others(others)
@@ -45,7 +45,7 @@ def overview_report(
 
 
 def bricks_and_verdicts(view: SourceView, most: int) -> list[str]:
-    """Return lines with at most `most` bricks of `view`, and with its worst verdicts."""
+    """Return lines with at most `most` bricks of `view`, then its worst verdicts."""
     found = _verdicts(view)
     return [*_bricks(view, most), *(["", *found] if found else [])]
 

@@ -16,7 +16,7 @@ from cbtop.reports.tables import Table, table
 from cbtop.units import NOT_MEASURED, count, counted, duration, number, percent
 
 SCHEMA = "cbtop.diff/1"
-# Number of listed changes of bricks in single layers, both of the largest increases and of the largest decreases.
+# Number of listed increases, and of listed decreases, of bricks in single layers.
 LISTED_CELLS = 8
 _HEAD = ("", "median", "now", "ratio", "p99", "now", "Δ µs/{unit}", "")
 _NAME_COLUMNS = 1
@@ -60,7 +60,9 @@ def diff_markdown(found: RunDiff) -> str:
 
 
 def diff_tree(found: RunDiff) -> str:
-    """Return the time per unit as a tree of layer → brick, the worst first. Parts add up to their whole."""
+    """Return the time per unit as a tree of layer → brick, the worst first. The parts of each node add up to the
+    node.
+    """
     lines = [f"{_named(found.base)} → {_named(found.now)}"]
     if found.why_not:
         return "\n".join([*lines, f"not comparable: {found.why_not}"])
@@ -100,7 +102,7 @@ def diff_fields(found: RunDiff) -> dict[str, Any]:
 
 
 def head(part: PartDiff) -> str:
-    """Return for example `decode, 296 steps, 300 before`."""
+    """Return for example `decode: 296 steps, 300 before`."""
     batch = f" on {number(part.now.sequences)} sequences" if part.now.sequences not in (None, 1.0) else ""
     tokens = f" of {number(part.now.tokens)} tokens" if part.now.tokens not in (None, 1.0) else ""
     cached = f", at {count(part.cached)} positions cached" if part.cached is not None else ""
@@ -298,7 +300,7 @@ def _branch(depth: int, name: str, times: tuple[float, float], place: PlaceDiff 
 
 
 def _stacks(found: RunDiff) -> list[DiffStack]:
-    """Return the own time of each place per unit, from the recorded parts of steps."""
+    """Return the own time of each place per unit. The times are from the recorded parts of steps."""
     return [stack for part in found.parts for stack in _stacks_of(part)]
 
 

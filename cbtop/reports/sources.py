@@ -41,7 +41,7 @@ NO_LIST = "sources: n/a (nobody keeps a list of them)"
 
 
 def listed_in(sources: Iterable[SourceView]) -> ListView | None:
-    """Return the list of all sources that came with these views, or None."""
+    """Return the list of all sources, which one of these views has, or None."""
     return next((source.listed for source in sources if source.listed is not None), None)
 
 

@@ -13,9 +13,9 @@ from cbtop.viewmodels.verdict import Severity
 
 MAX_LINES = 10
 MAX_BRICKS = 5
-MAX_OTHERS = 3  # Number of other phases.
-LEAST_OTHER = 0.05  # Share of the time in steps.
-LEAST_WARM_UP = 0.2  # Share of the time in steps.
+MAX_OTHERS = 3  # Maximum number of other phases.
+LEAST_OTHER = 0.05  # Share of the time in steps, for other phases to be named.
+LEAST_WARM_UP = 0.2  # Share of the time in steps, for a warm-up to be named.
 MAX_VERDICTS = 2
 
 
@@ -35,7 +35,7 @@ def summary(view: SourceView, next_command: str, more_processes: int = 0, note: 
 
 
 def _is_much(view: SourceView) -> bool:
-    """Return whether the warm-up took a large share of the time. Readers of the rate must then know about it."""
+    """Return whether the warm-up took a large share of the time, so that readers of the rate must know."""
     if view.warm_up is None or not view.warm_up.has_ended:
         return False
     return view.warm_up.took_us >= LEAST_WARM_UP * sum(steps.union_us or 0.0 for steps in view.phases)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Rows of a table. Columns of text are aligned to the left, and columns of numbers to the right.
 Table = list[tuple[str, ...]]
 
 
 def table(rows: Table, *, left: int) -> str:
-    """Return the rows as aligned columns, the first `left` columns to the left and the others to the right."""
+    """Return the rows as columns. The first `left` columns are aligned to the left, and the others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(

@@ -72,7 +72,7 @@ def text_report(
     replay: ReplayView | None = None,
     rows: RowChoice | None = None,
 ) -> str:
-    """Return each source with the chosen sections in their order, then the list of all sources, and their machines.
+    """Return the chosen sections of each source, in their order, then the list of all sources, and their machines.
 
     `rows` has the filter and the order of bricks. By default, all bricks are included, unsorted.
     """
@@ -110,7 +110,7 @@ def _source(view: SourceView, sections: Sequence[str], rows: RowChoice) -> str:
 
 
 def filtered_text(view: SourceView, shown: SourceView, text: str) -> str:
-    """Return a line with the number of bricks that match the filter. Other figures cover all bricks."""
+    """Return a line with the number of bricks that match the filter, because other figures cover all bricks."""
     return f"bricks shown: {len(shown.bricks)} of {len(view.bricks)}, with {text!r} in name or category"
 
 
@@ -204,13 +204,13 @@ def baseline_text(found: Comparison | None) -> str:
 
 
 def _percent(change: Change) -> str:
-    """Return the percentage of a change. A change that is noise is marked."""
+    """Return the percentage of a change. Noise is marked."""
     noise = "" if change.is_beyond_noise else " (noise)"
     return units.NOT_MEASURED if change.percent is None else f"{change.percent:+,.1f}{noise}"
 
 
 def _counted(steps: StepsView) -> str:
-    """Return the number of steps. If needed, add how many were recorded inside, and how many failed."""
+    """Return the number of steps. If some were not recorded inside, or failed, add their numbers."""
     failed = [f"{units.count(steps.failed)} failed"] if steps.failed else []
     if steps.recorded < steps.count:
         lost = ["some inside others left nothing"] if steps.is_sample else []
@@ -276,7 +276,7 @@ def _shown_time(view: SourceView) -> str:
 
 
 def _bricks(view: SourceView) -> str:
-    """Return tables of 80 columns: the time of bricks, their work, and their distance from the roof."""
+    """Return tables of 80 columns: the bricks' times, their work, and their distance from the roof."""
     if view.ranks is not None:
         return "\n".join((ranks_text(view.ranks), books_text(view)))
     if not view.bricks:
@@ -330,7 +330,7 @@ def _in_layers(view: SourceView) -> Table:
 
 
 def _shares(view: SourceView) -> list[str]:
-    """Return a line if the shares of the bricks are not parts of one whole, else []."""
+    """Return [], or a line that says that the bricks' shares are not parts of one whole."""
     return [OPEN_LINE] if view.shares_close is False else []
 
 
@@ -408,7 +408,7 @@ def _categories(view: SourceView) -> str:
 
 
 def _layers(view: SourceView) -> str:
-    """Return a line per layer. If a layer is slower than its peers, the line has the cause."""
+    """Return a line per layer. The line of a slow layer has the cause."""
     layers = view.layer_times
     if layers is None:
         return "layers: n/a (none of this phase has been recorded)"
@@ -491,7 +491,7 @@ def _tree(view: SourceView) -> str:
     if view.merged is not None and not view.graph:
         return "tree: n/a (what is taken from several ranks is no graph)"
     path = view.critical_path
-    # If all nodes are critical, every node would have the same note.
+    # If all nodes are critical, do not repeat this for every node.
     is_beside = path is not None and path.nodes < path.timed_nodes
     changes = view.baseline.places if view.baseline is not None and view.merged is None else {}
 

@@ -19,7 +19,8 @@ class Service(Protocol):
         """Parse `text` as an address of this service. Raises argparse.ArgumentTypeError if it is invalid."""
 
     def serving(self, address: str, subscription: Subscription) -> AbstractContextManager[str]:
-        """Export while the context is open. Yields a line with the address. Raises CbtopError if it cannot run.
+        """Export while the context is open. Yields a line with the address. Raises CbtopError if the service cannot
+        run.
 
-        The service has its own threads. It never delays the daemon's loop or its end.
+        The service has its own threads, and never delays the daemon's loop or end.
         """

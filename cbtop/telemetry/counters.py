@@ -1,8 +1,8 @@
 """Counters that never decrease, whatever happens to their sources."""
 
-# The source of a counter may decrease: a part of a keyframe was lost, a process ended and returned, another process
-# began with the same labels, or a brick's exclusive time shrinks when records inside it arrive late. Prometheus takes
-# every decrease for a restart and adds the whole value to the rate again.
+# The source of a counter may decrease: after the loss of a part of a keyframe, when a process returns, or when
+# another process begins with the same labels. A brick's exclusive time shrinks when records inside the brick arrive
+# late. Prometheus takes every decrease for a restart and adds the whole value to the rate again.
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cbtop.client.store import Store
 from cbtop.protocol.messages import HostHello
 from cbtop.telemetry.metrics import MAX_SERIES, DurationHistogram, Metric, MetricType, Point, Snapshot
 
-MAX_KEPT = 4 * MAX_SERIES  # maximum number of stored series; series not exported for longest are dropped and restart
+MAX_KEPT = 4 * MAX_SERIES  # maximum number of stored series; series with the oldest export are dropped and restart
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class Counters:
     """Remembers the exported values, so that later exports are not lower.
 
     During the life of a process, a counter keeps its highest value. If a process starts again with the same labels,
-    its values are added to the earlier ones.
+    its values are added to the values of its earlier life.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""The table of exported metrics, and the type of their points. Every service uses it.
+"""The table of exported metrics, and the type of their points. Every service uses this table.
 
-Names and labels are stable. Names lack the additions of each format. OpenMetrics appends the unit and `_total`,
+Names and labels are stable. Each format adds something to the names: OpenMetrics appends the unit and `_total`,
 `_info`, `_bucket`, `_sum` and `_count`. OTLP uses dots instead of underscores, and has a separate field for the unit.
 """
 
@@ -234,7 +234,7 @@ METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class DurationHistogram:
-    """A histogram of calls. `counts[i]` calls took at most `bounds_ns[i]`, and more than the bound before.
+    """A histogram of calls. `counts[i]` calls took more than `bounds_ns[i - 1]` and at most `bounds_ns[i]`.
 
     The last count has no upper bound. If some durations are unknown, there is only one count and no bound.
     """

@@ -75,7 +75,7 @@ def registry(snapshot: Snapshot) -> CollectorRegistry:
     """Return `snapshot` as a registry of prometheus-client."""
     from prometheus_client import CollectorRegistry
 
-    found = CollectorRegistry(auto_describe=True)  # so that requests with ?name[]= find the metrics
+    found = CollectorRegistry(auto_describe=True)  # requests with ?name[]= need auto_describe
     found.register(_Collected(snapshot))
     return found
 
@@ -123,10 +123,10 @@ def _buckets(value: DurationHistogram) -> list[tuple[str, float]]:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A server with limits on threads and time, so that a slow or silent client does not affect others.
+    """A server with limits on threads and time, so that a slow or silent client does not affect other clients.
 
-    If all connections are in use, the oldest connection without a request is closed. If all have sent a request, the
-    new connection is closed.
+    If all connections are in use, the oldest connection without a request is closed. If all connections have sent a
+    request, the new connection is closed.
     """
 
     daemon_threads = True  # the daemon does not wait for scrapers when it ends
@@ -196,7 +196,7 @@ def _app(subscription: Subscription) -> Callable[..., Iterable[bytes]]:
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         try:
             snapshot = subscription.snapshot()
-        except NoDataError as error:  # users notice a failed scrape, but would not notice old values presented as new
+        except NoDataError as error:  # users notice a failed scrape, but not old values that are presented as new
             start_response("503 Service Unavailable", [("Content-Type", "text/plain; charset=utf-8")])
             return [f"{error}\n".encode()]
         answer: Iterable[bytes] = make_wsgi_app(registry(snapshot))(environ, start_response)

@@ -1,6 +1,6 @@
 """OTLP over HTTP, for OpenTelemetry collectors. The SDK's own variables (OTEL_EXPORTER_OTLP_HEADERS, …) apply."""
 
-# The SDK's instruments measure calls themselves, but our data is already measured. A histogram would have to be split
+# The SDK's instruments take single measurements, but our data is already added up. A histogram would have to be split
 # into single calls, which are not available. So we fill in the SDK's data model directly.
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HELP = (
 )
 
 INTERVAL_MS = 10_000
-LAST_EXPORT_S = 1.0  # when the daemon ends, it sends once more, and waits at most this long
+LAST_EXPORT_S = 1.0  # when the daemon ends, it waits at most this long for its last export
 # OpenTelemetry requires units in UCUM.
 UNITS = {
     "": "", "seconds": "s", "bytes": "By", "ratio": "1", "watts": "W", "hertz": "Hz", "celsius": "Cel",
@@ -195,7 +195,7 @@ def _data(metric: Metric, points: list[Point], now_ns: int) -> Sum | Gauge | His
             ],
             cumulative,
         )
-    # Use floats: they are exact up to 2^53, and even the sum of forged numbers can be encoded.
+    # Floats are exact up to 2^53, and can also hold sums of forged numbers.
     numbers = [
         export.NumberDataPoint(attributes(point), point.since_ns, now_ns, float(point.value))
         for point in points

@@ -1,7 +1,7 @@
 """Makes the content of an export from a store: the points of every metric, and the number of items left out."""
 
-# A counter must never decrease, or its rate is wrong. So times derived by subtraction are counted over ended steps,
-# because their bricks are complete. Losses are as counted by the daemon.
+# A counter must never decrease, or its rate is wrong. So times derived by subtraction cover ended steps only, because
+# the bricks of ended steps are complete. The daemon counts the losses.
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ _log = logging.getLogger("cbtop.daemon")
 MAX_PHASES = 16  # phases per source
 MAX_BRICKS = 256  # bricks per phase
 
-# Durations are counted in buckets with edges at powers of two. So each bound is exact: a call of 2^k ns or more is
-# beyond the bound 2^k - 1. The bounds go from a microsecond to 17 s.
+# Durations are counted in buckets with edges at powers of two, so each bound is exact: a call of 2^k ns is beyond the
+# bound 2^k - 1. The bounds go from a microsecond to 17 s.
 BOUNDS_NS = tuple(2**k - 1 for k in range(10, 35))
 _CUTS = np.concatenate(([0], bucket_of(np.array(BOUNDS_NS, np.int64) + 1)))
 
@@ -105,8 +105,8 @@ class _Part:
 def snapshot(store: Store, now_ns: int) -> Snapshot:
     """Return the points of every metric at `now_ns` (Unix time), in at most MAX_SERIES series.
 
-    If there is not enough room, all sources come first. Then comes the first brick of each source, then the second of
-    each, and so on.
+    If there is not enough room, all sources come first, then the first brick of each source, then the second, and so
+    on.
     """
     found: Snapshot = {metric: [] for metric in METRICS}
     left_out = dict.fromkeys(("device", "source", "phase", "brick", "check"), 0)

@@ -23,8 +23,7 @@ ANSWER_S = 2.0
 class Subscription:
     """Follows the daemon at `endpoint`. Makes a snapshot on request, from any thread.
 
-    The daemon treats it like any other subscriber and never waits for it. Raises EndpointError if too few files can
-    be opened.
+    The daemon never waits for a subscriber. Raises EndpointError if too few files can be opened.
     """
 
     def __init__(self, endpoint: str, keys: ViewerKeys | None = None) -> None:

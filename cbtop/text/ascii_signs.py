@@ -56,10 +56,10 @@ def are_wanted(
     The console of Linux (TERM=linux) decodes UTF-8, but its font has only 256 or 512 characters.
 
     The user's locale may lack UTF-8 although Python writes UTF-8. If the locale is C or POSIX, or is not installed,
-    Python uses UTF-8 (PEP 538, PEP 540). It then sets LC_CTYPE=C.UTF-8 in the environment, even next to LANG=C.
+    Python uses UTF-8 (PEP 538, PEP 540). Python then sets LC_CTYPE=C.UTF-8 in the environment, even next to LANG=C.
 
-    htop decides in the same way, by the codeset that the C library reports for the locale. But if no locale is set at
-    all, as in a container, we write UTF-8: the user has not requested ASCII, and terminals read UTF-8.
+    htop decides in the same way, by the codeset of the locale in the C library. One case differs: if no locale is
+    set, as in a container, we write UTF-8, because the user has not requested ASCII and terminals read UTF-8.
     """
     if environment.get("TERM") == "linux":
         return not environment.get("PYTHONIOENCODING")

@@ -1,4 +1,4 @@
-"""Writes the time breakdown of steps ("the books"), and reasons to doubt it."""
+"""Writes the time breakdown of steps (`books` in names), and reasons to doubt the breakdown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cbtop.viewmodels.time_breakdown import BesideView, TimeBreakdownView
 _MAX_NAMED = 3  # maximum number of names in a list
 
 
-OVERLAP = "overlap"  # name of the overlap in the books
+OVERLAP = "overlap"  # name of the overlap in a time breakdown
 
 
 def no_books(source: SourceView) -> str:

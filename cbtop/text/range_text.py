@@ -15,7 +15,7 @@ def shown_time(source: SourceView, *, with_date: bool = False) -> str:
     """Format the time range of figures.
 
     - Recent window: `last 10.4 s`, or `its last 10.4 s` if the process has ended.
-    - Recent window of a merge with some running members: `last 10.4 s of the 2 that run`.
+    - Recent window of a merge, if only some members run: `last 10.4 s of the 2 that run`.
     - Since the start: `since 20:02:11`. For a sum of members with different ranges, `since 20:02:11 at the earliest`.
     - Chosen range: `20:02:11.3–20:02:19.8, 41 steps`.
     """
@@ -37,7 +37,7 @@ def shown_time(source: SourceView, *, with_date: bool = False) -> str:
 def between_steps(found: TimeRangeView | None) -> str:
     """Format the time between steps: `between steps 49.7 % (4.97 s of 10.0 s)`, or "" if unknown.
 
-    `at least` is added if a step that began before the range counts as a whole.
+    The text says `at least` if a step from before the range counts as a whole.
     """
     if found is None or found.between_us is None:
         return ""

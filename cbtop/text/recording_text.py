@@ -18,7 +18,7 @@ def sample(every: int | None) -> str:
 
 
 def inside_of_all(source: SourceView) -> str:
-    """Return how many recorded steps the figures of bricks are from. Return "" for enough steps of the shown time."""
+    """Return the number of recorded steps behind the figures of bricks, or "" if the shown time has enough steps."""
     steps = source.steps
     if steps is None or not steps.recorded:
         return ""

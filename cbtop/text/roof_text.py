@@ -47,7 +47,8 @@ def ceiling_doubts(ceilings: Sequence[CeilingRow]) -> list[str]:
 
 
 def without_work(names: Sequence[str]) -> str:
-    """Return the bricks missing on the roofline by reason: no declared work, or their device waited for the host."""
+    """Return the bricks without a roofline point, by reason: no work was declared, or the device waited for the
+    host."""
     waited = f", {LAUNCH_BOUND}"
     silent = [name for name in names if not name.endswith(waited)]
     bound = [name.removesuffix(waited) for name in names if name.endswith(waited)]

@@ -36,11 +36,12 @@ def _sort_names() -> dict[str, str]:
 SORT_NAMES = _sort_names()  # the column title for each accepted name, such as `p95` and `p95us`
 
 
-# Names are untrusted, and a regular expression may take exponential time on them. So the choices in an expression are
-# counted. A repetition has as many choices as a name has characters, so it counts as REPETITION binary choices. `?`
-# and `|` count as ALTERNATIVE.
+# Names are untrusted, and a regular expression may take exponential time on them. So its binary choices are counted.
+# A repetition has as many choices as a name has characters, so it counts as REPETITION. `?` and `|` count as
+# ALTERNATIVE.
 MAX_CHOICES, REPETITION, ALTERNATIVE = 16, 8, 2
-MAX_SEARCHED = 128  # a regular expression is searched in this many characters of a name; plain text in the whole name
+# characters of a name in which a regular expression is searched; plain text is searched in the whole name
+MAX_SEARCHED = 128
 _ONE_CHARACTER = re.compile(r"\\.|\[\^?\]?(?:\\.|[^]\\])*\]", re.DOTALL)
 _REFUSED = re.compile(r"\)[*+{]|\(\?(?![:=!<P]|i\))")  # repeated groups, and uses of (? such as comments and flags
 

@@ -109,7 +109,7 @@ def stall(found: StallView) -> str:
     """Format a stall: `stalled for 32 s in decode → Layer 17 → AllReduce (p99 of every decode: 12.3 ms)`."""
     place, after = " → ".join(found.place), " → ".join(found.after)
     member = f"{found.member}: " if found.member else ""
-    # The time without progress may have begun before the process was suspended.
+    # The time without progress may be longer than the suspension, so the text names both.
     standing = "suspended, without progress" if found.word is StallKind.SUSPENDED else found.word
     parts = [f"{member}{standing} for {found.age_s:.0f} s{f' in {place}' if place else ''}"]
     if after:

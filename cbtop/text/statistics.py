@@ -127,9 +127,9 @@ class Statistic:
     report_title: str = ""  # title of its column in the text report, if different
     word: str = ""  # label in the panel of a brick, if different
     sort_key: str = ""  # key of the statistic whose values sort this column, if different
-    # whether it is derived in a recent window, although it is measured since the start
+    # whether the value is derived in a recent window, but measured since the start
     derived_in_window: bool = False
-    # whether it scatters, because it comes from few calls; rows sorted by it keep their places for longer
+    # whether the value comes from few calls, so that it scatters; rows sorted by it keep their places for longer
     of_few_calls: bool = False
 
     def value(self, row: object) -> Value:
@@ -335,7 +335,7 @@ class ScreenColumn:
     width: int
     priority: int
     limit: Statistic | None = None  # limit to show after the value, as in 412/700
-    instead: Statistic | None = None  # statistic to show if this one was not measured
+    instead: Statistic | None = None  # statistic to show if the value was not measured
 
     def bare(self, row: object) -> str:
         """Return the value, with its limit if known."""

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from cbtop.units import NOT_MEASURED
 
-_MAX_DATE_S = 250_000_000_000  # a moment in the year 9892, because a file may contain any number
+_MAX_DATE_S = 250_000_000_000  # latest moment to show (in the year 9892), because a file may contain any number
 _DATE_FROM_US = 12 * 3600e6  # show the date for older times, because a time of day alone would be ambiguous
 
 

@@ -125,16 +125,16 @@ class CbtopApp(App[int]):
         look_back: AskBack | None = None,
         section: str = "all",
     ) -> None:
-        """Create the app, which opens the view of the report section `section` first (default: the overview).
+        """Create the app. `section` names the report section whose view is shown first (default: the overview).
 
-        `save_history` writes the daemon's history to a file, and `look_back` opens the history.
+        `save_history` writes the daemon's history to a file. `look_back` opens the history.
         """
         super().__init__(driver_class=AskingDriver)
         self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]
         self.VERTICAL_BREAKPOINTS = [(0, "-short"), (20, "-tall")]
         for theme in THEMES:
             self.register_theme(theme)
-        self._follows_terminal = False  # Whether the theme follows the terminal's background when that becomes known.
+        self._follows_terminal = False
         self._color_system: str | None = "truecolor"
         self._set_light(is_light=False)
         self.feed = feed
@@ -179,19 +179,19 @@ class CbtopApp(App[int]):
         )
 
     def _source_key(self) -> str | None:
-        """Return the key of the source shown."""
+        """Return the key of the shown source."""
         return None if self.source is None else self.source.key
 
     @property
     def _shown_feed(self) -> AppFeed:
-        """The feed that the screen shows: live, or a recording while the user looks back."""
+        """The feed on the screen: the recording if the user looks back, otherwise the live feed."""
         return self._travel.past or self.feed
 
     def get_default_screen(self) -> Screen[Any]:
         return ChangedCellsScreen(id="_default")
 
     def on_mount(self) -> None:
-        # After ^Z and fg the terminal is empty, so draw the unchanged parts again, too.
+        # After ^Z and fg the terminal is empty, so draw everything again.
         self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
         self._choose_rows()
         self.tick()
@@ -222,12 +222,12 @@ class CbtopApp(App[int]):
         self.query_one(Bricks).look_for(self.rows.filter)
 
     def _sorted_tables(self) -> dict[str, SortedTable[Any]]:
-        """Return the sortable tables by the name of their view in reports."""
+        """Return the sortable tables, by the `section` of their view."""
         return {view.section: table for view in self._views if isinstance(table := view.focus_target, SortedTable)}
 
     @property
     def chosen_orders(self) -> dict[str, tuple[str, bool]]:
-        """(column, whether the largest come first) of each table that the user has sorted."""
+        """The tables that the user has sorted, as (sort column, whether the largest come first)."""
         return {name: table.chosen for name, table in self._sorted_tables().items() if table.chosen is not None}
 
     def tick(self) -> None:
@@ -241,7 +241,7 @@ class CbtopApp(App[int]):
             self.show()
 
     def _look(self) -> None:
-        """Select the newest process, unless the screen is paused or merged. Notify about other processes."""
+        """Select the newest process, unless the screen is paused or shows a merge. Notify about others."""
         may_move = not self.paused and self.merge is None
         told = self.selection.look(self.feed.sources(), is_complete=self.feed.is_complete, may_move=may_move)
         if told:
@@ -257,7 +257,7 @@ class CbtopApp(App[int]):
         self._show_content()
 
     def arrive(self) -> None:
-        """Draw the screen after a move in time. Views drop data of the previous moment."""
+        """Let all views drop the data of the previous moment, then draw the new moment."""
         for view in self._views:
             view.let_go()
         self.show()
@@ -300,7 +300,7 @@ class CbtopApp(App[int]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Disable the time travel keys while the help or the filter is open.
 
-        Without a range or look back to leave, Esc and End keep their other meaning.
+        Also disable Esc without a range, and End on a live screen, so that these keys keep their other meaning.
         """
         if action not in ("steps", "seek", "seek_to", "range", "leave_range", "now"):
             return True
@@ -337,7 +337,7 @@ class CbtopApp(App[int]):
         """Show the view `index`."""
         self._tabs.set_active(index)
         self._follow_records()
-        # In a recording, the records of the shown moment are available at once, even while the screen is paused.
+        # In a recording, the records of a moment are available at once, so show them even if it is paused.
         if self.SHOWN[index].needs_records and (self.replay() is not None or not self.paused):
             self.show()
         else:
@@ -361,7 +361,7 @@ class CbtopApp(App[int]):
         self.show()
 
     def action_pause(self) -> None:
-        """Pause the screen, or resume it (also from a look back). The feed is polled meanwhile."""
+        """Pause the screen. If it is paused already, return to the present."""
         if self.paused:
             self.action_now()
         else:
@@ -369,7 +369,7 @@ class CbtopApp(App[int]):
 
     def _freeze(self) -> None:
         self.paused = True
-        # Keep this moment's data for parts that are scrolled or unfolded into view later.
+        # Parts that the user scrolls or unfolds later must show the data of this moment, too.
         if self.source is not None:
             self.source = self.source.held()
         self._show_surroundings()
@@ -397,7 +397,7 @@ class CbtopApp(App[int]):
         self._travel.move(by_s)
 
     def action_range(self) -> None:
-        """Begin a time range at the shown moment, or end the begun range there and show it in every view."""
+        """Begin a time range at the shown moment. If a range has begun, end it there and show it."""
         self._hold()
         self._travel.mark()
 
@@ -427,7 +427,7 @@ class CbtopApp(App[int]):
         self.show()
 
     def action_mark_baseline(self) -> None:
-        """Use the recent window as the baseline. It replaces an earlier baseline."""
+        """Make the recent window the baseline, in place of an earlier baseline."""
         if self.source is None:
             self._tell_baseline("there is no process yet that could be compared with", severity="warning")
         elif self._shown_feed.mark_baseline(self.source.key):
@@ -452,7 +452,7 @@ class CbtopApp(App[int]):
     def action_merge(self) -> None:
         """Select the next merge mode: sum, slowest, side by side, or no merge.
 
-        A merge has all sources with the same model.
+        A merge combines all sources with the same model.
         """
         modes = (None, *MergeMode)
         mode = modes[(modes.index(self.merge) + 1) % len(modes)]
@@ -472,7 +472,7 @@ class CbtopApp(App[int]):
         return f"{found.merged.members[0]} alone runs this model in this program: a merge needs two"
 
     def action_step_source(self, steps: int) -> None:
-        """Show the source `steps` further in the list, and stay with it."""
+        """Show the source `steps` further in the list, and stop following the newest process."""
         self.selection.step(steps, self._shown_feed.sources())
         self.show()
 
@@ -494,9 +494,9 @@ class CbtopApp(App[int]):
         self._set_light(is_light=self.current_theme.dark)
 
     def action_save_history(self) -> None:
-        """Write the shown time range, or the daemon's history, to a file.
+        """Write the shown time range to a file, or the daemon's history if no range is shown.
 
-        A thread writes, because that takes a while.
+        A thread writes the file, because writing takes a while.
         """
         save_range = self._travel.saving()
         save, what = (
@@ -526,7 +526,7 @@ class CbtopApp(App[int]):
 
     def action_export(self) -> None:
         """Ask for a format and export the shown view to a file in the working directory."""
-        # A local import, because loading all reports would delay the first frame by a thirtieth of a second.
+        # Importing all reports takes a thirtieth of a second, which would delay the first frame.
         from cbtop.tui.export import ask_and_export
 
         view = self._views[self._tabs.active]

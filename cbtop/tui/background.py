@@ -1,7 +1,8 @@
-"""Detection of a light terminal background. cbtop asks the terminal (OSC 11), which may answer at any time, or never.
+"""Detection of a light terminal background.
 
-Nothing waits for the answer. However late the answer comes, it is removed from the input before Textual reads it as
-keys. Only an exit directly after the question waits for the answer, because the answer would reach the shell.
+cbtop asks the terminal with OSC 11. The app does not wait, because the answer may come at any time, or never. The
+answer is removed from the input, because Textual would read it as keys. Only an exit directly after the question
+waits, because otherwise the shell would get the answer.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from textual.message import Message
 from cbtop.tui.patience import SlowPollSelector
 
 ASK = "\x1b]11;?\x1b\\"
-ANSWER_WITHIN_S = 1.0  # A terminal that has not answered by then never will.
+ANSWER_WITHIN_S = 1.0  # A terminal that has not answered within this time never will.
 _ANSWER = re.compile(r"\x1b?\]11;([^\x07\x1b]{0,64})(?:\x07|\x1b\\)")
-# Begin of an answer. Its rest comes with the next input.
+# Beginning of an incomplete answer. The rest comes with the next input.
 _BEGUN = re.compile(r"\x1b?\]1(?:1(?:;[^\x07\x1b]{0,64}\x1b?)?)?\Z")
 _COLOUR = re.compile(r"rgba?:([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})")
-_BLACK_ON_IT = 0.179  # Black has more contrast than white on a background of a higher relative luminance (WCAG 2).
+# On a background of a higher relative luminance, black text is more readable than white text (WCAG 2).
+_BLACK_ON_IT = 0.179
 _NEVER_ANSWER = ("linux", "dumb", "unknown", "")  # Types of terminals that do not answer.
 
 
@@ -58,7 +60,7 @@ class AnswerParser(XTermParser):
         return chain(told, super().feed(data)) if data else told
 
 
-# Replace the parser and the selector that Textual's driver creates by these names.
+# Textual's driver looks up its parser and its selector by these names, so replace both here.
 vars(linux_driver)["XTermParser"] = AnswerParser
 vars(linux_driver)["selectors"] = SimpleNamespace(**vars(selectors) | {"SelectSelector": SlowPollSelector})
 
@@ -92,13 +94,13 @@ def is_light_by_environment() -> bool:
 
 
 def _is_light(colour: str) -> bool | None:
-    """Return whether `rgb:ffff/ffff/dddd` or the like is a light colour, or None if it is not a colour."""
+    """Return whether a colour such as `rgb:ffff/ffff/dddd` is light, or None if it cannot be parsed."""
     if (found := _COLOUR.match(colour)) is None:
         return None
     return luminance(*(int(part, 16) / (16 ** len(part) - 1) for part in found.groups())) > _BLACK_ON_IT
 
 
 def luminance(red: float, green: float, blue: float) -> float:
-    """Return the relative luminance (0 to 1, WCAG 2) of an sRGB colour. Its components are 0 to 1."""
+    """Return the relative luminance (0 to 1, WCAG 2) of an sRGB colour with components from 0 to 1."""
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in (red, green, blue)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -26,13 +26,13 @@ Found_co = TypeVar("Found_co", covariant=True)
 
 
 class Progress(Protocol):
-    """Shows a status and the completed share (0 to 1, None if unknown). An empty status hides both."""
+    """Shows a status and the completed share (0 to 1, or None if unknown). Shows nothing for an empty status."""
 
     def __call__(self, status: str, done: float | None = None, /) -> None: ...
 
 
 class Awaited(Protocol[Found_co]):
-    """A result that is not available yet."""
+    """A result that may not be available yet."""
 
     @property
     def status(self) -> str: ...
@@ -45,11 +45,11 @@ class Awaited(Protocol[Found_co]):
 
 
 class BackgroundTask(ABC, Generic[Found]):
-    """A task that runs once at a time. It ends when the user leaves the screen."""
+    """A background task. Only one can run at a time. Leaving the screen ends the task."""
 
     TITLE: ClassVar[str]
-    AT_IT: ClassVar[str]  # Why the task cannot start while it is running.
-    # Question before the task starts. Pressing the same key within READ_S seconds means yes.
+    AT_IT: ClassVar[str]  # Message if the user starts the task while it is running.
+    # Question to the user before the task starts. Pressing the key again within READ_S seconds means yes.
     QUESTION: ClassVar[str] = ""
 
     def __init__(self, app: App[int], show_progress: Progress) -> None:
@@ -79,9 +79,9 @@ class BackgroundTask(ABC, Generic[Found]):
             self._app.run_worker(partial(self._wait, source), thread=True, group=self.TITLE)
 
     def _is_confirmed(self, source: SourceView) -> bool:
-        """Return True if the user saw the question about this source in the last READ_S seconds.
+        """Return whether the question about this source was asked in the last READ_S seconds.
 
-        If not, note the time.
+        If not, note that it is asked now.
         """
         now_s = time.monotonic()
         if self._asked is not None and self._asked[0] == source.key and now_s - self._asked[1] < READ_S:

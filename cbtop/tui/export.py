@@ -63,7 +63,7 @@ class Kinds(Drawing):
 
 
 def ask_and_export(app: App[int], view: View, source: SourceView, replay: ReplayView | None) -> None:
-    """Ask for a format, then write `view` of `source` as it was when this function was called."""
+    """Ask for a format, then write `view` with the data that `source` has now."""
     picture = app.export_screenshot(title=f"cbtop {view.title}")
     source = source.held()
 
@@ -105,7 +105,7 @@ def write_export(ending: str, view: View, source: SourceView, replay: ReplayView
 
 
 def as_csv(cells: Cells) -> str:
-    """Return the cells as CSV. Numbers have the displayed digits without commas, and names have no glyphs."""
+    """Return the cells as CSV. Numbers have their displayed digits but no commas, and names have no glyphs."""
     written = io.StringIO()
     csv.writer(written).writerows([cells.head, *([_as_read(cell) for cell in row] for row in cells.rows)])
     return written.getvalue()

@@ -13,7 +13,7 @@ from cbtop.viewmodels.time_travel import TimeView
 
 
 class AppFeedEnd(Protocol):
-    """Failure of the program started with this app. The caller that started the app reports why."""
+    """Failure of the program that was started with this app. The caller of the app reports the reason."""
 
     @property
     def exit_code(self) -> int: ...
@@ -53,7 +53,7 @@ class AppFeed(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether all running processes are known. If so, a process that appears has just started."""
+        """Whether all running processes are known. If so, any new process has just started."""
 
     def mark_baseline(self, key: str) -> bool:
         """Use the recent window of each process as its baseline. Returns False if process `key` has too few steps."""
@@ -61,17 +61,17 @@ class AppFeed(Protocol):
     def clear_baseline(self) -> None:
         """Stop comparing with a baseline."""
 
-    baselines: Sequence[Snapshot]  # One baseline per process.
+    baselines: Sequence[Snapshot]  # At most one per process.
 
     def watched(self) -> TimeView | None:
-        """Return the time range of the last minutes and its notable events, or None if unknown."""
+        """Return the last minutes as a time range with notable events, or None if unknown."""
 
     def status(self) -> str:
         """Return one line about the connection to the daemon."""
 
     @property
     def refused(self) -> str:
-        """Why the daemon rejects this client, or the client rejects the daemon's messages. "" if neither happens."""
+        """Why the daemon and this client do not understand each other, or "" if they do."""
 
     def finished(self) -> AppFeedEnd | None:
         """Return the failure of the program started with this app, or None."""

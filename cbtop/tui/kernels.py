@@ -18,7 +18,7 @@ from cbtop.viewmodels.source import SourceView
 class Kernels(BackgroundTask[BurstView]):
     """Records kernels on request.
 
-    Statistics do not include these kernels. The graph shows them; a paused graph shows them after it resumes.
+    The graph shows these kernels. If it is paused, it shows them after the pause. Statistics do not include them.
     """
 
     TITLE = "kernels"

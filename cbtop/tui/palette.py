@@ -12,7 +12,7 @@ from cbtop.tui.widgets.footer import shown_key
 
 
 class KeysByName(Provider):
-    """Provides the palette's entries. Choosing an entry is the same as pressing its key."""
+    """Provides the palette's entries. Choosing an entry presses its key."""
 
     async def discover(self) -> Hits:
         for binding in self._bindings():
@@ -26,9 +26,9 @@ class KeysByName(Provider):
                 yield Hit(score, matcher.highlight(_text(binding)), press)
 
     def _bindings(self) -> Iterator[Binding]:
-        """Yield one binding per action, the bindings of the focused widget first.
+        """Yield one binding per action. Bindings of the focused widget come first.
 
-        Includes actions that are disabled only while the palette is open. Excludes Textual's own actions.
+        Actions that are disabled only because the palette is open are included. Textual's own are not.
         """
         told: set[str] = set()
         for active in self.screen.active_bindings.values():

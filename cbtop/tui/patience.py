@@ -1,15 +1,15 @@
-"""Polling interval of Textual's input thread: a tenth of a second, or half a second while the user types nothing."""
+"""Makes Textual's input thread poll every half second instead of every tenth while the user types nothing."""
 
 from __future__ import annotations
 
 import selectors
 
-PATIENT_S = 0.5  # Seconds. Also the longest wait for the input thread on exit, unless a key caused the exit.
-TYPING_LOOKS = 10  # Polls without input before the wait gets longer. Until then, the rest of a key sequence may come.
+PATIENT_S = 0.5  # An exit waits at most this long for the input thread, unless a key caused the exit.
+TYPING_LOOKS = 10  # After this many polls without input, polls get rarer. A key sequence is complete by then.
 
 
 class SlowPollSelector(selectors.SelectSelector):
-    """Selector that waits for the given timeout, or longer after some time without input."""
+    """Selector that waits longer than the given timeout after some time without input."""
 
     def __init__(self) -> None:
         super().__init__()

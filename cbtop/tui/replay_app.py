@@ -10,18 +10,18 @@ from cbtop.feeds.replay import ReplayFeed
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.time_travel import TimeTravel
 
-_NOT_HERE = ("now", "save_history")  # A recording has no present, and its last minutes are in the file already.
+_NOT_HERE = ("now", "save_history")  # A recording has no present, and it is a file already.
 
 
 def _seek(keys: str, action: str, description: str, *, show: bool = False) -> Binding:
-    # These keys take priority over the keys of lists. Lists keep j k g G, and the graph also keeps h l.
+    # These keys take priority over a list's keys. Lists keep j k g G, and the graph also keeps h l.
     return Binding(keys, action, description, show=show, priority=True)
 
 
 class ReplayApp(CbtopApp, inherit_bindings=False):
-    """The dashboard for a recording. Space pauses the recording, not only the screen."""
+    """The dashboard for a recording. Space pauses the playback, not only the screen."""
 
-    FOLLOWS: ClassVar[bool] = False  # If true, a move in time could select a different process.
+    FOLLOWS: ClassVar[bool] = False  # Otherwise a move in time could select a different process.
     BINDINGS: ClassVar[list[BindingType]] = [
         _seek("left", "seek(-5)", "back 5 s", show=True),
         _seek("right", "seek(5)", "on 5 s", show=True),
@@ -30,7 +30,7 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
         _seek("home", "seek_to(0)", "to the beginning"),
         _seek("end", "seek_to(1)", "to the end"),
         Binding("w", "save_history", "write the range to a file", show=False),
-        # These bindings are last, because the footer drops its last two, help and quit, after all others.
+        # These bindings come last, because the footer never drops its last two: help and quit.
         *(each for each in CbtopApp.BINDINGS if not (isinstance(each, Binding) and each.action in _NOT_HERE)),
     ]
 
@@ -45,7 +45,7 @@ class ReplayApp(CbtopApp, inherit_bindings=False):
         )
 
     def action_pause(self) -> None:
-        """Pause the recording or resume it. A shown time range resumes at its end."""
+        """Pause the recording, or resume it. If a time range is shown, resume at the end of the range."""
         if self.paused or self._recording.range_s is not None:
             self.paused, self._recording.is_playing = False, True
             self._travel.leave_range()

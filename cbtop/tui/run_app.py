@@ -19,7 +19,7 @@ from cbtop.viewmodels.source import SourceView
 _NOT_OURS = (
     "quit",
     "suspend_process",
-)  # Ctrl-C goes to the program first. A suspended dashboard would not read the program's output.
+)  # Ctrl-C goes to the program first. A suspended dashboard could not read the program's output.
 
 
 class AppProgram(Protocol):
@@ -29,7 +29,7 @@ class AppProgram(Protocol):
     def is_running(self) -> bool: ...
 
     def written(self) -> Sequence[str]:
-        """Return the newest lines of the program's output. The object stays the same until there is new output."""
+        """Return the newest lines of the program's output. Without new output, return the same object as before."""
 
     def interrupt(self) -> None:
         """Interrupt the program, as Ctrl-C on its terminal does."""
@@ -80,7 +80,7 @@ class RunApp(CbtopApp, inherit_bindings=False):
         self._program.resize(event.size.width, event.size.height)
 
     def _show_welcome(self, source: SourceView | None) -> None:
-        """Show the program's output until there is other data."""
+        """Show the program's output, because there is nothing else to show yet."""
         self._show_view(self.query_one(Output))
 
     async def action_interrupt(self) -> None:

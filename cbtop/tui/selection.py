@@ -22,15 +22,15 @@ class Selection:
         self._known: frozenset[str] = frozenset()  # Keys of all processes at the previous look.
 
     def choose(self, key: str) -> None:
-        """Select process `key`. The selection then stays there when processes start or end."""
+        """Select process `key`. From now on, the selection does not move when processes start or end."""
         self.key, self._follows = key, False
 
     def look(self, sources: Sequence[SourceSummary], *, is_complete: bool, may_move: bool = True) -> str:
         """Select the newest live process if the selection may move. Return a message for the user, or "".
 
-        The selection does not move if the user chose a process or if `may_move` is false. The message names the
-        process selected now, or one that started or ended and the key that shows it. Before `is_complete`, some
-        running processes may be unknown, so the selection stays open.
+        The selection does not move if the user chose a process or if `may_move` is false. If it moves, the message
+        names the new process, else a process that started or ended and the key to show it. Before `is_complete`, some
+        running processes may be unknown, so nothing is selected yet.
         """
         live = {summary.key: clean(summary.label) for summary in sources if summary.state == SourceStatus.LIVE}
         before, self._live = self._live, live
@@ -44,7 +44,7 @@ class Selection:
             self.key = first.key
             why = f"{ended} has ended: " if ended else ""
             return f"{why}{live[first.key]} {'runs' if first.key in known else 'started'} and is shown now"
-        # When a recording is moved backwards, an ended process runs again. That process has not started.
+        # In a recording that is moved backwards, an ended process runs again. `known` has it, so it has not started.
         if started := [key for key in live if key not in known]:
             what = live[started[0]] if len(started) == 1 else f"{len(started)} processes"
             return f"{what} started: {self._way_to(started[0], sources)}"
@@ -55,7 +55,7 @@ class Selection:
         return ""
 
     def step(self, steps: int, sources: Sequence[SourceSummary]) -> None:
-        """Select the process `steps` further in the list. The selection stays there."""
+        """Select the process `steps` further in the list. The selection then stays there."""
         self._follows = False
         keys = [summary.key for summary in sources]
         if keys:

@@ -15,15 +15,15 @@ from contextlib import suppress
 from types import FrameType
 
 TERMINAL_CHECK_S = 1.0
-LEAVE_WITHIN_S = 8.0  # Stopping the workload of a demo takes up to five seconds.
+LEAVE_WITHIN_S = 8.0  # Includes up to five seconds for stopping the workload of a demo.
 MAKE_WAY_EVERY_S = 0.05
-ROOM_FOR_GOOD = 3  # Consecutive checks with room in the output buffer. Every waiting writer has finished by then.
+ROOM_FOR_GOOD = 3  # Consecutive checks with room in the output buffer. After these, no writer is waiting.
 HANG_UP_EXIT = 129
-# Terminal modes after Textual exits. Off: synchronised drawing, paste, sizes, mouse, focus. On: line wrapping, keys,
-# main screen, cursor.
+# The modes of a terminal without Textual. Drawing is not synchronised, and pastes, sizes, the mouse and the focus are
+# not reported. Lines wrap, keys are normal, and the main screen and the cursor are visible.
 _MODES = "?2026l ?2004l ?2048l ?1000l ?1003l ?1015l ?1006l ?1004l ?7h <u ?1049l ?25h"
 AS_BEFORE = "".join(f"\x1b[{mode}" for mode in _MODES.split()).encode()
-_KEYS, _DRAWN_ON = 0, 2  # File descriptors. Textual reads keys from the first and draws on the second.
+_KEYS, _DRAWN_ON = 0, 2  # Textual reads keys from file descriptor 0 and draws on 2.
 
 
 class TerminalWatch:
@@ -35,8 +35,8 @@ class TerminalWatch:
         self._exit_code: int | None = None
 
     def begin(self) -> None:
-        # These are not asyncio's signal handlers, because a loop that is blocked on terminal output calls none. A
-        # handler must not raise either, because Python ignores exceptions in some places, such as `__del__`.
+        # asyncio's signal handlers are not used, because a loop that is blocked on terminal output never calls them.
+        # A handler must not raise an exception, because Python ignores exceptions in some places, such as `__del__`.
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, self._on_signal)
         threading.Thread(target=self._watch, name="cbtop-terminal", daemon=True).start()
@@ -61,7 +61,7 @@ class TerminalWatch:
         """Wait until the app has left. If terminal output is blocked, discard the output meanwhile."""
         deadline_s, is_unread = time.monotonic() + LEAVE_WITHIN_S, False
         while time.monotonic() < deadline_s:
-            if self._loop.is_closed():  # The app has left the screen. The command decides what follows.
+            if self._loop.is_closed():  # The app has left the screen, and the command continues.
                 return
             if not is_unread and not _has_room(_DRAWN_ON):
                 is_unread = True
@@ -70,11 +70,11 @@ class TerminalWatch:
         os._exit(exit_code)
 
     def _leave_a_dead_terminal(self) -> None:
-        """Exit after the terminal is gone. Textual's input would spin and its output would block for ever.
+        """Exit because the terminal is gone. Textual's input would spin, and its output would block for ever.
 
-        Terminal modes do not have to be restored.
+        There is no terminal whose modes could be restored.
         """
-        _write_nowhere()  # Otherwise flushing at exit would fail, and Python's exit code would be 120.
+        _write_nowhere()  # Otherwise Python could not flush its output at exit, and its exit code would be 120.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._leave, HANG_UP_EXIT)
         time.sleep(LEAVE_WITHIN_S)
@@ -84,10 +84,10 @@ class TerminalWatch:
 def _leave_unread(deadline_s: float) -> None:
     """Discard output that is not read, then restore the terminal's modes for a later reader.
 
-    Discarding unblocks a writer that waits for room. Later writes are redirected, because they would block, too.
+    Discarding output unblocks a writer that waits for room. Later writes would block again, so redirect them.
     """
     done = threading.Event()
-    atexit.register(done.wait, LEAVE_WITHIN_S)  # The process must not end before this thread has finished.
+    atexit.register(done.wait, LEAVE_WITHIN_S)  # Python must not exit before this thread has finished.
     terminal = os.dup(_DRAWN_ON)
     _write_nowhere()
     had_room = 0

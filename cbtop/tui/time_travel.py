@@ -21,19 +21,19 @@ from cbtop.tui.errand import READ_S, Progress
 from cbtop.tui.widgets.lines import clean
 from cbtop.viewmodels.time_travel import TimeView
 
-ADVANCE_S, ANSWER_S = 0.05, 0.005  # Seconds to read a recording, then seconds to handle keys.
-# Asks for the history. Returns a function that blocks until the history is read.
+ADVANCE_S, ANSWER_S = 0.05, 0.005  # Seconds to read a recording before keys are handled, and seconds to handle keys.
+# Asks for the history. The returned function blocks until the history is read.
 AskBack = Callable[[], Callable[[], ReplayFeed]]
-# Converts the current moment to the target moment, both in seconds from the beginning.
+# Returns the target of a move, given the current moment. Both are seconds from the beginning.
 Way = Callable[[ReplayFeed, float], float]
 NO_HISTORY = "there is no one daemon here whose memory could be looked into"
 
 
 class TimeTravel:
-    """Moves the screen through the recording `past`, or, without `past`, through the history from `ask`.
+    """Moves the screen through the recording `past`. Without `past`, moves through the history from `ask`.
 
-    `leave` returns to the present. `show` redraws the same moment, and `arrive` draws a different one. Moves by steps
-    count the steps of `source`.
+    `show` redraws the same moment, and `arrive` draws a different moment. Moves by steps count the steps of the
+    process that `source` returns.
     """
 
     def __init__(
@@ -48,20 +48,21 @@ class TimeTravel:
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.past = past
-        self.begun_s: float | None = None  # Begin of a range that has no end yet.
+        self.begun_s: float | None = None  # Begin of a range that the user has not ended yet.
         self._app = app
         self._show = show
         self._arrive = arrive
         self._show_progress = show_progress
         self._ask = ask
         self._clock_s = clock_s
-        self._held_s = 0.0  # Time of `clock_s` at which the screen was paused.
+        self._held_s = 0.0  # Time of `clock_s` when the screen was paused.
         # Time of the request for the daemon's history, or None if no answer is pending.
         self._asked_s: float | None = None
         self._ways: list[Way] = []  # Moves requested before the history has arrived.
-        self._begins_after: int | None = None  # Number of moves in `_ways` after which a range begins.
+        # If a range was requested, the number of moves in `_ways` before its begin.
+        self._begins_after: int | None = None
         self._source = source
-        self._told_none = False  # Whether the last move found no step nearby. The user has then been warned.
+        self._told_none = False  # Whether the user was told that the last move found no step nearby.
 
     @property
     def can_look_back(self) -> bool:
@@ -194,7 +195,7 @@ class TimeTravel:
             self.tell(why, severity="error")
 
     def _begin(self, asked_s: float, found: ReplayFeed) -> None:
-        if asked_s != self._asked_s:  # The user has left the history or asked again meanwhile.
+        if asked_s != self._asked_s:  # The user has left the history meanwhile, or asked again.
             found.close()
             return
         self._asked_s, self.past = None, found

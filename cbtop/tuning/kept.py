@@ -1,8 +1,8 @@
 """Store the fastest settings found by `cbtop tune`, in one JSON file in the user's cache directory."""
 
-# A result is valid for one model and one type of processor, with the number of available processors. These are its
-# key. A model is identified by the name and the size of its file, because reading the whole file would take longer
-# than the setting saves.
+# The key of a result is the model, the type of processor and the number of available processors. A model is
+# identified by the name and the size of its file, because reading the whole file would take longer than the setting
+# saves.
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ MAX_KEPT = 64  # the newest settings are kept
 
 @dataclass(frozen=True, slots=True)
 class KeptSetting:
-    """A setting with its conditions, and how many times as fast a request was with it as with the earlier setting.
+    """A setting with its conditions, and the speed of a request relative to the earlier setting.
 
-    The ratio is None if both settings are equal, or if they were not measured together.
+    The relative speed is None if both settings are equal or were not measured together.
     """
 
     model: str

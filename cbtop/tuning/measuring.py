@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # imported for types only, because these modules load Numba
+if TYPE_CHECKING:  # imported for types only, because Numba loads slowly
     from cbtop.compute.decoder.base import Model
     from cbtop.compute.decoder.decoder import Decoder
     from cbtop.profiler.profiler import BrickProfiler
@@ -22,8 +22,8 @@ class InterruptedTurnError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """A test of either a prompt of `n_prompt` tokens or the generation of `n_gen` tokens from an empty cache. The
-    other number is 0."""
+    """A test from an empty cache: a prompt of `n_prompt` tokens, or the generation of `n_gen` tokens. The other
+    number is 0."""
 
     n_prompt: int
     n_gen: int
@@ -71,8 +71,8 @@ class TuningRequest:
 class Setting:
     """The setting of a decoder.
 
-    `is_exact`: whether products use unrounded activations instead of int8, and weights in their stored layout.
-    `cache_type`: type of the KV cache, f16 or f32.
+    If `is_exact`, products use unrounded activations instead of int8, and weights in their stored layout.
+    `cache_type` is the type of the KV cache, f16 or f32.
     """
 
     threads: int
@@ -96,8 +96,8 @@ class Setting:
 class Bench:
     """Runs the model at `path` with any setting, for sequences of at most `context` tokens.
 
-    The model is read once in its stored layout and once for int8 products, if both are used. A decoder is made for
-    each setting. Raises ComputeError if the model cannot be run.
+    If needed, the model is read twice: in its stored layout and for int8 products. Each setting has its own decoder.
+    Raises ComputeError if the model cannot be run.
     """
 
     def __init__(self, path: Path, context: int) -> None:

@@ -1,8 +1,7 @@
 """Measure two sides in turns in one job, and compute how many times as fast B is as A."""
 
-# Two runs on one machine differ by some percent without a cause, and two machines differ by more. The sides therefore
-# take turns, so that disturbances of the machine affect both. Turns go A B, B A, A B, …, so that neither side is
-# always first, and a drift affects both equally.
+# Two runs on one machine differ by some percent without a cause, and two machines differ by more. So the sides take
+# turns (A B, B A, A B, …). Then no side is always first, and disturbances and drifts affect both sides equally.
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ class PairedTest:
     """The times of one test on both sides, in each round. `compared` is the number of tests that are compared
     together.
 
-    `tokens` is the number of tokens of the test, or None if its work is not counted in tokens.
+    `tokens` is the number of tokens of the test, or None if the test does not count tokens.
     """
 
     name: str
@@ -67,7 +66,7 @@ class PairedTest:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The interval of the ratio. It holds with CONFIDENCE for all compared tests together."""
+        """The interval of the ratio. With probability CONFIDENCE, the intervals of all compared tests are right."""
         found = self.change
         return None if found is None else (max(found.now - found.half, 0.0), found.now + found.half)
 

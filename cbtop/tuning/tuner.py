@@ -21,16 +21,16 @@ if TYPE_CHECKING:  # imported for types only, because it loads Numba
 
 MAX_ROUNDS = 20  # largest number of rounds of a try; more rounds would only detect negligible differences
 PROFILED = 3  # number of requests recorded by brick
-SPARE = 1.2  # largest time of a round, relative to the first rounds
+SPARE = 1.2  # a round may take this many times as long as the first rounds
 PREFILL, DECODE, REQUEST = "prefill", "decode", "request"
-# The contracts of kernels that compute differently if the products or the cache of a setting change.
+# Contracts of the kernels that depend on the products of a setting, and of those that depend on its cache.
 PRODUCTS = frozenset({"linear", "linear_int8", "linear_bf16", "qkv", "gated", "attention_bf16"})
 CACHES = frozenset({"attention", "attention_bf16", "kv_write"})
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The share of a brick in a request, over all places of the brick, and whether its kernels use threads.
+    """A brick's share of a request, over all places of the brick, and whether its kernels use threads.
 
     `contracts` are the contracts of its kernels.
     """
@@ -46,8 +46,8 @@ class Share:
 class Candidate:
     """A setting to try instead of the one in use, with the reason from measured bricks.
 
-    `limit`: the maximum speed-up of a request by Amdahl's law (derived). None: the bricks set no limit.
-    `numbers`: how the results of the setting differ, or "" if they do not.
+    `limit` is the maximum speed-up of a request by Amdahl's law (derived), or None if the bricks set no limit.
+    `numbers` says how the results of the setting differ, or is "" if they are equal.
     """
 
     setting: Setting
@@ -74,10 +74,9 @@ class Try:
 
     @property
     def rounds_to_tell(self) -> int | None:
-        """About how many rounds would distinguish LEAST_PERCENT from noise, given the scatter of these rounds
-        (derived).
+        """About how many rounds with the same scatter would distinguish LEAST_PERCENT from noise (derived).
 
-        None if the difference is not noise, or if these rounds would have been enough.
+        None if the difference is not noise, or if the measured rounds would have been enough.
         """
         change = self.request.change
         if change is None or self.request.is_beyond_noise or change.half <= LEAST_PERCENT / 100:
@@ -97,9 +96,8 @@ class Untried:
 class Tuned:
     """The result of `BrickTuner.tune`.
 
-    `best` is `before` if no measured setting was better. `together` compares `best` with `before`, if more than one
-    try was kept and there was time for it. `load_percent` is the share of all processors that other processes used
-    meanwhile.
+    `best` is `before` if no measured setting was better. If more than one try was kept and there was time, `together`
+    compares `best` with `before`. `load_percent` is the share of all processors that other processes used meanwhile.
     """
 
     request: TuningRequest
@@ -114,7 +112,7 @@ class Tuned:
 
     @property
     def has_told(self) -> bool:
-        """Whether any try differed from the setting it was compared with beyond noise."""
+        """Whether any try differed beyond noise from the setting that it was compared with."""
         return any([one.request.is_beyond_noise for one in self.tries])
 
     @property
@@ -128,17 +126,17 @@ class Tuned:
 class BrickTuner:
     """Finds the fastest setting of a model on this machine, beginning with the one in use.
 
-    The tuner records the bricks of some requests and names the settings that could make these requests faster, with a
-    limit. It tries these settings in turns with the best one. It keeps a setting only if whole requests are faster
-    beyond chance. A setting is not tried if it could gain less than 3 %, or if time is up.
+    The tuner records the bricks of some requests. The bricks suggest settings that could be faster, and limit how
+    much faster. The tuner measures these settings in turns with the best setting, and keeps a setting only if whole
+    requests are faster beyond chance. A setting is not tried if it could gain less than 3 %, or if time is up.
 
         bench = Bench(Path("model.gguf"), TuningRequest(128, 32).tokens)
         tuned = BrickTuner(bench, Setting(threads=1), TuningRequest(128, 32)).tune(budget_s=120)
         print(tuned.best.text, tuned.gain)
 
     `budget_s` (seconds of `clock_s`) limits measurements, but not loading and compiling. `progress` is called with
-    the current task and its completed share. `should_stop` is called between tokens. Once it returns true, the
-    results until then are returned. Raises ComputeError if the model cannot be run.
+    the current task and its completed share. `should_stop` is called between tokens. Once it returns true, the tuner
+    returns the results so far. Raises ComputeError if the model cannot be run.
     """
 
     def __init__(
@@ -197,10 +195,10 @@ class BrickTuner:
         )  # fmt: skip
 
     def _has_int8(self) -> bool:
-        """Return whether a product of the model uses int8 on this machine if exact products are not required.
+        """Return whether the model uses int8 products on this machine unless exact products are required.
 
-        No product does if the weights are floats, if the processor has no int8 instructions, or if the weights are
-        read faster in their stored layout.
+        This is not the case if the weights are floats, if the processor has no int8 instructions, or if the weights
+        are read faster in their stored layout.
         """
         decoder = self._bench.decoder(replace(self._setting, is_exact=False))
         works = (brick.definition.work for brick in decoder.bricks.places())
@@ -243,7 +241,7 @@ class BrickTuner:
         if self._was_interrupted:
             return Untried(name, "it was interrupted")
         if part_s < (least_s := MIN_BLOCKS * self._request_s * SPARE):
-            # The time is too short, whatever the candidate's speed is. Measuring that would take three more requests.
+            # The time is too short for any candidate. Measuring the candidate's speed would take three more requests.
             why = (
                 f"{MIN_BLOCKS} rounds take {math.ceil(least_s)} s or more, and {max(part_s, 0):.0f} s are left for it"
             )
@@ -314,8 +312,7 @@ def shares_of(report: Report, kernels: Mapping[str, tuple[bool, frozenset[str]]]
 def named(
     setting: Setting, shares: Collection[Share], processors: int, has_int8: bool
 ) -> tuple[list[Candidate], list[Untried]]:
-    """Return the settings that the bricks suggest, the most promising first, and the settings that they do not
-    suggest."""
+    """Return two lists: the settings that the bricks suggest, the most promising first, and the other settings."""
     candidates, untried = [], []
     parallel = sum(share.part for share in shares if share.is_parallel)
     spread = f"{_percent(parallel)} of a request is in bricks that spread over threads"
@@ -350,7 +347,7 @@ def named(
         Untried("layout", "exact products take weights as they lie in the file, others interleaved: --exact is both"),
         Untried("tier", "kernels are compiled for the best that the processor has, once in a process"),
     ]
-    # Settings that do not affect results come first, then those with the largest limit.
+    # Settings with the same results come first, then settings with a large limit.
     return sorted(candidates, key=lambda one: (bool(one.numbers), -(one.limit or 0.0))), untried
 
 

@@ -13,13 +13,13 @@ from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.vocabulary import BrickCategory
 
 MIN_BLOCKS = 6  # Blocks of about a second that contain recorded steps.
-LEAST_SHARE = 0.05  # Share of all bricks' time. Smaller bricks are not representative.
-ALIKE = 0.15  # Allowed relative deviation of a brick's factor from the common factor.
+LEAST_SHARE = 0.05  # Share of all bricks' time. The growth of a smaller brick says little.
+ALIKE = 0.15  # A brick's factor may differ from the common factor by this share of it.
 
 
 @dataclass(frozen=True, slots=True)
 class BrickGrowth:
-    """Exclusive time of a brick per recorded step, in the first third and in the last third of a window."""
+    """Exclusive time of a brick per recorded step, in the first and in the last third of a window."""
 
     name: str
     category: BrickCategory
@@ -39,9 +39,9 @@ def brick_growth(record: SourceRecord, phase: str | None) -> tuple[BrickGrowth, 
 
 
 def alike(growth: Sequence[BrickGrowth]) -> float | None:
-    """Return the growth factor that all larger bricks share.
+    """Return the common growth factor of all larger bricks.
 
-    Returns None if they differ or if fewer than two are known.
+    Returns None if their factors differ or if fewer than two are known.
     """
     before_us, after_us = sum(one.before_us for one in growth), sum(one.after_us for one in growth)
     larger = [one for one in growth if one.before_us >= LEAST_SHARE * before_us]

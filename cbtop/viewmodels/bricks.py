@@ -21,9 +21,9 @@ TREND_S = SECONDS
 
 @dataclass(frozen=True, slots=True)
 class SizePoint:
-    """Mean time per token of a brick for steps of about this size, over the last 60 seconds."""
+    """Mean time per token of a brick, over those of the last 60 seconds in which steps had about this size."""
 
-    from_size: int  # First mean size of a second, rounded, in this range.
+    from_size: int  # Begin of the range of sizes. The size of a second is the rounded mean of its steps.
     to_size: int  # End of the range (exclusive).
     seconds: int
     us_per_token: float  # Mean over these seconds (derived).
@@ -31,7 +31,7 @@ class SizePoint:
 
 @dataclass(frozen=True)
 class BrickRow:
-    """One brick, summed over the layers (and other places) of a phase that run it."""
+    """One brick of a phase, summed over all places that run it, such as layers."""
 
     name: str
     category: BrickCategory
@@ -54,28 +54,29 @@ class BrickRow:
     bytes: float | None  # Derived from shapes.
     gflops: float | None
     gb_per_sec: float | None
-    percent: float | None  # Exclusive time divided by the wall time of the steps.
+    percent: float | None  # Share of the wall time of the steps, by exclusive time.
     budget_us_per_token: float | None
     checks_passed: int
     checks_failed: int
     backend: str
     # Distance from the roof. None if the brick's work or the machine's roofs are unknown.
     roof: Distance | None = None
-    rank: str | None = None  # The rank that has these figures. Only set in a merge by maximum.
-    # Rate that the budget per token was derived from, or None for a static budget.
+    rank: str | None = None  # The rank that the figures are from. Set only in a merge by maximum.
+    # Rate from which the budget per token was derived, or None for a static budget.
     budget_gb_per_sec: float | None = None
     uncounted: int = 0  # Number of calls that did not count their elements.
     size_bytes: float | None = None  # Bytes that a collective exchanges, derived from shapes.
     dtypes: tuple[str, ...] = ()  # Data types that the brick's calls multiply, as in `Work`.
     host_us: float | None = None  # Host time of the median call of a brick on a device, without inner bricks.
-    launches: int | None = None  # Number of kernels that a step launches for this brick.
-    # Histogram of the brick's calls, the shortest first. Empty unless every call is counted in it.
+    launches: int | None = None  # Number of kernels that are launched for this brick in a step.
+    # Histogram of the brick's calls, the shortest first. Empty unless every call is counted.
     durations: Lazy[tuple[DurationBar, ...]] = Lazy(())
     # µs per token (without steps: per call) in each of the last 60 s, oldest first. None if no call ended.
     trend_us: Lazy[tuple[float | None, ...]] = Lazy(())
-    # (intensity, GFLOP/s) in each of the last 60 s, or None if unknown. Empty if all are unknown.
+    # (intensity, GFLOP/s) in each of the last 60 s, with None for unknown seconds. Empty if all are unknown.
     trail: Lazy[tuple[tuple[float, float] | None, ...]] = Lazy(())
-    # Times by cached positions, then by sequences per step. The smallest size is first. Empty if unknown.
+    # Times by number of cached positions, then by number of sequences per step. Both begin with the smallest, and are
+    # empty if unknown.
     by_cached: Lazy[tuple[SizePoint, ...]] = Lazy(())
     by_batch: Lazy[tuple[SizePoint, ...]] = Lazy(())
 
@@ -86,7 +87,7 @@ class BrickRow:
 
     @property
     def exclusive_us_per_token(self) -> float | None:
-        """`us_per_token` without the time of bricks inside this brick (derived)."""
+        """Time per token without the time of bricks inside this brick (derived)."""
         if self.us_per_token is None or not self.total_inclusive_us:
             return None
         return self.us_per_token * self.total_exclusive_us / self.total_inclusive_us
@@ -112,7 +113,7 @@ class BrickRow:
 
     @property
     def intensity(self) -> float | None:
-        """FLOP per byte. None if the brick declares no FLOP or no bytes."""
+        """FLOP per byte, or None if the brick does not declare both."""
         return intensity(self.flops, self.bytes)
 
     @property
@@ -125,7 +126,8 @@ class BrickRow:
 
     @property
     def bound(self) -> str | None:
-        """The nearest roof: `memory` or `compute`, or `latency or overhead` far below all roofs.
+        """What limits the brick: `memory` or `compute` (the nearer roof), or `latency or overhead` far below all
+        roofs.
 
         It is `several at once` if concurrent steps share the roofs.
         """
@@ -133,7 +135,7 @@ class BrickRow:
 
     @property
     def roof_unsure(self) -> bool | None:
-        """Whether the ceiling that limits the brick is uncertain. None if this is unknown."""
+        """Whether the ceiling that limits the brick is uncertain, or None if this is unknown."""
         return self.roof.is_unsure if self.roof else None
 
     @property
@@ -156,7 +158,7 @@ class BrickRow:
 
 
 def has_launches(rows: Iterable[BrickRow]) -> bool:
-    """Return whether the host's cost of any brick in `rows` is known."""
+    """Return whether any brick in `rows` has a known cost on the host."""
     return any(row.host_us is not None or row.launches is not None for row in rows)
 
 
@@ -171,8 +173,8 @@ def brick_rows(
 ) -> tuple[BrickRow, ...]:
     """Return one row per brick that ran, in the given order.
 
-    `checks` has the results of each brick's checks, and `launches` what bricks on a device cost the host. By second,
-    `cached` returns the cached positions per sequence, and `batch` the number of sequences per step.
+    `checks` has the results of each brick's checks. `launches` has the host's cost of bricks on a device. `cached`
+    returns the cached positions per sequence by second. `batch` returns the number of sequences per step by second.
     """
     nodes_of = brick_nodes(totals)
     return tuple(
@@ -197,7 +199,7 @@ def _row(
     batch: Callable[[], Mapping[int, float]],
 ) -> BrickRow:
     calls = stats.calls
-    # A brick has no time per token until a step that contains it has ended.
+    # The time per token is unknown until a step with this brick has ended.
     us_per_token = totals.us_per_token(stats.closed.once_ns) if stats.closed.once_ns else None
     has_trend = totals.step is None or us_per_token is not None
     is_in_steps = has_trend and totals.step is not None
@@ -255,7 +257,7 @@ def _by_size(us_of: Mapping[int, float], size_of: Mapping[int, float]) -> tuple[
 
 def _durations(stats: BrickStats, nodes: Column, totals: PhaseTotals) -> tuple[DurationBar, ...]:
     counts = totals.stats.histogram(nodes.tolist())
-    # A histogram that does not count exactly the brick's calls would be misleading.
+    # A histogram must count all calls of the brick, or it would be misleading.
     is_complete = counts.sum() == stats.calls.count
     return duration_bars(counts, at_most(MAX_BARS, counts)) if is_complete else ()
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from cbtop.protocol.vocabulary import BrickCategory
 
-if TYPE_CHECKING:  # Imported only for types, as in bricks.py.
+if TYPE_CHECKING:
     from cbtop.profiler.analysis.brick_stats import CategoryStats
     from cbtop.profiler.analysis.phase_totals import PhaseTotals
 
@@ -20,7 +20,8 @@ class CategoryRow:
     name: str
     category: BrickCategory
     count: int
-    total_exclusive_us: float  # Sum over the category's bricks. No time is counted twice.
+    # Sum over the category's bricks. Exclusive, so inner bricks do not count twice.
+    total_exclusive_us: float
     avg_exclusive_us: float | None
     exclusive_us_per_token: float | None
     percent: float | None

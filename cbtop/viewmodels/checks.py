@@ -18,21 +18,21 @@ class CheckRow:
     tolerance: float | None
     not_finite: str = ""
     skipped: str = ""  # Why the check was not evaluated.
-    note: str = ""  # Place in the model, and how often the check ran.
+    note: str = ""  # The place in the model, and how often the check ran there.
 
     @property
     def is_of_input(self) -> bool:
-        """Whether the check is of its brick's input. If it fails, an earlier brick is the cause."""
+        """Whether the check tests the input of its brick. A wrong input is caused by an earlier brick."""
         return self.assertion.startswith(PRECONDITION)
 
     @property
     def is_of_step(self) -> bool:
-        """Whether any brick of a step may be the cause if the check fails."""
+        """Whether the check tests a whole step. If it fails, any brick of the step may be the cause."""
         return self.assertion == LOGITS_CHECK
 
     @property
     def about(self) -> str:
-        """The possible cause of a failure, in words."""
+        """What a failed check points at, in words."""
         if self.is_of_step:
             return "a step"
         return f"the input of {self.brick}" if self.is_of_input else self.brick

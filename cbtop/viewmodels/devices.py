@@ -11,8 +11,9 @@ from cbtop.client.store import Store
 from cbtop.protocol.device_messages import Device, DeviceProcess
 from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
 
-STALE_AFTER_S = 3.0  # This is three samples.
-LATEST, LEAST_SAMPLES = 10, 3  # Numbers of samples. Samples are a second apart.
+STALE_AFTER_S = 3.0  # Three samples.
+# Number of the latest samples that are used, and the minimum. Samples are a second apart.
+LATEST, LEAST_SAMPLES = 10, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class DeviceRow:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the sampler has not answered for a while. The figures are old then."""
+        """Whether the figures are old, because the sampler has not answered for a while."""
         return self.age_s > STALE_AFTER_S
 
 
@@ -61,7 +62,7 @@ class ProcessRow:
 
 @dataclass(frozen=True, slots=True)
 class WhyView:
-    """Why figures are n/a, and the devices that this applies to."""
+    """A reason why figures are n/a, with the figures and devices."""
 
     figures: tuple[str, ...]  # JSON keys of the figures.
     devices: tuple[str, ...]
@@ -72,13 +73,13 @@ class WhyView:
 class MachineView:
     """The machine that a daemon runs on."""
 
-    daemon: str  # Host, boot id and pid of the daemon.
+    daemon: str  # Host, boot id and pid of the daemon, as one key.
     host: str
     devices: tuple[DeviceRow, ...]
     processes: tuple[ProcessRow, ...]  # Profiled processes come first.
     unknown: tuple[WhyView, ...]
-    elsewhere: tuple[str, ...]  # Keys of sources in other pid namespaces, which the samplers cannot see.
-    troubles: tuple[str, ...]  # Samplers that found nothing, with the reason, for example `nvml: why`.
+    elsewhere: tuple[str, ...]  # Keys of sources in other pid namespaces. The samplers cannot see them.
+    troubles: tuple[str, ...]  # Samplers without a result, and why, for example `nvml: why`.
 
     @property
     def gpus(self) -> tuple[DeviceRow, ...]:
@@ -149,7 +150,7 @@ def _processes(store: Store, rows: Iterable[DeviceRow]) -> tuple[ProcessRow, ...
 
 
 def waiting_percent(store: Store, record: SourceRecord) -> float | None:
-    """Return the share of recent time that the busiest thread waited for a processor, or None if unknown."""
+    """Return the share of recent time in which the busiest thread waited for a processor, or None if unknown."""
     if record.hello is None or record.hello.pid_namespace not in _namespaces(store):
         return None
     key = record.hello.pid, record.hello.process_start
@@ -164,7 +165,7 @@ def _namespaces(store: Store) -> set[int | None]:
 
 
 def _elsewhere(store: Store) -> tuple[str, ...]:
-    """Return running sources in other pid namespaces. To the daemon, their pids mean different processes, or none."""
+    """Return running sources in other pid namespaces. There, a pid means a different process than for the daemon."""
     spaces = _namespaces(store)
     return tuple(
         record.key
@@ -200,7 +201,7 @@ def _process(
 
 
 def _why(rows: Iterable[DeviceRow], elsewhere: int) -> Iterable[WhyView]:
-    """Yield each reason once, with the figures and devices that it applies to."""
+    """Yield each reason once, with all its figures and devices."""
     found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for row in rows:
         reasons: dict[str, list[str]] = {}

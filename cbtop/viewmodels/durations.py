@@ -23,7 +23,7 @@ class DurationBar:
 
 
 def duration_bars(counts: Column, buckets_a_bar: int) -> tuple[DurationBar, ...]:
-    """Return a histogram as bars, the shortest calls first. A bar has `buckets_a_bar` (a power of two) buckets."""
+    """Return a histogram as bars, the shortest calls first. A bar merges `buckets_a_bar` buckets (a power of two)."""
     ran = np.flatnonzero(counts) // buckets_a_bar
     if not len(ran):
         return ()
@@ -43,7 +43,7 @@ def at_most(bars: int, counts: Column) -> int:
 
 
 def coarser(bars: Sequence[DurationBar], most: int) -> tuple[DurationBar, ...]:
-    """Return at most `most` bars, each merged from the same number of given bars. The last may have fewer."""
+    """Return at most `most` bars. Each new bar merges the same number of old ones, but the last may have fewer."""
     each = -(-len(bars) // max(1, most))
     groups = [bars[at : at + each] for at in range(0, len(bars), max(1, each))]
     return tuple(DurationBar(group[0].from_us, group[-1].to_us, sum(bar.count for bar in group)) for group in groups)

@@ -22,10 +22,10 @@ from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes, TransferAttri
 from cbtop.protocol.messages import Dependency, KernelTimes, Node
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
-# For this many nodes, the critical path and its graph take 0.3 s, and the rest of the view takes 0.03 s (2 shared
-# cores). More would not be worth the wait twice a second.
+# For this many nodes, the critical path and its graph take 0.3 s, and the rest of the view 0.03 s (2 shared cores). A
+# longer wait twice a second would not be worth it.
 MAX_PATH_NODES = 10_000
-LONGER = 1.01  # Limit of path / mean step. Times of two clocks may differ by this much.
+LONGER = 1.01  # The path may be longer than the mean step by this factor, because their times come from two clocks.
 BESIDE = (NodeKind.ASYNC_TASK, NodeKind.TRANSFER)  # Kinds of nodes that may run in parallel to their siblings.
 _recent: deque[tuple[ExecutionGraph, CriticalPath | CycleError]] = deque(maxlen=4)
 
@@ -39,7 +39,7 @@ class GraphRow:
     depth: int
     kind: NodeKind
     name: str
-    label: str  # Exact text of the node in the ASCII tree, without connectors.
+    label: str  # The node's text in the ASCII tree, exactly, but without connectors.
     category: BrickCategory | None
     backend: str
     count: int | None
@@ -49,14 +49,14 @@ class GraphRow:
     p99_us: float | None
     elements: int | None  # Mean per call.
     percent: float | None  # Share of the step's wall time.
-    node_label: str = ""  # The program's own name for this place, or a layer's stack.
+    node_label: str = ""  # The label that the program gives to the node, or a layer's stack.
     kernel: KernelAttributes = NO_KERNEL
-    # Whether the node is on the critical path. None without exclusive time, or if the path is unknown.
+    # Whether the node is on the critical path. None if the path is unknown, or if the node has no exclusive time.
     on_critical_path: bool | None = None
-    slack_us: float | None = None  # The node could have started this much later without delaying the end.
-    transfer: TransferAttributes | None = None  # Set for a copy.
-    burst: KernelTimes | None = None  # Times of a kernel in the last burst. They are not part of the times above.
-    place: Place | None = None  # The node's place in a baseline: a layer, or a brick and its layer.
+    slack_us: float | None = None  # The node could have started later by this much without delaying the end.
+    transfer: TransferAttributes | None = None  # Only set for a copy.
+    burst: KernelTimes | None = None  # Times of a kernel in the last burst. The times above do not include them.
+    place: Place | None = None  # The place by which a baseline knows this node: a layer, or a brick and its layer.
 
     @property
     def copied_gb_per_sec(self) -> float | None:
@@ -77,9 +77,10 @@ class CriticalPathView:
 
 
 class GraphRows(Sequence[GraphRow]):
-    """A sequence with one row per node, parents before children. Rows are made on access, because a screen shows few.
+    """A sequence with one row per node, parents before children.
 
-    Rows reflect the current statistics. To keep them while statistics change, make a tuple.
+    A row is made on access, because a screen shows few. Rows have the current statistics. To keep rows while
+    statistics change, make a tuple.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class GraphRows(Sequence[GraphRow]):
         return id(self.places)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether the nodes are the same and no count has changed. No row is made for this."""
+        """Return whether nodes and counts are the same. Makes no rows."""
         if not isinstance(other, GraphRows):
             return NotImplemented
         mine, theirs = self._totals.columns, other._totals.columns
@@ -125,12 +126,12 @@ class GraphRows(Sequence[GraphRow]):
         )
 
     def some(self, places: Iterable[int]) -> list[GraphRow]:
-        """Return the rows at `places`. Making forty rows together takes as long as making three one by one."""
+        """Return the rows at `places`. Three rows made one by one take as long as forty rows made together."""
         return self._rows([self.places[at] for at in places])
 
     @property
     def has_burst(self) -> bool:
-        """Whether a burst has measured a kernel of these nodes."""
+        """Whether the last burst has measured a kernel among these nodes."""
         return bool(self._in_burst) and any(node.id in self._in_burst for node in self.places)
 
     @property
@@ -175,9 +176,9 @@ class GraphRows(Sequence[GraphRow]):
         )
 
     def _place_of(self, node: Node) -> Place | None:
-        """Return the place of an outermost layer, or of a brick with its outermost layer, if any.
+        """Return the place of an outermost layer, or of a brick with its outermost layer (if any).
 
-        None for other nodes.
+        Returns None for other nodes.
         """
         outer, at = None, node
         while at.kind is not NodeKind.STEP:
@@ -202,9 +203,9 @@ class GraphRows(Sequence[GraphRow]):
 def graph_rows(
     totals: PhaseTotals, dependencies: Collection[Dependency], in_burst: Mapping[int, KernelTimes] | None = None
 ) -> tuple[GraphRows, CriticalPathView | None]:
-    """Return the rows of a phase and, if anything runs in parallel, its critical path.
+    """Return the rows of a phase. If anything runs in parallel, also return the critical path.
 
-    In a sequence, all is critical.
+    If everything runs in sequence, all nodes are critical.
     """
     ids, known = totals.inside.ids, totals.count.keys()
     is_beside = np.isin(totals.table.column("kind_of")[ids], BESIDE).any()
@@ -276,6 +277,7 @@ def _path_of(graph: ExecutionGraph) -> CriticalPath | CycleError:
     try:
         found: CriticalPath | CycleError = critical_path(graph)
     except CycleError as error:
-        found = error.with_traceback(None)  # A traceback would keep every frame, and so the whole view, alive.
+        # The traceback refers to every frame, and would keep the whole view alive.
+        found = error.with_traceback(None)
     _recent.append((graph, found))
     return found

@@ -1,4 +1,4 @@
-"""The kernels of a burst as rows, merged for each brick over all its layers."""
+"""The kernels of a burst as rows. The kernels of a brick are summed over all its layers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class BrickKernels:
 
     brick: str
     label: str
-    layers: int  # Number of layers that contain the brick, or 0 if it is outside layers.
+    layers: int  # Number of layers that contain the brick. 0 for a brick outside layers.
     kernels: tuple[KernelRow, ...]
 
     @property
@@ -79,7 +79,7 @@ class BurstView:
 
 
 def burst_view(source: str, pid: int, nodes: Sequence[Node], burst: KernelBurst) -> BurstView:
-    """Return the result of `burst` in the process with this pid and source key."""
+    """Return `burst` as a view of the process with this pid and source key."""
     phases = kernels_of(nodes, burst)
     return BurstView(source, pid, burst.steps, burst.unplaced, burst.lost, burst.left_out, phases)
 

@@ -30,26 +30,26 @@ from cbtop.viewmodels.lanes import (
 
 
 class LaneMaker:
-    """Makes a lane from the records of one track. The lane begins `since_ns` after the timeline's `begin_ns`."""
+    """Makes a lane from the records of one track. The lane begins `since_ns` after the timeline (`begin_ns`)."""
 
     def __init__(self, nodes: NodeTable, begin_ns: int, names: GapNames, since_ns: int, *, has_steps: bool) -> None:
         self._nodes = nodes
         self._begin_ns = begin_ns
         self._names = names
         self._has_steps = has_steps
-        self._told_ns = since_ns  # All time before this moment is in a brick or in a gap.
+        self._told_ns = since_ns  # Up to this moment, all time is in a brick or in a gap.
         self._gaps: list[Gap] = []
 
     def lane(self, name: str, records: Sequence[tuple[int, TimedRecord]], length_ns: int) -> Lane:
         """Return the lane of `records`.
 
-        Each record comes with its depth, which is the number of records around it.
+        Each record comes with its depth: the number of records around it.
         """
         layers = self._layers(records)
         bricks = self._has_steps + layers
         rows: dict[int, list[TimelineSpan]] = {}
         open_: list[TimelineSpan] = []  # Spans that may contain the next record, outermost first.
-        # By node: the node, its name, and whether it is a layer or a step.
+        # By node: (the node, its name, whether it is a layer or a step).
         known: dict[int, tuple[Node, str, bool]] = {}
         for depth, record in records:
             self._close(open_, depth, bricks)
@@ -97,8 +97,8 @@ class LaneMaker:
         return Lane(name, tuple(backends), tuple(drawn), tuple(self._gaps), bricks)
 
     def _layers(self, records: Sequence[tuple[int, TimedRecord]]) -> int:
-        """Return the largest number of nested layers outside bricks."""
-        # A flag per open record: whether it and all records around it are steps or layers.
+        """Return how deeply layers outside bricks are nested."""
+        # For each open record: whether the record and all records around it are steps or layers.
         deepest, open_ = 0, list[bool]()
         for depth, record in records:
             del open_[depth:]
@@ -110,7 +110,7 @@ class LaneMaker:
     def _holds(self, outer: int, node: int) -> bool:
         """Return whether node `outer` contains `node`.
 
-        A record of zero length may be placed in any record that began at the same moment.
+        Times cannot decide this. A record of zero length fits into any record that began at the same moment.
         """
         at = self._nodes.parent_of[node]
         while at > outer:
@@ -118,14 +118,14 @@ class LaneMaker:
         return at == outer
 
     def _close(self, open_: list[TimelineSpan], depth: int, bricks: int) -> None:
-        """Close all open spans except the first `depth`. The uncovered rest of a step or layer becomes a gap."""
+        """Close all open spans except the first `depth`. An uncovered end of a step or layer becomes a gap."""
         while len(open_) > depth:
             if open_[-1].level < bricks:
                 self._gap(open_[-1].end_ns, open_)
             open_.pop()
 
     def _gap(self, until_ns: int, around: Sequence[TimelineSpan]) -> None:
-        """Add the uncovered time up to `until_ns` as a gap inside the spans `around`."""
+        """Make a gap of the uncovered time up to `until_ns`. The gap is inside the spans `around`."""
         if until_ns > self._told_ns:
             self._gaps += self._names.of(self._told_ns, until_ns, around)
             self._told_ns = until_ns
@@ -135,7 +135,7 @@ class LaneMaker:
 class GapNames:
     """Names the gaps of a lane.
 
-    `ran` has the times when steps of any lane ran. It is None on a lane without steps. `cut_short` has the times when
+    `ran` has the times when steps of any lane ran, or None if the lane has no steps. `cut_short` has the times when
     parts of missing steps ran.
     """
 
@@ -145,7 +145,7 @@ class GapNames:
     between: str
     begin_ns: int
     holes: Sequence[Hole]
-    inside: dict[int, str] = field(default_factory=dict)  # Name of a gap, by node of the step or layer around it.
+    inside: dict[int, str] = field(default_factory=dict)  # By node of a step or layer: the name of a gap in it.
 
     def of(self, start_ns: int, end_ns: int, around: Sequence[TimelineSpan]) -> Iterator[Gap]:
         """Yield the gaps from `start_ns` to `end_ns` inside the spans `around`."""
@@ -172,7 +172,7 @@ class GapNames:
         return found
 
     def _between(self, start_ns: int, end_ns: int, ran: Sequence[tuple[int, int]]) -> Iterator[Gap]:
-        """Yield the gaps between steps. After the last known step, it is unknown whether a step is running."""
+        """Yield the gaps outside steps. After the last known step, another step may be running."""
         for at, until_ns, is_step_there in _split(start_ns, end_ns, ran):
             if is_step_there:
                 yield Gap(at, until_ns - at, ELSEWHERE)

@@ -1,10 +1,11 @@
 """The parts of a timeline: lanes with rows of spans, and the gaps between the outermost bricks.
 
 Lanes
-- Threads are not recorded. Records that ran one after the other or nested share a lane. A step that overlaps another
-  takes the next lane, and so does work that overlaps its siblings inside a step.
-- These have lanes of their own: work of other threads or tasks for a step (adopted work), work outside steps, and
-  host times of a step that its device has timed.
+- Threads are not recorded. Records share a lane if they ran one after the other or are nested.
+- If a step overlaps another step, it takes the next lane. The same is true of work that overlaps other work in its
+  step.
+- There are separate lanes for work that other threads or tasks do for a step (adopted work), for work outside steps,
+  and for host times of a step that its device has timed.
 - On every lane, the outermost bricks and the gaps between them add up to the whole timeline, to the nanosecond.
 """
 
@@ -17,21 +18,22 @@ from typing import NamedTuple
 
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 
-# Names of gaps that the time breakdown does not have.
+# Names of gaps that exist only in a timeline, not in the time breakdown.
 BETWEEN_STEPS, BETWEEN_RECORDED = "between steps", "between recorded steps"
-NOT_LOOKED_INTO = "not recorded inside"  # Gap in a step that was timed only as a whole.
+NOT_LOOKED_INTO = "not recorded inside"  # Gap in a step that was only timed as a whole.
 UNATTRIBUTED = "unattributed"
 NOTHING = "no brick recorded"
 ELSEWHERE = "a step on another lane"
 AFTER = "after the last step"
-CUT_SHORT = "a step cut short"  # Gap with parts of a step that was cancelled, has not ended, or has lost its record.
-UNNAMED = "unnamed gap"  # Gap where records are missing. It is unknown what ran.
+# Parts of a step ran here. The step was cancelled, has not ended, or has lost its record.
+CUT_SHORT = "a step cut short"
+UNNAMED = "unnamed gap"  # Records are missing here, so it is unknown what ran.
 # Names of lanes, except BRICKS.
-BRICKS = "bricks"  # Name of the time on a lane that is not in a gap.
+BRICKS = "bricks"  # Name of a lane's time outside gaps.
 STEPS, BESIDE, HOST, ADOPTED, OUTSIDE = "steps", "beside steps", "host", "adopted", "outside steps"
 
 
-# Named tuples, because a timeline makes hundreds a frame. Making a frozen dataclass takes five times as long.
+# Named tuples are used, because a timeline makes hundreds a frame. A frozen dataclass takes five times as long.
 class TimelineSpan(NamedTuple):
     """One record. `start_ns` counts from the timeline's beginning.
 
@@ -45,11 +47,11 @@ class TimelineSpan(NamedTuple):
     name: str
     kind: NodeKind
     category: BrickCategory | None
-    where: tuple[str, ...]  # Names of the spans around it, from the step inwards.
+    where: tuple[str, ...]  # Names of the surrounding spans, from the step inwards.
     backend: str
     elements: int | None  # Number of elements, or None if not counted.
     is_failed: bool = False
-    is_plain: bool = False  # Whether it is a step that was timed only as a whole.
+    is_plain: bool = False  # Whether it is a step that was only timed as a whole.
 
     @property
     def end_ns(self) -> int:
@@ -62,7 +64,7 @@ class Gap(NamedTuple):
     start_ns: int
     duration_ns: int
     name: str
-    where: tuple[str, ...] = ()  # Names of the spans around it, from the step inwards.
+    where: tuple[str, ...] = ()  # Names of the surrounding spans, from the step inwards.
 
     @property
     def end_ns(self) -> int:
@@ -106,5 +108,5 @@ class Lane:
 
 
 def _first_from(parts: Sequence[TimelineSpan | Gap], begin_ns: int) -> int:
-    """Return the index of the first of `parts` (disjoint, in order) that ends after a moment."""
+    """Return the index of the first of `parts` (disjoint, in order) that ends after `begin_ns`."""
     return bisect_right(parts, begin_ns, key=lambda part: part.end_ns)

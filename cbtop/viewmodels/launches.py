@@ -1,4 +1,4 @@
-"""Cost of a brick on a device for its host: the host's time in a call, and the kernels that a step launches."""
+"""What a brick on a device costs the host: the host's time in a call, and the kernels launched in a step."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from cbtop.protocol.messages import HostTimes, KernelBurst
 
 
 class Launches(NamedTuple):
-    """Cost of one brick, in all its places, for its host. None means not measured."""
+    """What one brick costs the host, over all its places. None means not measured."""
 
-    host_us: float | None = None  # The host's time in the median call, without inner bricks.
+    host_us: float | None = None  # The host's time in a median call, without the time of bricks inside.
     kernels: int | None = None  # Number of kernel launches in a step.
 
 
 class LaunchesByNode:
-    """The host's times and the launched kernels by node, from the newest steps with such measurements."""
+    """The host's times and launched kernels of each node, from the newest steps with such measurements."""
 
     def __init__(self, times: HostTimes | None, burst: KernelBurst | None, nodes: NodeTable) -> None:
         self._times = {one.node: one for one in times.bricks} if times else {}

@@ -22,18 +22,17 @@ from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind
 from cbtop.viewmodels.on_demand import Lazy, LazyValue, with_parts
 
-ODD = 1.2  # A layer is odd from this multiple of its peers' median on. Machine noise stays below it.
-# The interval of a median is taken from order statistics: the number of calls shorter than the median varies by Z
-# standard deviations. The interval misses one median in 1,500. It is wide because the slowest of many layers is
-# judged.
+ODD = 1.2  # A layer is odd from this multiple of its peers' median on. Machine noise makes smaller differences.
+# Width of the interval of a median, in standard deviations of the number of calls below the median. The interval
+# misses one median in 1,500. It is wide, because the slowest of many layers is judged.
 Z = 3.0
 MIN_STEPS = 20  # Minimum number of recorded steps. Medians of fewer vary too much.
 MIN_LAYERS = 6  # Minimum number of peers. With fewer, the variation is unknown.
 # The modified z-score 0.6745 (x - median) / MAD, and its limit for outliers. Source: Iglewicz and Hoaglin, "How to
 # detect and handle outliers" (1993).
 Z_OF_MAD, OUTLIER_Z = 0.6745, 3.5
-ODD_PART = 0.1  # Share of the layers. If more layers are slow, the model is built that way.
-FIRST_US = 15.0  # Extra µs per brick in the first layer of a recorded step. cbtop's own code is cold there.
+ODD_PART = 0.1  # If more than this share of the layers is slow, the model is built that way.
+FIRST_US = 15.0  # Extra µs per brick in the first layer of a recorded step, because cbtop's own code is cold there.
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class LayerBrick:
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One layer in the mean step, or in one call of the layer if the process has no steps (derived)."""
+    """One layer in the mean step (derived). If the process has no steps, in one call of the layer."""
 
     id: int
     name: str  # For example `Layer 3` or `Layer 3 (encoder)`.
@@ -54,19 +53,20 @@ class LayerRow:
     stack: str
     us: float  # Mean time, including the time between bricks.
     p50_us: float | None  # Median of one call of the layer.
-    # Exclusive µs of each of LayersView.bricks, or None if the brick does not run in this layer.
+    # Exclusive µs of each brick in LayersView.bricks, or None if this layer does not run the brick.
     cells: tuple[float | None, ...]
     between_us: float  # Part of `us` that is in no brick.
     calls: float  # Mean calls of the layer per step. It is below 1 if only some steps run the layer.
-    median_us: float | None  # Median of p50_us over the peers (same stack and bricks), or None for fewer than three.
-    # (brick or time between bricks, excess over the peers' median in µs per step) with the largest excess.
+    # Median of p50_us over the peers (same stack and bricks). None if there are fewer than three peers.
+    median_us: float | None
+    # (name, µs per step) of the brick, or of the time between bricks, that exceeds the peers' median by the most.
     #
-    # Medians of calls are compared, because they ignore single events. If medians explain less than half of the
-    # excess, means are compared. None if the layer is not odd.
+    # Calls are compared by their medians, which ignore single events. If medians explain less than half of the
+    # layer's excess, means are compared. None if the layer is not odd.
     excess: Lazy[tuple[str, float] | None] = Lazy(None)
     # Median call in µs of each of LayersView.bricks, as measured.
     p50_cells: Lazy[tuple[float | None, ...]] = Lazy(())
-    low_us: float | None = None  # Lower end of the interval of p50_us, or None if unknown.
+    low_us: float | None = None  # Lower end of the confidence interval of p50_us, or None if unknown.
 
     @property
     def is_odd(self) -> bool:
@@ -76,7 +76,7 @@ class LayerRow:
 
     @property
     def to_median(self) -> float | None:
-        """The layer's median divided by the median of its peers. A single pause does not change a median."""
+        """The layer's median call divided by the median of its peers. A single pause does not affect medians."""
         return self.p50_us / self.median_us if self.p50_us is not None and self.median_us else None
 
 
@@ -84,7 +84,7 @@ class LayerRow:
 class BrickInLayers:
     """The median call of one brick in each layer, in the order of LayersView.rows."""
 
-    # Median call in each layer. None if the brick does not run there, or if it is unknown.
+    # Median call in each layer, or None if unknown or if the layer does not run the brick.
     p50_us: tuple[float | None, ...]
     odd: tuple[bool, ...]  # Whether the time is at least ODD times the median of the layer's peers.
     median_us: float | None  # Median over all layers.
@@ -103,7 +103,7 @@ class BrickInLayer:
 
     @property
     def to_usual(self) -> float | None:
-        """The brick's median call divided by its usual median call in the peers."""
+        """The brick's median call, divided by the median of its median calls in the peers."""
         return self.p50_us / self.usual_p50_us if self.p50_us is not None and self.usual_p50_us else None
 
 
@@ -114,8 +114,7 @@ class LayersView:
     unit: str  # "step", or "call" for a process without steps. Times are per this unit.
     bricks: tuple[LayerBrick, ...]  # Bricks in execution order.
     rows: tuple[LayerRow, ...]
-    # Returns the median call (µs) of the n-th of `bricks` in each of `rows`. If None, `p50_cells` of the rows is
-    # used.
+    # Returns the median call (µs) of the n-th of `bricks` in each of `rows`. If None, `p50_cells` is used.
     p50_of: Callable[[int], Sequence[float | None]] | None = field(default=None, repr=False, compare=False)
     steps: int | None = None  # Number of recorded steps, or None if times are per call.
 
@@ -128,9 +127,11 @@ class LayersView:
     def stands_out(self, row: LayerRow) -> int:
         """Return the number of odd peers of `row`, including itself, or 0 if `row` is not odd.
 
-        Only peers that are at least half as far above the median count. The result is 0 if too many do, because the
-        model is then built that way. The first layer of a stack does not count against others, because its caches are
-        cold. cbtop's own code is cold in it, too, so it must exceed the limit by FIRST_US for each of its bricks.
+        Peers count if their excess over the median is at least half as large. If too many count, the result is 0,
+        because the model is then built that way.
+
+        Caches are cold in the first layer of a stack, so this layer does not count for others. cbtop's own code is
+        cold there, too, so the first layer must exceed the limit by FIRST_US for each of its bricks.
         """
         times_us = [other.p50_us for other in self.like(row) if other.p50_us is not None]
         too_few = self.steps is not None and self.steps < MIN_STEPS
@@ -155,7 +156,7 @@ class LayersView:
         return max(compared, key=lambda row: row.to_median or 0.0, default=None)
 
     def of_brick(self, brick: LayerBrick) -> BrickInLayers | None:
-        """Return the median call of `brick` in each layer, or None if it is unknown."""
+        """Return the median call of `brick` in each layer, or None if this is unknown."""
         if brick not in self.bricks:
             return None
         at = self.bricks.index(brick)
@@ -258,7 +259,7 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
     )
     p50_of = partial(_p50_of, totals, places, p50_cells)
     found = LayersView("step" if totals.step else "call", bricks, rows, p50_of, steps)
-    # `odd` refers to the rows of `found`. These rows do not refer back, so a reference cycle does not exist.
+    # `odd` refers to the rows of `found`. Those rows do not refer to `odd`, so there is no reference cycle.
     odd = tuple(
         with_parts(row, excess=LazyValue(partial(_of_id, excess, row.id))) if row.is_odd else row for row in rows
     )
@@ -266,7 +267,7 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
 
 
 class _Places:
-    """The outermost layers of a phase, and the layer and column of each brick node in `ids` that ran."""
+    """The outermost layers of a phase. `place` has the layer and column of each brick node in `ids` that ran."""
 
     def __init__(self, totals: PhaseTotals, ids: Column) -> None:
         table, layer_of = totals.table, layer_of_nodes(totals)
@@ -283,7 +284,7 @@ class _Places:
         self.runs_in[self.place] = True
         self.kinds = [(layer.label, self.runs_in[at].tobytes()) for at, layer in enumerate(self.layers)]
         self.cells = self.place[0] * len(firsts) + column
-        # Cells of bricks that run at several places of their layer.
+        # Cells of bricks that run at more than one place in a layer.
         self.several = np.flatnonzero(np.bincount(self.cells, minlength=self.runs_in.size) > 1)
         self.of_several = [self.ids[self.cells == one].tolist() for one in self.several]
 
@@ -293,7 +294,7 @@ def _p50_of(
 ) -> list[float | None]:
     """Return LayersView.p50_of for the brick with index `brick`.
 
-    Uses `cells` if made, so that all values are from the same time. Otherwise computes only this brick.
+    If `cells` has been made, use it, so that all values are from the same time. Otherwise compute only this brick.
     """
     ran = totals.columns["count"][places.layer_ids].tolist()
     if cells.is_made or len(places.several):
@@ -317,7 +318,7 @@ def _of_layer(cells: LazyValue[list[tuple[float | None, ...]]], at: int) -> tupl
 def _excesses(layers: LayersView, usual_by_layer: Mapping[int, NDArray[np.float64]]) -> dict[int, tuple[str, float]]:
     """Return LayerRow.excess of each odd layer, by layer id.
 
-    `usual_by_layer` has the usual times of the layer's bricks.
+    `usual_by_layer` has the usual times of each layer's bricks.
     """
     names = [*(brick.name for brick in layers.bricks), BETWEEN]
     alike: dict[object, list[LayerRow]] = {}
@@ -377,7 +378,9 @@ def _p50_cells(
 
 
 def _usual(totals: PhaseTotals, own_ns: Column, ids: Column, p50_ns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return each brick's exclusive time if every call took the median, or its actual time if that is unknown."""
+    """Return each brick's exclusive time as if every call took the median. If that is unknown, return its actual
+    time.
+    """
     mean_ns: NDArray[np.float64] = totals.columns["total_ns"][ids] / totals.columns["count"][ids]
     known = ~np.isnan(p50_ns) & (mean_ns > 0)
     ratio = np.divide(p50_ns, mean_ns, out=np.ones(len(ids)), where=known)
@@ -393,7 +396,7 @@ def _cells(us: NDArray[np.float64], runs: NDArray[np.bool_]) -> list[tuple[float
 
 
 def _medians(kinds: Sequence[Hashable], p50_us: Sequence[float | None]) -> list[float | None]:
-    """Return the peers' median for each layer. The peers include the layer itself."""
+    """Return for each layer the median of its peers, including the layer itself."""
     like: dict[Hashable, list[float]] = {}
     for kind, us in zip(kinds, p50_us, strict=True):
         if us is not None:

@@ -11,9 +11,9 @@ from cbtop.client.source_record import SourceRecord
 class LossView:
     """Counts of records. Always, produced == received + dropped.
 
-    `dropped` includes `before_attach` records that were overwritten before the daemon first read the ring, `rejected`
-    records that named an unknown node, and `on_the_wire` records that the next update brings. `unread` records are
-    written but not read yet. `left_out` counts announcements (not records) beyond the limits.
+    Three kinds of records count as `dropped`. `before_attach` records were overwritten before the daemon first read
+    the ring. `rejected` records named an unknown node. `on_the_wire` records come with the next update. `unread`
+    records are written but not read yet. `left_out` counts announcements (not records) beyond the limits.
     """
 
     produced: int
@@ -45,11 +45,11 @@ class LossView:
 
 
 def loss_view(record: SourceRecord) -> LossView:
-    """Return how many records of `record` arrived here, and how many did not."""
+    """Return how many records of `record` have arrived here, and how many have not."""
     received, state = record.stats.received, record.state
     if state is None:
         return LossView(received, received, 0, 0, 0, 0, 0)
-    # If totals come in several messages, the state follows the last of them, and is old until then.
+    # If totals come in several messages, the state comes after the last of them. Until then, the state is old.
     ahead = max(0, received - state.received)
     on_the_wire = max(0, state.received - received)
     return LossView(

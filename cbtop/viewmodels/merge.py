@@ -34,9 +34,10 @@ from cbtop.viewmodels.steps import StepsView, steps_per_sec_history, tokens_per_
 from cbtop.viewmodels.straggler import job_of
 from cbtop.viewmodels.time_range import NamedTime, TimeRangeView, since_s, time_range_of
 
-KEYS_JOINED_BY = "+"  # The key of a sum is its members' keys, joined by this.
+KEYS_JOINED_BY = "+"  # Joins the members' keys to the key of a sum.
 
-# Returns the static properties of a node. Nodes are merged if these are equal and their parents are merged.
+# Returns the static properties of a node. Two nodes are merged if their properties are equal and their parents are
+# merged.
 _static = attrgetter(*(f.name for f in fields(Node) if f.name not in ("id", "parent", "function")))
 
 # States from good to bad. A merge has the state of its worst member.
@@ -57,10 +58,12 @@ def merged_view(
 ) -> SourceView:
     """Return one view of `records`, which are sources of one program and model.
 
-    `sum` adds counts, times, tokens and histograms of equal places. So the parts of its time breakdown add up, and
-    its percentiles are of all calls. Tokens that members report to compute together count once in rates. `max` takes
-    each brick from the rank that takes longest for it per step. `ranks` is the sum, plus the time of every brick in
-    each rank.
+    `sum` adds counts, times, tokens and histograms of equal places. So the parts of the time breakdown add up, and
+    percentiles are of all calls. If members report to compute the same tokens together, rates count these tokens
+    once.
+
+    `max` takes each brick from the rank in which it takes longest per step. `ranks` is the sum, plus the time of
+    every brick in each rank.
     """
     ordered = sorted(records, key=_by_rank)
     summed, taken = _sum(ordered)
@@ -92,7 +95,7 @@ def merged_view(
     if mode is MergeMode.SUM:
         return plain
     views = [(names[record.key], source_view(record, view.phase, window=window)) for record in taken]
-    # The view of a source that has not run this phase shows a different phase.
+    # If a source has not run this phase, its view shows a different phase.
     members = [(name, member) for name, member in views if member.phase == view.phase]
     return _slowest(plain, members) if mode is MergeMode.MAX else replace(plain, ranks=_ranks(view, members))
 
@@ -107,9 +110,9 @@ def _range_of(records: Sequence[SourceRecord]) -> tuple[float, float] | None:
 def members_of(record: SourceRecord, records: Iterable[SourceRecord]) -> list[SourceRecord]:
     """Return the `records` to merge with `record`. They have the same model, program and state.
 
-    A killed process is merged with the running processes next to it, so that the user sees the loss. For a job,
-    return the newest processes of each rank, in any state. If two of them have the same rank or ran at the same time,
-    return both, because they belong to two jobs that look the same.
+    A killed process is merged with processes that ran at the same time, so that the user sees the loss. For a job,
+    return the newest process of each rank, in any state. If two processes of one rank ran at the same time, return
+    both. They belong to two jobs that look the same.
     """
     job = job_of(record)
     if job is None:
@@ -123,7 +126,7 @@ def members_of(record: SourceRecord, records: Iterable[SourceRecord]) -> list[So
 
 
 def _in_their_place(alike: list[SourceRecord]) -> list[SourceRecord]:
-    """Return the running processes of one rank. If none runs, return processes that no later process has replaced."""
+    """Return the running processes of one rank. If none runs, return those that no later process has replaced."""
     run = [record for record in alike if not record.has_ended]
     last_ns = max((record.hello.realtime_ns for record in alike if record.hello), default=0)
     return run or [record for record in alike if last_ns <= _ended_at_ns(record)]
@@ -144,7 +147,7 @@ def _what_runs(record: SourceRecord) -> tuple[str, str]:
 def _go_together(one: SourceRecord, other: SourceRecord) -> bool:
     """Return whether two processes have the same state.
 
-    If one was killed, return whether they ran at the same time.
+    If one was killed, return whether both ran at the same time.
     """
     states = {state_of(one), state_of(other)}
     if not (SourceStatus.GONE in states and states <= {SourceStatus.LIVE, SourceStatus.GONE}):
@@ -155,7 +158,7 @@ def _go_together(one: SourceRecord, other: SourceRecord) -> bool:
 
 
 def _ran_until_ns(record: SourceRecord) -> float:
-    """Return when the last step of a killed process ended, on its host's monotonic clock."""
+    """Return when the last step of a killed process ended, on the host's monotonic clock."""
     if state_of(record) is SourceStatus.LIVE:
         return inf
     return max((record.stats.rare("last_ns", (node.id,)) for node in record.nodes.children[None]), default=0)
@@ -187,7 +190,7 @@ def _no_roof(bricks: Sequence[BrickRow]) -> RooflineView:
 
 
 class _WindowOfAll(Window):
-    """The sum of the windows of several sources. It covers as many seconds as each of them."""
+    """The sum of the windows of several sources. Its length is that of a single window."""
 
     def __init__(self, length_s: float, has_watched: bool, statistics: Callable[[], tuple[NodeStats, TimeRange]]):
         super().__init__(length_s)
@@ -203,9 +206,10 @@ class _WindowOfAll(Window):
 
 
 def _watched(records: Sequence[SourceRecord]) -> list[SourceRecord]:
-    """Return the records to sum the windows of. An ended source's window is of a different time, so it is left out.
+    """Return the records whose windows are summed. If a source has ended, its window covers a different time, so
+    leave the source out.
 
-    A chosen range is summed over all sources that had not ended before it.
+    A chosen range is summed over all sources except those that had ended before it.
     """
     watched = [record for record in records if record.window.has_watched]
     run = [record for record in watched if not record.has_ended or _lies_in_range(record)]
@@ -217,7 +221,7 @@ def _lies_in_range(record: SourceRecord) -> bool:
 
 
 def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceRecord]]:
-    """Return the sum and its members. A source is left out if its nodes do not fit into the node table."""
+    """Return the sum and its members. A source is not a member if its nodes do not fit into the node table."""
     table = NodeTable()
     known: dict[Hashable, int] = {}
     taken: list[SourceRecord] = []
@@ -242,7 +246,7 @@ def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceReco
         time_ranges = [
             time_range_of(record, window) or window for record, (_, window) in zip(watched, found, strict=True)
         ]
-        covers = max if first.window.is_range else min  # Sources that ended inside a range cover less of the range.
+        covers = max if first.window.is_range else min  # A source that ended inside the range covers less of it.
         covered_ns = covers(time_range.end_ns - time_range.begin_ns for time_range in time_ranges)
         return _sum_of_stats([stats for stats, _ in found], their_places, len(table)), TimeRange(0, covered_ns)
 
@@ -264,9 +268,9 @@ def _sum(records: Sequence[SourceRecord]) -> tuple[SourceRecord, list[SourceReco
 
 
 def _place_nodes(nodes: NodeTable, table: NodeTable, known: dict[Hashable, int]) -> Column:
-    """Return the ids in `table` of all `nodes`. Nodes that are not in `known` are added to `table` and `known`."""
+    """Return the ids in `table` of all `nodes`. Add unknown nodes to `table` and `known`."""
     place = np.zeros(len(nodes) + 1, np.int64)
-    seen: dict[Hashable, int] = {}  # Number of equal earlier nodes with the same parent.
+    seen: dict[Hashable, int] = {}  # How many earlier nodes are equal and have the same parent.
     for node in nodes.nodes:
         parent = None if node.parent is None else int(place[node.parent])
         like = (parent, _static(node))
@@ -330,7 +334,7 @@ def _stall_of_worst(records: Sequence[SourceRecord]) -> StallView | None:
 
 
 def _troubled(records: Sequence[SourceRecord]) -> Iterator[TroubledMember]:
-    """Yield members that are suspended, stalled, gone or faulty. The worst member is left out."""
+    """Yield members that are suspended, stalled, gone or faulty, but not the worst member."""
     names, worst = _names(records), _worst(records)
     for record in sorted(records, key=_badness, reverse=True):
         stall, state = stall_view(record), state_of(record)
@@ -348,7 +352,7 @@ def _together(records: Sequence[SourceRecord]) -> int:
 def _with_rates(view: SourceView, records: Sequence[SourceRecord], together: int, *, window: bool) -> SourceView:
     """Return `view` with the sum of the members' rates.
 
-    Each rate is over the member's own time, or over the common range.
+    A member's rate is over its own time. In a chosen range, it is over the time of the range.
 
     If `together` members compute the same tokens, the sum is divided by `together`.
     """
@@ -386,7 +390,7 @@ def _with_rates(view: SourceView, records: Sequence[SourceRecord], together: int
 
 
 def _sum_of_histories(histories: Sequence[Sequence[float]], together: int) -> tuple[float, ...]:
-    # Align at the newest value, because hosts may disagree about the time.
+    # Align the newest values, because the clocks of hosts may differ.
     length = min(map(len, histories), default=0)
     newest = (history[len(history) - length :] for history in histories)
     return tuple(sum(rates) / together for rates in zip(*newest, strict=True))
@@ -415,7 +419,7 @@ def _with_rates_of(steps: StepsView, members: Sequence[StepsView], together: int
         steps_per_sec=_sum_of_rates([(member.steps_per_sec, member.count) for member in members], together),
         samples_per_sec=_sum_of_rates([(member.samples_per_sec, member.count) for member in members], together),
         tokens_per_sec_in_steps=_sum_of_rates([(m.tokens_per_sec_in_steps, m.count) for m in members], together),
-        # It is unknown which steps of several members ran at the same time.
+        # It is unknown which steps of different members ran at the same time.
         at_once=members[0].at_once if len(members) == 1 else None,
         wall_us=max(member.wall_us for member in members),
         is_sample=any(member.is_sample for member in members),
@@ -457,9 +461,9 @@ def _sum_or_none(values: Sequence[float | None]) -> float | None:
 
 
 def _slowest(view: SourceView, members: Sequence[tuple[str, SourceView]]) -> SourceView:
-    """Return `view` with each brick and category from its slowest rank, and the steps of the slowest rank.
+    """Return `view` with each brick and category from its slowest rank, and with the steps of the slowest rank.
 
-    Values from several ranks do not add up, so time breakdown and graph are omitted.
+    There is no time breakdown and no graph, because values of several ranks do not add up.
     """
     slowest = max((member for _, member in members), key=lambda one: (one.steps and one.steps.mean_us) or 0)
     bricks: dict[tuple[str, BrickCategory], BrickRow] = {}
@@ -468,7 +472,7 @@ def _slowest(view: SourceView, members: Sequence[tuple[str, SourceView]]) -> Sou
     for name, member in members:
         for brick in member.bricks:
             if (us := _a_step(brick, member)) > max_us.get(brick.key, -1):
-                # A row cannot show that its step's parts do not add up.
+                # Drop the share if the step's parts do not add up, because a row cannot show this.
                 percent = brick.percent if _closes(member) else None
                 max_us[brick.key], bricks[brick.key] = us, replace(brick, rank=name, roof=None, percent=percent)
         for category in member.categories:

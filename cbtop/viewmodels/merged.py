@@ -1,4 +1,4 @@
-"""Types of a merged view: its members, and the bricks of each rank next to each other."""
+"""Types of a merged view: its members, and bricks in a column per rank."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ class MergedView:
     mode: MergeMode
     members: tuple[str, ...]  # Names of the members: `rank 3`, or `pid 7` without a rank.
     keys: tuple[str, ...]
-    left_out: int  # Number of sources of the model that are not merged: silent, not read yet, or too large.
-    # Number of running members that were watched. If above 0, the recent window covers only these members.
+    # Number of sources of this model that are not merged, because they are silent, not read yet, or too large.
+    left_out: int
+    # Number of running members that were watched. If there are any, the recent window covers only these.
     running: int = 0
-    # Members that are gone, suspended or stalled, the worst first, except the one with the shown state.
+    # Members that are gone, suspended or stalled, the worst first, except the one whose state is shown.
     troubled: tuple[TroubledMember, ...] = ()
-    together: int = 1  # Number of members that report to compute each token together. Rates count it once.
+    together: int = 1  # Number of members that report to compute each token together. Rates count such a token once.
     may_share_tokens: bool = False  # Whether members exchange results but do not report whether they share tokens.
 
 
@@ -49,12 +50,12 @@ class RankColumn:
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """One brick in every rank: its exclusive time per RanksView.unit (derived)."""
+    """One brick in every rank. Times are exclusive, per RanksView.unit (derived)."""
 
     brick: str
     category: str
     us: tuple[float | None, ...]
-    slowest: int  # Index of the slowest rank.
+    slowest: int
     spread_percent: float | None  # The slowest rank's excess over the median rank, in percent.
 
 

@@ -1,6 +1,7 @@
-"""Parts of a view that are made on first access, so that unused parts cost nothing."""
+"""Parts of a view that are made on first access. A part that is not used costs nothing."""
 
-# A part that is made later shows later data. To keep a view beyond the next poll, hold it first (SourceView.held).
+# A part shows the data of the time when it is made. To keep a view beyond the next poll, hold it first
+# (SourceView.held).
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ V = TypeVar("V")
 
 
 class LazyValue(Generic[T]):
-    """A value that the function `make` returns. It is called at most once, on first access."""
+    """A value that is made on first access. `make` returns the value, and is called at most once."""
 
     __slots__ = ("_made", "_make")
 
@@ -60,7 +61,7 @@ class Lazy(Generic[T]):
 
 
 def with_parts(view: V, **parts: Any) -> V:
-    """Return a copy of `view` with fields replaced. Unlike dataclasses.replace, this makes no lazy parts.
+    """Return a copy of `view` with fields replaced. dataclasses.replace would make all lazy parts.
 
     Raises TypeError for an unknown name.
     """

@@ -28,7 +28,8 @@ class CeilingRow:
     median: float | None = None  # Median of the measured rounds. `value` is the best round.
     lowest: float | None = None
     measured_on: str = ""  # Date of the measurement, with or without time.
-    load_percent: float | None = None  # Load of the processors or the GPU by other programs during the measurement.
+    # How much other programs used the processors or the GPU during the measurement.
+    load_percent: float | None = None
     age_s: float | None = None
     gpu: str = ""  # UUID of the GPU, or "" for processors.
     dtype: str = ""  # Data type that was multiplied to measure a compute roof, or "" if not reported.
@@ -48,7 +49,7 @@ class CeilingRow:
 
 @dataclass(frozen=True, slots=True)
 class RidgeRow:
-    """Point of the plot at which a bandwidth reaches a compute ceiling. At lower intensities, memory is the limit."""
+    """The point at which a bandwidth line reaches a compute ceiling. On its left, memory is the limit."""
 
     bandwidth: str
     compute: str
@@ -61,8 +62,9 @@ class RidgeRow:
 class RooflineView:
     ceilings: tuple[CeilingRow, ...]
     points: tuple[BrickRow, ...]  # Bricks with a known intensity.
-    without_work: tuple[str, ...]  # Names of bricks that declare no FLOP or no bytes. They have no intensity.
-    note: str = ""  # Why ceilings are unknown, and what to do about it.
+    # Names of bricks without a known intensity, because they do not declare both FLOP and bytes.
+    without_work: tuple[str, ...]
+    note: str = ""  # Why ceilings are unknown, and what the user can do.
 
     @property
     def ridges(self) -> tuple[RidgeRow, ...]:
@@ -90,9 +92,9 @@ def ceiling_rows(ceilings: Iterable[Ceiling], now_s: float | None = None) -> tup
 def under_roofs(
     bricks: Iterable[BrickRow], ceilings: Sequence[CeilingRow], steps: StepsView | None
 ) -> tuple[BrickRow, ...]:
-    """Return the bricks with their distances from their roofs, if their work and both roofs are known.
+    """Return the bricks. A brick has the distance from its roofs if its work and both roofs are known.
 
-    If steps ran at the same time, the limit of one brick is unknown, because together they may reach the roof.
+    If steps ran at the same time, the limit of a single brick is unknown, because the steps share the roofs.
     """
     bandwidths = [ceiling for ceiling in ceilings if ceiling.kind == "bandwidth"]
     roofs = [(row, _roof(row, peaks_over(row, ceilings), bandwidths)) for row in bricks]
@@ -104,7 +106,7 @@ def under_roofs(
 def peaks_over(brick: BrickRow, ceilings: Iterable[CeilingRow]) -> list[CeilingRow]:
     """Return the compute roofs for the data types that a brick multiplies.
 
-    If one of these types has no roof, return [], because that roof may be the highest.
+    If one of these types has no roof, return []. The missing roof may be the highest.
     """
     peaks = [ceiling for ceiling in ceilings if ceiling.kind == "compute"]
     over = [[peak for peak in peaks if roof_applies(dtype, peak.dtype)] for dtype in brick.dtypes or ("",)]
@@ -127,7 +129,7 @@ def advice_at_a_peak(brick: BrickRow, ceilings: Iterable[CeilingRow]) -> str:
 
 
 def shared_note(steps: StepsView | None) -> str:
-    """Return a note that concurrent steps share the roofs, or "" if steps ran one after another."""
+    """Return a note if concurrent steps share the roofs, or "" if steps ran one after another."""
     if steps is None or not steps.overlap:
         return ""
     return (
@@ -147,7 +149,7 @@ def roofline(ceilings: Sequence[CeilingRow], bricks: Sequence[BrickRow], note: s
 
 
 def missing_ceilings(view: RooflineView) -> str:
-    """Return which kinds of ceilings are unknown and why, or "" if all that the bricks need are known."""
+    """Return which kinds of ceilings are unknown and why, or "" if every needed ceiling is known."""
     kinds = {ceiling.kind for ceiling in view.ceilings}
     missing = [name for name in ("bandwidth", "compute") if name not in kinds]
     if "compute" in kinds:

@@ -16,17 +16,17 @@ from cbtop.protocol.vocabulary import NodeKind, SourceStatus, is_warm_up
 from cbtop.viewmodels.steps import StepsView, steps_views
 from cbtop.viewmodels.time_range import TimeRangeView, time_range_of, time_range_view
 
-# Also matches steps of a draft model, and `decode, a sample`.
+# Also matches the decoding of a draft model, and names like `decode, a sample`.
 _DECODES = re.compile(r"(.* )?decode(, .*)?|verify", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class WindowView:
-    """Length of the recent window or of a chosen range. The window of an ended process ends with the process."""
+    """The recent window, or a chosen range. The window of an ended process ends with the process."""
 
     asked_s: float
-    covers_s: float  # Actual length. It is shorter if the process was watched for less time.
-    lost: int = 0  # Records lost of the records seen, or 0 in a merge.
+    covers_s: float  # Actual length. It is less than `asked_s` if the process was watched for less time.
+    lost: int = 0  # Records lost, of `seen` records. Both are 0 in a merge.
     seen: int = 0
     range_s: tuple[float, float] | None = None  # (begin, end) of a chosen range in Unix time.
 
@@ -41,11 +41,11 @@ class WindowView:
 
 @dataclass(frozen=True, slots=True)
 class PhaseSelection:
-    """What is shown of a source: statistics, their time range, and the steps in that range."""
+    """The shown part of a source: statistics, the time range that they cover, and the steps in that range."""
 
     stats: NodeStats
     time_range: TimeRange | None  # None if no step has been seen.
-    window: TimeRange | None  # The window, or None if all data since the start is shown.
+    window: TimeRange | None  # The window. None if the statistics cover everything since the start.
     phases: tuple[StepsView, ...]
     time_range_view: TimeRangeView | None
 
@@ -62,7 +62,7 @@ def shown(record: SourceRecord, *, window: bool) -> PhaseSelection:
     view = None if time_range is None else time_range_view(record, stats, time_range)
     phases = steps_views(record, stats, time_range)
     if view and any(steps.is_sample for steps in phases):
-        # Some steps left no record. Their time would appear as time between steps.
+        # Some steps left no record, so their time would appear to be between steps.
         view = replace(view, in_steps_us=None, between_us=None)
     return PhaseSelection(stats, time_range, seconds and (time_range or seconds), phases, view)
 
@@ -70,8 +70,13 @@ def shown(record: SourceRecord, *, window: bool) -> PhaseSelection:
 def shown_phase(record: SourceRecord, phase: str | None) -> str | None:
     """Return `phase`, or the most relevant phase if the source has no such steps. Returns None without steps.
 
-    Criteria, in this order: not a warm-up; a model that ran at least a tenth as long as any other; decoding; the
-    named model, if it decodes or ran at least half as long as any other; `decode` itself; the most time.
+    Criteria, the most important first:
+    - The phase is not a warm-up.
+    - Its model ran at least a tenth as long as any other.
+    - It decodes.
+    - Its model is the named one, and it decodes or the model ran at least half as long as any other.
+    - It is `decode` itself.
+    - It took the most time.
     """
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
     named = record.manifest.steps_of if record.manifest else ""
@@ -126,7 +131,7 @@ def is_selected(record: SourceRecord, wanted: Sequence[str]) -> bool:
 
 
 def has_data(record: SourceRecord, phase: str | None = None) -> bool:
-    """Return whether a view for exactly this `phase` would have data. The view is not made."""
+    """Return whether a view for exactly this `phase` would have data. Does not make the view."""
     shown, count = shown_phase(record, phase), record.stats.column("count")
     if phase is not None and shown != phase:
         return False

@@ -1,4 +1,4 @@
-"""Makes a snapshot of a live process for comparison with a baseline. All its figures are derived."""
+"""Makes a snapshot of a live process, to compare it with a baseline. All figures of a snapshot are derived."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def snapshot(
     *,
     inside: bool = True,
 ) -> Snapshot:
-    """Return a snapshot of the window of `record`, with the times of every phase or only of `phase`.
+    """Return a snapshot of the window of `record`, with the times of every phase, or only of `phase`.
 
-    Blocks that overlap a snapshot of the same process in `beside` are excluded, so that no data is compared with
-    itself. Unless `inside`, times inside steps are omitted.
+    If `beside` has a snapshot of the same process, blocks that overlap it are excluded, so that no data is compared
+    with itself. Times inside steps are included only if `inside`.
     """
     blocks = record.window.blocks()
     for other in beside:
@@ -120,7 +120,7 @@ def _times(
     is_sample: bool,
     inside: bool,
 ) -> PhaseTimes:
-    """Return the times of a phase. `ran` has the blocks with recorded steps, each with (steps, tokens)."""
+    """Return the times of a phase. `ran` has each block with recorded steps, and (steps, tokens) of the block."""
     assert totals.step is not None
     step = totals.step.id
     steps, tokens = np.array([each for _, each in ran], float).T
@@ -147,11 +147,11 @@ def _times(
 def _places(
     totals: PhaseTotals, growths: Sequence[Growth], units: NDArray[np.float64], steps: NDArray[np.float64]
 ) -> dict[Place, PlaceTimes]:
-    """Return the times of every place. Each block has its number of `units` (tokens or steps) and of `steps`."""
+    """Return the times of every place. `units` (tokens or steps) and `steps` have a number for each block."""
     places = PhasePlaces(totals)
     found, _ = place_times(places, totals, growths, units, steps, None)
     medians = map(_median_us, totals.stats.calls_of(places.nodes))
-    # A median of few calls is included, although its error is unknown.
+    # Include a median of few calls, although its error is unknown.
     return {
         place: one if one.time.median_us is not None else replace(one, time=replace(one.time, median_us=median))
         for (place, one), median in zip(found.items(), medians, strict=True)

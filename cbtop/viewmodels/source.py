@@ -71,20 +71,19 @@ class SourceSummary:
     """One entry in the list of sources."""
 
     key: str
-    label: str  # program, pid@host
+    label: str  # `program, pid@host`
     state: SourceStatus
-    stale_s: float | None = None  # Silence of its daemon in seconds, or None if the daemon answers.
+    stale_s: float | None = None  # How long its daemon has been silent, or None if the daemon answers.
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceView:
-    """Everything that is shown of one profiled process, for one phase of its steps.
+    """Everything that the screens show about one profiled process, for one phase of its steps.
 
-    With a `window`, steps, bricks, categories, roofline, graph and time breakdown cover only that time. `loss`,
+    With a `window`, steps, bricks, categories, roofline, graph and time breakdown cover only the window. `loss`,
     `checks` and `traces` always cover everything.
 
-    A `Lazy` field is made on first access, from the data at that time. To keep a view while data is added, use
-    `held`.
+    A `Lazy` field is made on first access, from the data at that time. Use `held` to keep a view while data is added.
     """
 
     key: str  # host:pid:start. The key is stable for the life of the process.
@@ -93,7 +92,7 @@ class SourceView:
     program: str
     state: SourceStatus
     state_reason: str
-    activity: str  # Activity that the process reports, for example "measuring ceilings". "" in the main loop.
+    activity: str  # What the process says it is doing, for example "measuring ceilings". "" in the main loop.
     activity_done: float | None  # 0 to 1.
     model: str | None
     architecture: str | None
@@ -105,7 +104,7 @@ class SourceView:
     phase: str | None  # The shown phase, or None if the process has no steps.
     phases: tuple[StepsView, ...]
     steps: StepsView | None  # Steps of the shown phase.
-    bricks: Lazy[tuple[BrickRow, ...]] = Lazy()  # By exclusive time, the largest first.
+    bricks: Lazy[tuple[BrickRow, ...]] = Lazy()  # Sorted by exclusive time, the largest first.
     categories: Lazy[tuple[CategoryRow, ...]] = Lazy()
     roofline: Lazy[RooflineView] = Lazy()
     graph: Lazy[Sequence[GraphRow]] = Lazy()
@@ -120,7 +119,7 @@ class SourceView:
     # Time range of the figures. None without steps, or until a step has ended.
     time_range: TimeRangeView | None = None
     warm_up: WarmUpView | None = None  # None without warm-ups.
-    # Whether bricks and layers cover all steps, because the window has too few recorded ones.
+    # Whether bricks and layers cover all data, because the window has too few recorded steps.
     is_inside_of_all: bool = False
     # Compilations in the shown time. None in a merge, or without compilations.
     compiling: CompilingView | None = None
@@ -128,16 +127,16 @@ class SourceView:
     local_rank: int | None = None
     world_size: int | None = None
     trains: bool = False  # Whether the process computes gradients between its steps.
-    # Recent share of time that its busiest thread waited for a processor, or None.
+    # Share of recent time in which its busiest thread waited for a processor, or None if unknown.
     waiting_percent: float | None = None
     has_compiled: bool = False  # Whether torch.compile has compiled code of this process.
-    sample_every: int | None = 1  # One step in this many is recorded. None in a merge of different values.
+    sample_every: int | None = 1  # One step in this many is recorded. None in a merge of sources whose values differ.
     clock_resolution_ns: int | None = None  # Smallest difference of two clock readings, or None if not reported.
     overhead: Sampling | None = None  # Cost of recording, or None if not measured.
     # Calls outside every step. None without such calls, or without steps.
     outside: Lazy[BesideView | None] = Lazy(None)
     stall: StallView | None = None  # Why the process makes no progress. None if it makes progress or has ended.
-    stale_s: float | None = None  # Silence of its daemon in seconds, or None if the daemon answers.
+    stale_s: float | None = None  # How long its daemon has been silent, or None if the daemon answers.
     clock: ClockView | None = None  # Offset of the host's clocks, or None if unknown.
     straggler: StragglerView | None = None  # The straggler of the source's job.
     merged: MergedView | None = None  # Members of a merge, or None. `pid`, `host` etc. are of the first member.
@@ -146,7 +145,7 @@ class SourceView:
     critical_path: Lazy[CriticalPathView | None] = Lazy(None)
     # Times of layers. None without layers, or in a merge by maximum.
     layer_times: Lazy[LayersView | None] = Lazy(None)
-    machines: tuple[MachineView, ...] = ()  # The machine that it runs on. A merge may have several.
+    machines: tuple[MachineView, ...] = ()  # The machine that the process runs on. A merge may have several.
     # Pace of the shown steps in the last two minutes. Empty in a merge.
     pace: Lazy[tuple[PaceView, ...]] = Lazy(())
     brick_growth: Lazy[tuple[BrickGrowth, ...]] = Lazy(())  # Empty if the window is too short.
@@ -157,21 +156,21 @@ class SourceView:
     verdicts: Lazy[tuple[Verdict, ...]] = Lazy(())  # Verdicts for the shown time range, the worst first.
     # List of all sources, including this one. None without a list.
     listed: Lazy[ListView | None] = Lazy(None)
-    # The phase's kernels in the last burst, or empty without a burst.
+    # The phase's kernels in the last burst. Empty if there was no burst.
     kernels: Lazy[tuple[BrickKernels, ...]] = Lazy(())
     # Timeline of the last steps of all phases, or None if records are not followed.
     timeline: Lazy[TimelineView | None] = Lazy(None)
-    # Second of the daemon's clock, for plots that are drawn once per second. None if the view is not updated.
+    # Second of the daemon's clock, by which plots are drawn once a second. None if the view is not updated.
     second: int | None = field(default=None, compare=False)
 
     @property
     def rate(self) -> Rate:
-        """The rate to show: tokens/s, or steps/s if tokens are unknown."""
+        """The rate to show. The unit is tokens/s, or steps/s if tokens are unknown."""
         return rate_of(self.steps, self.tokens_per_sec_history, self.steps_per_sec_history)
 
     @property
     def are_rates_least(self) -> bool:
-        """Whether the rates are lower bounds, because records were lost."""
+        """Whether the true rates may be higher, because records were lost."""
         return are_rates_least(self.window, self.loss)
 
     @property
@@ -193,14 +192,14 @@ class SourceView:
     def rows_of(self) -> tuple[object, ...]:
         """Identity of the rows: source, phase, and kind of time range.
 
-        While it stays equal, rows keep their places.
+        Rows keep their places until this changes.
         """
         who = self.key if self.merged is None else self.merged.mode  # The members of a merge may change.
         return who, self.phase, self.window is None
 
     @property
     def gpus(self) -> tuple[DeviceRow, ...]:
-        """The GPUs that the process is known to use, or else the only GPU of its machine."""
+        """The GPUs that the process is known to use. If none is known, the only GPU of the machine."""
         used = tuple(row for machine in self.machines for row in machine.gpus_of(self.key))
         all_there_are = tuple(row for machine in self.machines for row in machine.gpus)
         return used or (all_there_are if len(all_there_are) == 1 else ())
@@ -226,7 +225,7 @@ class SourceView:
     def moved_gb_per_sec(self) -> float | None:
         """Lower bound of memory traffic: declared bytes of the phase's bricks (from shapes) per wall-clock time.
 
-        None in a merge, if no brick declares bytes, or if not every step was recorded inside.
+        None in a merge, if no brick declares bytes, or if some steps were not recorded inside.
         """
         steps, time_range = self.steps, self.time_range
         known = [row.bytes for row in self.bricks if row.bytes is not None]
@@ -236,7 +235,7 @@ class SourceView:
 
     @property
     def has_data(self) -> bool:
-        """Whether a step has ended. For a process without steps, whether a brick has ended."""
+        """Whether a step has ended. If the process has no steps, whether a brick has ended."""
         return self.steps is not None or (self.phase is None and bool(self.bricks))
 
 
@@ -255,7 +254,7 @@ def source_view(
 ) -> SourceView:
     """Return the view of `record` for `phase` (default: `shown_phase`), in its window or since the start.
 
-    `ceilings` are the roofs of its roofline. By default, these are the roofs that the process announced.
+    `ceilings` are the roofs. By default, they are the roofs that the process announced.
     """
     found = shown(record, window=window)
     phases = found.phases
@@ -303,7 +302,7 @@ def source_view(
 
 
 def _with_details(view: SourceView, record: SourceRecord, found: PhaseSelection, parts: _Parts) -> SourceView:
-    """Return `view` with the fields that only some sources have, or that only some outputs show."""
+    """Return `view` with fields that many sources do not have, or that many outputs do not show."""
     hello, phase = record.hello, view.phase
     is_sample = view.steps is not None and view.steps.is_sample
     return with_parts(
@@ -334,14 +333,14 @@ def _with_details(view: SourceView, record: SourceRecord, found: PhaseSelection,
 
 
 class _Parts:
-    """Intermediate results that several parts of a view use. Each is made once, on first use."""
+    """Intermediate results that several parts of a view share. Each is made once, on first use."""
 
     def __init__(
         self, record: SourceRecord, found: PhaseSelection, phase: str | None, ceilings: Iterable[Ceiling] | None
     ) -> None:
         self._record, self._found, self._phase, self._ceilings = record, found, phase, ceilings
-        # Rows refer to these values and not to the view, because a reference cycle would wait for the garbage
-        # collector.
+        # Rows refer to these values and not to the view. A reference to the view would form a cycle, which only the
+        # garbage collector frees.
         self._cached = LazyValue(partial(cached_by_second, record, phase))
         self._batch = LazyValue(partial(batch_by_second, record, phase))
 
@@ -371,7 +370,7 @@ class _Parts:
         )
 
     def with_recorded(self, steps: StepsView) -> StepsView:
-        """Return `steps` with the number and mean of the steps recorded since the start."""
+        """Return `steps` with the number and the mean of all steps that were recorded since the start."""
         every = self.all_steps
         return (
             steps
@@ -394,7 +393,8 @@ class _Parts:
     def bricks(self) -> list[BrickStats]:
         bricks = brick_stats(self.totals)
         if self._found.window and self.totals is not self.whole and self.totals.step is not None:
-            # If the window's edge separates a brick from its inner bricks, its exclusive time would be negative.
+            # At the window's edge, a brick may be separated from its inner bricks. Its exclusive time would be
+            # negative.
             bricks = [
                 replace(
                     one,
@@ -455,7 +455,7 @@ def _second(record: SourceRecord) -> int | None:
 
 
 def _heard_s(record: SourceRecord) -> float | None:
-    """Return when the source was last heard of, as Unix time of its host."""
+    """Return the last time at which the source was heard of, as Unix time of its host."""
     hello = record.hello
     if hello is None:
         return None

@@ -45,9 +45,9 @@ class ClockView:
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """A source in the list: its identity, its state, and how much is known about it here.
+    """A source in the list: its identity, its state, and how much this cbtop knows about it.
 
-    Figures of steps are of `phase`, in the `window` or since the start. `unknown` has the reason for each None.
+    Figures of steps are of `phase`, in the `window` or since the start. For each None, `unknown` has the reason.
     """
 
     key: str
@@ -69,13 +69,14 @@ class SourceRow:
     since_s: float | None
     wall_us: float | None  # Wall-clock time that the rates are based on.
     loss: LossView
-    lag_s: float | None  # Age of the newest data. None if the source has ended or if clock offsets are unknown.
+    # Age of the newest data. None if the source has ended, or if the offset of its clock is unknown.
+    lag_s: float | None
     clock: ClockView | None
     devices: tuple[str, ...] | None  # The GPUs that the source is known to use, or `cpu`.
     sample_every: int
     overhead: Sampling | None
     unknown: tuple[Unknown, ...] = ()
-    stale_s: float | None = None  # Silence of its daemon in seconds, or None if the daemon answers.
+    stale_s: float | None = None  # How long its daemon has been silent, or None if the daemon answers.
     straggler: StragglerView | None = None  # The straggler of the source's job.
     tokens_per_sec_history: tuple[float, ...] = ()  # As in SourceView.
     steps_per_sec_history: tuple[float, ...] = ()
@@ -84,7 +85,7 @@ class SourceRow:
 
     @property
     def standing(self) -> str:
-        """State in one word. It is `live` if the process runs and makes progress."""
+        """State in one word: `live` if the process runs and makes progress."""
         return self.stall.word if self.stall else self.state
 
     @property
@@ -104,7 +105,8 @@ class ProcessCost:
 
     name: str  # For example `this viewer` or `daemon 812@host`.
     cpu_percent: float | None
-    over_s: float | None  # Time that the mean covers. None: between two samples of the daemon, about a second.
+    # Time over which the mean is taken. None means between two samples of the daemon, about a second.
+    over_s: float | None
     resident_bytes: float | None
     why: str = ""
 
@@ -133,9 +135,9 @@ def source_row(
     clock: ClockView | None = None,
     now_ns: int | None = None,
 ) -> SourceRow:
-    """Return the row of `record` in the list, with rates of `phase` (default: decode, or what it has).
+    """Return the row of `record` in the list, with rates of `phase` (default: decode or, without it, another phase).
 
-    `machine` is the machine of its daemon. `now_ns` is the current time of its host's clock, or None if unknown.
+    `machine` is the machine of its daemon. `now_ns` is the present on the clock of its host, or None if unknown.
     """
     found, name, hello, state = shown(record, window=window), shown_phase(record, phase), record.hello, record.state
     steps = next((steps for steps in found.phases if steps.phase == name), None)
@@ -185,7 +187,7 @@ def _devices(key: str, machine: MachineView | None) -> tuple[str, ...] | None:
 def _unknown(row: SourceRow, machine: MachineView | None, no_lag: str, *, is_unread: bool) -> Iterator[Unknown]:
     """Yield the reason for each figure that is n/a.
 
-    An ended process has no device and no lag, so these figures need no reason.
+    The device and the lag of an ended process need no reason.
     """
     is_live, steps = row.state is SourceStatus.LIVE, row.steps
     if row.model is None:

@@ -1,15 +1,15 @@
 """Whether a running process makes progress. If not, it is stalled in a step, idle between steps, suspended, or quiet.
 
 Rules
-- A lack of progress is reported after max(MIN_S, SLOW × p99). The p99 is of all calls of the running step, or brick
-  if the process marks no steps. If it is unknown which step runs, the p99 is of the slowest phase.
-- Stalled means that a step is known to run and that earlier ones have ended. It is unknown how long a first step may
-  take.
-- A step may take the time per token (per sequence, if tokens are unknown) of earlier steps of its name, times its own
-  number of tokens. If this number is unknown, and the numbers of earlier steps differ, the context length is used. No
-  limit is known without a context length, or if no step has a number and this step's bricks leave no records.
-- A process is idle only if it is known to be in no step. If steps are sampled or the hot path is Python's, it is
-  unknown whether a step without a record runs.
+- A lack of progress is reported after max(MIN_S, SLOW × p99). The p99 is of all calls of the running step. If the
+  process marks no steps, the running brick counts. If it is unknown which step runs, the slowest phase counts.
+- A process is stalled only if a step is known to run and earlier steps have ended. A first step may take any time.
+- A large step may take longer: its number of tokens times the time per token of earlier steps of its name. If tokens
+  are unknown, sequences count. If the number of this step is unknown, and earlier numbers differ, the context length
+  counts.
+- There is no limit without this context length, or if no step has a number and this step's bricks leave no records.
+- A process is idle only if it is known to be in no step. This is unknown if steps are sampled or if the hot path is
+  Python's, because a step without a record may be running.
 - A process that announces other work (compiling) is not judged.
 - The age comes from the daemon, which reads the clock of the process's host.
 """
@@ -39,34 +39,34 @@ STEP_UNKNOWN = "whether a step runs is not known"
 class StallKind(StrEnum):
     """Reasons why a running process makes no progress."""
 
-    STALLED = "stalled"  # A step or brick has been running for far longer than usual.
+    STALLED = "stalled"  # A step or brick takes far longer than usual.
     SUSPENDED = "suspended"  # Stopped by a signal or a debugger.
     IDLE = "idle"  # Between two steps.
-    QUIET = "quiet"  # Unknown which of the above. The reason is in `why`.
+    QUIET = "quiet"  # One of the above, but it is unknown which. `why` has the reason.
 
 
 @dataclass(frozen=True, slots=True)
 class StallView:
     """A running process that makes no progress. For `age_s`, nothing was recorded and nothing began.
 
-    `place` is what has been running since, from the step inwards (`decode`, `Layer 17`, `AllReduce`), or empty if
-    unknown. If several `threads` are running something, it is what began last. `after` is what ended last inside
-    `place`.
+    `place` is what has been running since then, from the step inwards (`decode`, `Layer 17`, `AllReduce`). It is
+    empty if unknown. If several `threads` are running something, `place` is what began last. `after` is what ended
+    last inside `place`.
     """
 
     word: StallKind
     age_s: float
-    limit_s: float  # The lack of progress is reported from this age on.
+    limit_s: float  # Age from which the lack of progress is reported.
     place: tuple[str, ...] = ()
     phase: str | None = None  # Phase of the running step.
     layer: str | None = None
     brick: str | None = None
-    runs_s: float | None = None  # Running time of the last part of `place`, or None if unknown.
+    runs_s: float | None = None  # How long the last part of `place` has been running, or None if unknown.
     after: tuple[str, ...] = ()
     threads: int = 0
-    usual_s: float | None = None  # p99 of `usual_of`. None if unknown, or if nothing is compared.
+    usual_s: float | None = None  # p99 of `usual_of`. None if unknown, or if the age is not compared with it.
     usual_of: str = ""
-    why: str = ""  # Further facts, or why not more is known.
+    why: str = ""  # Further facts, or why there are none.
     member: str = ""  # Name of the process in a merge.
 
 
@@ -81,7 +81,7 @@ def limit_s(usual_s: float | None) -> float:
 def stall_view(record: SourceRecord) -> StallView | None:
     """Return why `record` makes no progress.
 
-    Returns None if it makes progress, has ended, or announces other work.
+    Returns None if the process makes progress, has ended, or announces other work.
     """
     state = record.state
     quiet = state.quiet if state is not None and state.state is SourceStatus.LIVE else None
@@ -89,7 +89,7 @@ def stall_view(record: SourceRecord) -> StallView | None:
         return None
     path = _path(record.nodes, quiet.in_flight)
     steps = [node for node in record.nodes.children[None] if node.kind is NodeKind.STEP]
-    # Calls around or next to steps, such as a server's loop or its wait for a request. A long one is not a hang.
+    # A call outside steps may take long, such as a server's wait for a request. It is no hang.
     is_outside = bool(steps and path) and path[0].kind is not NodeKind.STEP
     compared = [] if is_outside else path[:1]
     usual_s = _p99_s(record, compared or steps)
@@ -104,7 +104,7 @@ def stall_view(record: SourceRecord) -> StallView | None:
         return None
     word, why = found
     if word in (StallKind.SUSPENDED, StallKind.IDLE):
-        usual_s = None  # The age is not compared with usual times.
+        usual_s = None  # In these states, the age is not compared with usual times.
     limit = limit_s(usual_s if usual_s is None else max(usual_s, most_s or 0.0))
     age_s = quiet.quiet_ns / 1e9
     if age_s < limit:
@@ -130,9 +130,9 @@ def stall_view(record: SourceRecord) -> StallView | None:
 def _judged(
     record: SourceRecord, quiet: Quiet, usual_s: float | None, none_known: str, *, has_steps: bool, runs: bool
 ) -> tuple[StallKind, str] | None:
-    """Return the kind of stall, and why a more specific one is unknown. Returns None if nothing can be concluded.
+    """Return the kind of stall, and why a more specific kind is unknown. Returns None if nothing can be said.
 
-    `runs` means that a step is running, or a brick if the process marks no steps.
+    `runs` means that a step is running or, if the process marks no steps, a brick.
     """
     if quiet.is_suspended:
         return StallKind.SUSPENDED, ""
@@ -146,7 +146,7 @@ def _judged(
 
 
 def _path(nodes: NodeTable, innermost: int) -> list[Node]:
-    """Return the path of nodes from the outermost node to `innermost`, or [] if `innermost` is not a node."""
+    """Return the nodes from the outermost node to `innermost`, or [] if `innermost` is not the id of a node."""
     path: list[Node] = []
     at: int | None = innermost if 0 < innermost <= len(nodes) else None
     while at is not None:
@@ -162,10 +162,10 @@ def _p99_s(record: SourceRecord, nodes: list[Node]) -> float | None:
 
 
 def _most_s(record: SourceRecord, step: Node, size: int, *, is_seen_inside: bool) -> float | None:
-    """Return the seconds that a step of `size` tokens or sequences may take. If `size` is 0, it is unknown.
+    """Return the seconds that a step of `size` tokens or sequences may take. If `size` is 0, use the largest size.
 
-    Then use the largest possible number. Returns 0 if all steps have the same number, and None if the largest is
-    unknown. `is_seen_inside` means that the step's bricks would leave records.
+    Returns 0 if all steps have the same size, and None if the largest size is unknown. `is_seen_inside` means that
+    the bricks of this step would leave records.
     """
     calls = record.stats.calls([step.id]) if step.kind is NodeKind.STEP else None
     if calls is None:

@@ -19,11 +19,12 @@ from cbtop.viewmodels.durations import DurationBar, duration_bars
 from cbtop.viewmodels.on_demand import Lazy, LazyValue
 from cbtop.viewmodels.time_range import of_model
 
-UNEVEN = 1e-9  # Relative to the squared sum of tokens: rounding error of sums of squares, which are sent as float64.
-BUCKETS_A_BAR = 4  # Buckets of a histogram per bar. With 16 bars per octave, a bar is 3 to 6 % of its value wide.
+UNEVEN = 1e-9  # Relative rounding error of sums of squares, because they are sent as float64.
+# Buckets of a histogram in each bar. An octave has 16 bars, so a bar is 3 to 6 % of its value wide.
+BUCKETS_A_BAR = 4
 
 
-OVERLAP = 1.05  # Average number of concurrent steps. Steps with a lower average count as sequential.
+OVERLAP = 1.05  # If fewer steps than this ran at the same time on average, they count as sequential.
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +41,19 @@ class SpanView:
 class PaceView:
     """The steps of a phase that ended within about a second.
 
-    The first item of a history covers all earlier steps.
+    In a history, the first item covers all earlier steps, too.
     """
 
-    ago_s: float  # Seconds before the newest item.
+    ago_s: float  # Seconds from this item to the newest one.
     steps: int
     us: float  # Mean time per step.
     tokens: int  # Sum over the steps.
-    cached: float | None  # Mean number of cached positions of a sequence before a step, or None if not reported.
+    cached: float | None  # Mean number of cached positions per sequence before a step, or None if not reported.
 
 
 @dataclass(frozen=True)
 class StepsView:
-    """The steps of one phase (`decode`, `prefill`). Its figures are of whole steps, recorded inside or not."""
+    """The steps of one phase (`decode`, `prefill`). Figures are of whole steps, recorded inside or not."""
 
     phase: str
     count: int
@@ -60,9 +61,10 @@ class StepsView:
     tokens_per_sec: float | None  # Wall-clock rate over the shown time range.
     recorded: int  # Number of steps recorded inside. Only these steps contain times of bricks.
     failed: int = 0  # Steps that ended with an exception or were cancelled. Their tokens count.
-    tokens_per_sec_in_steps: float | None = None  # Tokens / `union_us`, or per time range if that is shorter.
+    # Tokens divided by `union_us`, or by the time range if that is shorter.
+    tokens_per_sec_in_steps: float | None = None
     steps_per_sec: float | None = None  # Wall-clock rate. It is also known for models without tokens.
-    samples_per_sec: float | None = None  # Sequences per second. None unless all steps report their sequences.
+    samples_per_sec: float | None = None  # Sequences per second. None if some step does not report its sequences.
     mean_us: float | None = None
     recorded_mean_us: float | None = None  # Mean of the steps recorded inside.
     min_us: float | None = None
@@ -73,12 +75,13 @@ class StepsView:
     us_per_token_p50: float | None = None
     us_per_token_p99: float | None = None
     us_per_token_max: float | None = None
-    union_us: float | None = None  # Time with at least one running step, including time before the range.
+    # Time with at least one running step. If a step began before the range, its earlier time counts, too.
+    union_us: float | None = None
     at_once: float | None = None  # Average number of concurrent steps: sum of their times / `union_us`.
     sequences: SpanView | None = None  # Sequences per step.
     cached: SpanView | None = None  # Cached positions of each sequence before a step.
     wall_us: float = 0.0  # Wall-clock time that the rates are based on, or 0 if unknown. In a merge, the longest.
-    is_sample: bool = False  # Whether steps may be missing because they left no record.
+    is_sample: bool = False  # Whether some steps may be missing because they left no record.
     # Histogram of step times, the shortest first.
     durations: Lazy[tuple[DurationBar, ...]] = Lazy(())
 
@@ -89,18 +92,18 @@ class StepsView:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether there is a token rate, or no rate at all."""
+        """Whether the rate to show is tokens/s, or there is no rate."""
         return self.tokens_per_sec is not None or self.steps_per_sec is None
 
     @property
     def overlap(self) -> bool:
-        """Whether steps ran at the same time, beyond the clock's accuracy."""
+        """Whether steps ran at the same time for longer than the error of the clock."""
         return self.at_once is not None and self.at_once >= OVERLAP
 
 
 @dataclass(frozen=True, slots=True)
 class WarmUpView:
-    """The steps of the warm-ups. Other figures do not include them."""
+    """The steps of the warm-ups. Figures of other steps do not include them."""
 
     steps: int
     took_us: float
@@ -123,8 +126,8 @@ def steps_views(record: SourceRecord, stats: NodeStats, time_range: TimeRange | 
     def is_sample(step: Node) -> bool:
         """Return whether some steps of this name may be missing.
 
-        If no step was plain, others may have left no record (llama.cpp's do). Steps inside a plain step leave no
-        record either. If steps of a name become a sample, earlier ones count as one.
+        If no step of this name was plain, others may have left no record (as in llama.cpp). Steps inside a plain step
+        leave no record either. Once the steps of a name are a sample, earlier ones count as a sample, too.
         """
         name = display_name(step)
         if name.endswith(SAMPLE) or name + SAMPLE in names:
@@ -195,7 +198,7 @@ def _mean_by_second(
 ) -> dict[int, float]:
     """Return a mean for each second.
 
-    `totals` returns a running sum and the number of steps in the sum. Seconds without such steps are omitted.
+    `totals` returns a running sum and the number of steps in it. Seconds without steps are omitted.
     """
     samples = [(sample.monotonic_ns, *totals(sample)) for sample in record.history.get(phase or "", ())]
     return {
@@ -229,7 +232,8 @@ def _names_in_others(nodes: NodeTable) -> set[str]:
 
 def are_alike(tokens: int, steps: int, squared: int | None) -> bool:
     """Return whether all `steps` had the same number of tokens. `squared` is the sum of the numbers' squares."""
-    if squared is None:  # Older daemons report no squares. If the mean is fractional, the numbers differ.
+    # Older daemons do not report squares. Then the numbers differ for certain only if their mean is fractional.
+    if squared is None:
         return tokens % steps == 0
     # The difference is 0 only if all numbers are equal (Cauchy-Schwarz).
     return abs(squared * steps - tokens**2) <= UNEVEN * tokens**2
@@ -243,17 +247,17 @@ def _steps_view(
     is_counted = has_tokens and not stats.rare("uncounted", (step.id,)) and (calls is None or calls.elements > 0)
     wall_ns = time_range.end_ns - time_range.begin_ns if time_range and not is_sample else 0
     tokens_ns = wall_ns if is_counted else 0
-    if calls is None:  # No step of this phase ended in the time of the statistics.
+    if calls is None:  # No step of this phase ended in the period that the statistics cover.
         none = _rate(0, wall_ns)
         return StepsView(phase, 0, 0, _rate(0, tokens_ns), recorded=0, is_sample=is_sample, steps_per_sec=none)
     count, tokens, total_ns = calls.count, calls.elements, calls.total_ns
     union_ns = stats.rare("union_ns", (step.id,))
-    # Tokens are counted for whole steps, so count the whole time of a step that began before the range, but at most
-    # the range. Otherwise this rate could be below the wall-clock rate.
+    # A step that began before the range counts with all its tokens. So count all its time, too, but at most the
+    # length of the range. Otherwise this rate could be below the wall-clock rate.
     took_ns = min(union_ns, (time_range.end_ns - time_range.begin_ns if time_range else 0) or union_ns)
     p50, p95, p99, longest = (_us(value) for value in (calls.p50_ns, calls.p95_ns, calls.p99_ns, calls.max_ns))
     sequences = _span(stats, step.id, "sequences")
-    # Step time is converted to time per token only if all steps had the same number of tokens.
+    # Convert step time to time per token only if all steps had the same number of tokens.
     is_even = are_alike(tokens, count, stats.sparse["squared_tokens"].get(step.id))
     is_even = is_even and (sequences is None or sequences.least == sequences.most)
     tokens_a_step = tokens / count if is_counted and is_even else 0

@@ -13,12 +13,12 @@ from cbtop.client.busy import Brick, Slice
 from cbtop.client.source_record import SourceRecord
 from cbtop.protocol.vocabulary import LAUNCHES, BrickCategory
 
-THRESHOLD = 0.10  # The straggler is slower than each other rank by at least this share.
-# Other ranks wait for a rank if their whole steps take about as long as its own. The difference is at most the first
-# share of its duration, and at most the second share of the difference in busy time.
+THRESHOLD = 0.10  # The straggler takes longer than each other rank by at least this share.
+# Another rank waits for the straggler if the durations of their whole steps are close: they differ by at most the
+# first share of the straggler's duration, and by at most the second share of the difference in busy time.
 WAIT_WITHIN, NEARER = 0.10, 0.5
-ALPHA = 0.1  # Probability that a bound of a median is on the wrong side of the median. A verdict uses two bounds.
-MIN_SLICES = 4  # Fewer slices have no such bounds.
+ALPHA = 0.1  # Probability that a bound of a median is wrong. A verdict uses two bounds.
+MIN_SLICES = 4  # With fewer slices, a median has no such bounds.
 BETWEEN_BRICKS: Brick = ("gaps between its bricks", BrickCategory.OTHER)
 # Communication is mostly waiting for the slowest rank, so its time would make all ranks equally busy. Custom bricks
 # have no category, so names are matched as well.
@@ -44,16 +44,16 @@ class StragglerView:
     steps: int  # Number of this rank's steps that were used.
     busy_us: float  # Time outside communication per step. Median of slices.
     others_us: float  # Median of the other ranks' medians.
-    percent: float  # The straggler is slower than `others_us` by this much.
-    brick: str  # The brick, or the gaps between bricks, with the largest excess.
+    percent: float  # How much more than `others_us` the straggler takes.
+    brick: str  # The brick, or the gaps between bricks, with the largest excess over other ranks.
     brick_excess_us: float  # Excess of `brick` per step over the median of the other ranks.
     step_us: float  # Time of the whole step, including communication. Median of slices.
     others_step_us: float  # Median of the other ranks' medians.
-    others_wait: bool  # Whether whole steps of all other ranks take about as long as its own.
+    others_wait: bool  # Whether all other ranks wait for the straggler: their whole steps take about as long.
 
     @property
     def waited_us(self) -> float:
-        """Time that another rank is not busy in its step, which is the longest that it can have waited."""
+        """Time of a step in which another rank is not busy. It cannot have waited for longer."""
         return max(0.0, self.others_step_us - self.others_us)
 
 
@@ -82,18 +82,18 @@ class _Rank:
     def is_waited_for_by(self, other: _Rank) -> bool:
         """Return whether `other` waits for this rank.
 
-        `other` is less busy, but its whole steps take about as long.
+        It waits if it is less busy although its whole steps take about as long.
         """
         apart_ns = abs(self.step_ns - other.step_ns)
         return apart_ns <= min(WAIT_WITHIN * self.step_ns, NEARER * (self.median_ns - other.median_ns))
 
     def is_slower_than(self, other: _Rank) -> bool:
-        """Return whether this rank's median is higher by more than THRESHOLD, beyond pauses and noise.
+        """Return whether this rank's median is higher by more than THRESHOLD, not only by pauses and noise.
 
-        The comparison uses bounds of both medians that hold for any distribution: the k-th smallest and the k-th
-        largest slice (W. R. Thompson, "On confidence ranges for the median and other expectation distributions for
-        populations of unknown distribution form", Annals of Mathematical Statistics 7, 1936). So pauses in some
-        slices, however long, prove nothing on either side.
+        The lower bound of this median is compared with the upper bound of the other. The bounds hold for any
+        distribution: the k-th smallest and the k-th largest slice (W. R. Thompson, "On confidence ranges for the
+        median and other expectation distributions for populations of unknown distribution form", Annals of
+        Mathematical Statistics 7, 1936). So pauses in some slices, however long, prove nothing.
         """
         low_ns = self.busy_ns[bound_of_median(len(self.busy_ns)) - 1]
         high_ns = other.busy_ns[-bound_of_median(len(other.busy_ns))]
@@ -115,10 +115,12 @@ def bound_of_median(count: int, alpha: float = ALPHA) -> int:
 def straggler(records: Iterable[SourceRecord], phase: str) -> StragglerView | None:
     """Return the rank among `records` of one job that is clearly slower than every other rank, or None.
 
-    A rank's busy time is its step time outside communication, because ranks wait in communication. If no
-    communication is seen, or the host sees only launches, waits cannot be located. Then only the time of bricks
-    counts, without gaps. The result is None while a running rank has too little data, because it may be as slow, and
-    if two processes have the same rank, because they belong to two jobs.
+    A rank waits in communication, so its busy time is its step time outside communication. If no communication is
+    seen, or if the host sees only launches, waits cannot be located. Then the busy time is only the time of bricks,
+    without gaps.
+
+    Returns None while a running rank has too little data, because that rank may be as slow. Also returns None if two
+    processes have the same rank, because they belong to two jobs.
     """
     ranks: list[_Rank] = []
     for record in records:
@@ -183,5 +185,5 @@ def _is_communication(brick: Brick) -> bool:
 
 
 def _only_launches(record: SourceRecord) -> bool:
-    """Return whether the host times only launches of the bricks, because the model is on a device."""
+    """Return whether the model is on a device, so that the host times only launches of the bricks."""
     return record.manifest is not None and LAUNCHES in record.manifest.backend

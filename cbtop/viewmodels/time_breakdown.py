@@ -1,4 +1,4 @@
-"""The time breakdown: parts of a step's wall time, time next to the steps, and whether the parts add up."""
+"""The time breakdown: the parts of the steps' wall time, time next to the steps, and whether the parts add up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cbtop.profiler.analysis.time_breakdown import Beside, TimeBreakdown
 from cbtop.protocol.vocabulary import BY_KERNELS, IDLE_BEFORE
 from cbtop.viewmodels.time_range import NamedTime
 
-# Names of the time without a running kernel, in a step that is recorded by its kernels.
+# Names of time without a running kernel. They are used if a step is recorded by its kernels.
 GPU_WAITED, NOT_ITS_KERNELS = "GPU waited", "GPU waited, or ran what came before"
 
 
@@ -26,9 +26,9 @@ class BesideView:
 class TimeBreakdownView:
     """Wall time of a phase's ended, recorded steps: wall = bricks + gaps - overlap + unattributed.
 
-    Other fields are not part of this sum. Bricks that overlap, for example on two streams of a device, count in full
-    in `bricks_us`. `close` is false if parts exceed their whole: `over` steps, by `over_us`, or the layers and bricks
-    in `exceeded`.
+    Other fields are not part of this sum. If bricks overlap, for example on two streams of a device, `bricks_us`
+    counts each in full. `close` is false if parts exceed their whole. This may be `over` steps, by `over_us`, or the
+    layers and bricks in `exceeded`.
     """
 
     wall_us: float
@@ -38,16 +38,16 @@ class TimeBreakdownView:
     unattributed_us: float
     residual_percent: float | None
     open_us: float  # Time of bricks in a step that has not ended.
-    overlap_us: float = 0.0  # Time of overlapping parts, counted once for each part beyond the first.
+    overlap_us: float = 0.0  # The common time of n overlapping parts counts n - 1 times.
     close: bool = True
-    over: int = 0  # Number of steps that are exceeded by their parts.
-    over_us: float = 0.0  # Excess of the parts over these steps.
-    exceeded: tuple[NamedTime, ...] = ()  # Layers and bricks with parts that exceed them, and by how much.
-    unmatched_calls: int = 0  # Calls stopped twice, out of order or after their step. The breakdown leaves them out.
+    over: int = 0  # Number of steps whose parts exceed them.
+    over_us: float = 0.0  # Time by which the parts exceed these steps.
+    exceeded: tuple[NamedTime, ...] = ()  # Layers and bricks whose parts exceed them, and by how much.
+    unmatched_calls: int = 0  # Calls stopped twice, out of order or after their step. They are not in the breakdown.
     unmatched_us: float = 0.0
-    cancelled: int = 0  # Steps that were cancelled or renamed. The breakdown leaves out their bricks.
-    in_shared_lane: int = 0  # Steps that overlapped fifteen others. Their bricks are unknown.
-    adopted: BesideView | None = None  # Work for these steps in other threads or tasks.
+    cancelled: int = 0  # Steps that were cancelled or renamed. Their bricks are not in the breakdown.
+    in_shared_lane: int = 0  # Steps that ran at the same time as fifteen others. Their bricks are unknown.
+    adopted: BesideView | None = None  # Work that other threads or tasks did for these steps.
 
 
 def books_view(books: TimeBreakdown | None, measured: str = "") -> TimeBreakdownView | None:

@@ -13,8 +13,8 @@ from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.messages import Compilation, Node
 from cbtop.protocol.vocabulary import NodeKind, is_warm_up
 
-# Tolerance. A process says hello when it writes its first record, and no record ends in the future. A record further
-# outside this range has a different clock than the host, so its time is unknown.
+# Tolerance. A process says hello when it writes its first record, and no record ends in the future. If a record is
+# further outside this range, its clock is not that of the host, and its time is unknown.
 OF_HOST_WITHIN_NS = 10_000_000_000
 
 
@@ -28,9 +28,9 @@ class NamedTime:
 class TimeRangeView:
     """Wall-clock time of the figures: wall = in steps + between steps + since the last step ended (derived).
 
-    The range begins with the first step seen or with the window. It ends now, or with the last step of an ended
-    process. A step that began earlier counts only partly. It is unknown whether a step has been running since the
-    last one ended. Fields are None if it is unknown when steps ran, or when the last one ended.
+    The range begins with the window, or else with the first step seen. It ends now, or with the last step of an ended
+    process. Of a step that began earlier, only a part counts. Since the last step ended, another one may have been
+    running. Fields are None if it is unknown when steps ran, or when the last step ended.
     """
 
     wall_us: float
@@ -38,7 +38,8 @@ class TimeRangeView:
     by_phase: tuple[NamedTime, ...]  # Time with running steps of each phase. Phases may overlap.
     between_us: float | None
     since_last_us: float | None
-    counts_whole: bool = False  # Whether earlier steps count in full, because it is not reported when steps ran.
+    # Whether earlier steps count in full, because the times of single steps are not reported.
+    counts_whole: bool = False
 
     @property
     def between_percent(self) -> float | None:
@@ -47,9 +48,10 @@ class TimeRangeView:
 
 @dataclass(frozen=True, slots=True)
 class CompilingView:
-    """Compilations in the shown time, as Dynamo reports them, and the time that they took.
+    """Compilations in the shown time, as reported by Dynamo, and their duration.
 
-    `again` counts recompilations: code existed, but did not fit its inputs. Overlapping compilations count as one.
+    `again` counts recompilations: there was code, but it did not fit its inputs. Overlapping compilations count as
+    one.
     """
 
     count: int
@@ -60,11 +62,11 @@ class CompilingView:
 
 
 def time_range_of(record: SourceRecord, window: TimeRange | None) -> TimeRange | None:
-    """Return the time range of the `window`, or of all data without one. Returns None if no step has been seen.
+    """Return the time range of the `window`, or of all data without a window. Returns None if no step has been seen.
 
-    It begins with the first step after the warm-up, unless the window begins later. So time before the first step
-    does not count as between steps. It ends now, or with the last step of an ended process. A chosen range keeps its
-    begin.
+    The range begins with the first step after the warm-up, so that the time before it does not count as between
+    steps. If the window begins later, or is a chosen range, its begin is kept. The range ends now, or with the last
+    step of an ended process.
     """
     steps = _steps(record)
     if not steps:
@@ -84,10 +86,10 @@ def time_range_of(record: SourceRecord, window: TimeRange | None) -> TimeRange |
 
 
 def of_model(record: SourceRecord, time_range: TimeRange, model: str) -> TimeRange:
-    """Return the part of `time_range` for the rates of a model. `model` is the label of its steps.
+    """Return the part of `time_range` for the rates of a model. Steps of the model have the label `model`.
 
-    If several models run one after another, the time before a model's first step is not its own. The time after its
-    last step is not either, if another model has begun since.
+    If models run one after another, the part begins with the model's first step. If another model has begun since the
+    last step of this model, the part ends with that step.
     """
     steps = _steps(record)
     own = [step for step in steps if step.label == model]
@@ -102,7 +104,9 @@ def of_model(record: SourceRecord, time_range: TimeRange, model: str) -> TimeRan
 
 
 def heard_ns(record: SourceRecord) -> int:
-    """Return when the source was last heard of, on its daemon's clock. An ended process has its last step's end."""
+    """Return when the source was last heard of, on its daemon's clock. For an ended process, the end of its last
+    step.
+    """
     steps = _steps(record)
     if record.has_ended and steps and _is_of_host(record, last_ns := _last_ns(record, steps)):
         return last_ns
@@ -122,13 +126,13 @@ def compiling_view(compilations: Iterable[Compilation], time_range: TimeRange | 
         return None
     again = [us for is_again, us in found if is_again]
     wall_us = (time_range.end_ns - time_range.begin_ns) / 1000
-    # As if the compilations ran one after another.
+    # Add the durations, as if no compilations overlapped.
     took_us, again_us = (min(sum(each), wall_us) for each in ([us for _, us in found], again))
     return CompilingView(len(found), took_us, len(again), again_us, wall_us)
 
 
 def time_range_view(record: SourceRecord, stats: NodeStats, time_range: TimeRange) -> TimeRangeView:
-    """Return the time in steps and between steps in `time_range`. `stats` are the statistics of this range."""
+    """Return the time in steps and between steps in `time_range`, which `stats` cover."""
     steps = _steps(record)
     wall_ns, last_ns = time_range.end_ns - time_range.begin_ns, _last_ns(record, steps)
     is_of_host = _is_of_host(record, last_ns)
@@ -155,7 +159,7 @@ def time_range_view(record: SourceRecord, stats: NodeStats, time_range: TimeRang
 
 
 def since_s(record: SourceRecord) -> float | None:
-    """Return the Unix time at which the data begins. This is the first step, or the first record without steps."""
+    """Return the Unix time at which the data begins. This is the first step or, without steps, the first record."""
     steps, hello = _steps(record), record.hello
     first_ns = record.stats.sparse["first_ns"].get(ANY_STEP)
     if steps:
@@ -177,7 +181,7 @@ def _steady(steps: list[Node]) -> list[Node]:
 
 
 def _warm_up_before(record: SourceRecord, steps: list[Node], first_ns: int) -> dict[int, int]:
-    """Return the time of warm-ups that had ended by `first_ns`, by step node, with the total at ANY_STEP."""
+    """Return the time of warm-ups that had ended by `first_ns`, by step node. The total is at ANY_STEP."""
     warm = [step.id for step in steps if is_warm_up(step.name)]
     before = [step for step in warm if record.stats.rare("last_ns", (step,)) <= first_ns]
     times_ns = {step: record.stats.rare("union_ns", (step,)) for step in before}

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Mark(StrEnum):
-    """Notable events, the most urgent last."""
+    """Kinds of notable events, the most urgent kind last."""
 
     PHASE = "phase"  # The phase that takes most of the time has changed.
     STARTED = "started"
@@ -23,7 +23,7 @@ class TimeView:
 
     at_s: float
     duration_s: float
-    marks: Mapping[int, Mark]  # Most urgent event, by second.
+    marks: Mapping[int, Mark]  # Most urgent kind of event, by second.
     chosen_s: tuple[float, float] | None = None  # (begin, end) of a range.
     is_now: bool = False  # Whether the screen is paused at the present.
 
@@ -38,5 +38,5 @@ class ReplayView:
     at_s: float
     duration_s: float
     is_complete: bool  # Whether the recorder has closed the file. If not, it was killed or still writes.
-    is_history: bool = False  # Whether it is a daemon's history of the last minutes instead of a file.
+    is_history: bool = False  # Whether this is a daemon's history of the last minutes, not a file.
     range_s: tuple[float, float] | None = None  # (begin, end) of a range that is shown instead of a moment.

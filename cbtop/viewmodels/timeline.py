@@ -41,7 +41,7 @@ from cbtop.viewmodels.on_demand import Lazy, LazyValue
 MAX_SPANS = 4_096  # Maximum number of records. One whole step is always shown, even if it has more.
 MAX_LIKE_NEWEST = 256  # Steps. This is the number of cells of a wide screen.
 KINDS = (STEPS, HOST, ADOPTED, OUTSIDE)
-# Share of the newest step's duration. Its lanes have all records from this long before the step on.
+# The lanes of the newest step begin earlier than the step, by this share of its duration.
 _BEFORE_NEWEST = 0.1
 _ON_DEVICE = re.compile(r" on (?!cpu)\w")
 
@@ -54,20 +54,20 @@ class TimelineView:
     length_ns: int
     newest_s: float | None  # Unix time at which `newest` ended.
     spans: int  # Number of records on all lanes.
-    older: int  # Number of available records that began before `begin_ns`.
-    unplaced: int  # Number of records in steps that have not ended or have lost their own record.
+    older: int  # Number of available records that are not shown, because they began before `begin_ns`.
+    unplaced: int  # Number of records whose step has not ended or has lost its own record.
     missing: int  # Number of records lost since the timeline was followed.
     steps: int  # Number of steps on all lanes.
     lanes: Lazy[tuple[Lane, ...]] = Lazy()
-    # The part that can be visible while following the newest step. Each lane begins at an earlier moment when it was
-    # empty. Lanes and rows without later records are omitted.
+    # The lanes that can be visible while the screen follows the newest step. Each lane begins at an earlier moment at
+    # which it was empty. Lanes and rows without later records are left out.
     newest_lanes: Lazy[tuple[Lane, ...]] = Lazy()
     # The newest completely recorded step, of the shown phase if possible.
     newest: Lazy[TimelineSpan | None] = Lazy()
     like_newest_ns: tuple[int, ...] = ()  # Durations of the last steps of the same phase, in order of their end.
 
     def newest_parts(self) -> list[tuple[Lane, TimelineSpan | Gap]]:
-        """Return the outermost bricks and the gaps between them in the newest step, on every lane, by start."""
+        """Return the parts of the newest step (outermost bricks and gaps) on every lane, by start."""
         if self.newest is None:
             return []
         begin_ns, end_ns = self.newest.start_ns, self.newest.end_ns
@@ -146,7 +146,7 @@ def _span_of(lanes: Sequence[Lane], node: int, start_ns: int) -> TimelineSpan:
 
 
 class _Records:
-    """The kept records in columns, and the step around each record."""
+    """The kept records as columns, with the step that contains each record."""
 
     def __init__(self, batch: Batch, nodes: NodeTable) -> None:
         self.batch = batch
@@ -158,7 +158,7 @@ class _Records:
         self.is_placed = self._placed()
 
     def _placed(self) -> NDArray[np.bool_]:
-        """Return a mask of the records that are steps, are in a known step, or are outside steps."""
+        """Return a mask of the records whose place is known: steps, records in a known step or outside steps."""
         found: NDArray[np.bool_] = self.is_step | (self.step_of < 0)
         start_ns, end_ns = self.batch.start_ns, self.batch.end_ns
         whole = self.is_step & ~self.is_plain
@@ -168,8 +168,7 @@ class _Records:
             inside = np.flatnonzero(~found & (group == one))
             if len(steps):
                 steps = steps[np.argsort(start_ns[steps], kind="stable")]
-                # The record is placed if an earlier step ends after it. In the shared lane, several steps may
-                # overlap.
+                # Steps may overlap in the shared lane. A record is placed if any earlier step ends after it.
                 until_ns = np.maximum.accumulate(end_ns[steps])
                 at = np.searchsorted(start_ns[steps], start_ns[inside], "right") - 1
                 found[inside] = (at >= 0) & (end_ns[inside] <= until_ns[np.maximum(at, 0)])
@@ -191,7 +190,7 @@ class _Records:
         return None
 
     def begin(self, recent: RecentRecords, newest: int | None) -> int:
-        """Return the begin of the shown records. This is the start of a step if possible."""
+        """Return the begin of the shown records. If possible, this is the start of a step."""
         start_ns = np.sort(self.batch.start_ns)
         enough_ns = int(start_ns[max(0, len(start_ns) - MAX_SPANS)])
         steps = self.batch.start_ns[self.is_step & (self.batch.start_ns >= max(enough_ns, recent.horizon_ns))]
@@ -205,10 +204,10 @@ class _Records:
         return tuple((self.batch.end_ns[at] - self.batch.start_ns[at]).tolist())
 
     def quiet_from(self, at: NDArray[np.int64], moment_ns: float) -> tuple[NDArray[np.int64], int]:
-        """Return the records of `at` (sorted by start) after a pause before `moment_ns`, and the pause's begin.
+        """Return the records of `at` (sorted by start) after the last pause before `moment_ns`, and the pause's
+        begin.
 
-        No record spans the pause, so nesting is the same as among all records. Without a pause, returns all records,
-        and 0.
+        No record spans a pause, so the records nest as before. Without a pause, returns all records, and 0.
         """
         start_ns = self.batch.start_ns[at]
         ended_ns = np.maximum.accumulate(self.batch.end_ns[at])[:-1]
@@ -238,7 +237,7 @@ class _Lanes:
             yield from self._of(kind, at, 0)
 
     def about(self, moment_ns: float) -> Iterator[Lane]:
-        """Yield the lanes. Each begins at a moment before `moment_ns` at which the lane is empty."""
+        """Yield the lanes. Each lane begins at the last moment before `moment_ns` at which it is empty."""
         for kind, at in self._groups:
             near, since_ns = self._found.quiet_from(at, moment_ns)
             since_ns = max(0, since_ns - self._begin_ns)

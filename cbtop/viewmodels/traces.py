@@ -16,7 +16,7 @@ class NamedNumber:
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """One row of a trace, for example a layer or a brick. Rows may have different numbers."""
+    """One row of a trace, for example a layer or a brick. Not all rows have the same numbers."""
 
     name: str
     numbers: tuple[NamedNumber, ...]
@@ -24,7 +24,7 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True)
 class TraceView:
-    """One trace of the model's internals. The process measured it in `forwards` sampled forward passes."""
+    """One trace of the model's internals, measured in `forwards` sampled forward passes."""
 
     trace: str  # MLT-01 to MLT-05.
     name: str
@@ -43,7 +43,7 @@ def trace_views(summaries: Iterable[TraceSummary]) -> tuple[TraceView, ...]:
 def _view(summary: TraceSummary) -> TraceView:
     rows: dict[str, list[NamedNumber]] = {}
     for number in summary.numbers:
-        if isinstance(number, TraceNumber):  # A hostile process may nest other messages.
+        if isinstance(number, TraceNumber):  # Only a hostile process nests other messages here.
             rows.setdefault(number.row, []).append(NamedNumber(number.name, number.value))
     totals = rows.pop("", [])
     return TraceView(

@@ -7,11 +7,11 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """The severity of a verdict."""
+    """How bad a verdict is."""
 
     ERROR = "error"  # The figures cannot be trusted, or nothing runs.
     WARNING = "warning"  # Time is wasted.
-    NOTE = "note"  # A limit of the process, or something that a figure does not include.
+    NOTE = "note"  # The process has a limit, or a figure leaves something out.
 
 
 class About(StrEnum):
@@ -28,7 +28,7 @@ class About(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The subject of a verdict, by name. A layer also has the id of its node."""
+    """What a verdict is about, by name. For a layer, `node` is the id of its node."""
 
     kind: About
     name: str
@@ -48,8 +48,7 @@ class Evidence:
 class Verdict:
     """A problem or limit, with its evidence and advice. All rules are in `cbtop.viewmodels.verdicts`.
 
-    `gain_tokens_per_sec` is derived. It is the gain in wall-clock tokens/s under the condition `gain_if`, by Amdahl's
-    law.
+    `gain_tokens_per_sec` (derived) is the gain in wall-clock tokens/s under the condition `gain_if`, by Amdahl's law.
     """
 
     id: str

@@ -21,9 +21,8 @@ from cbtop.compute.errors import ContractError
 from cbtop.compute.jit.halves import bits, numbers
 
 FOLDER = Path(__file__).parent
-WEIGHTS = "weights_read"  # the roof of reading as many bytes as the model's weights have
-# libyaml reads the files ten times as fast: 0.03 s instead of 0.3 s of a start. PyYAML may have been built without
-# it.
+WEIGHTS = "weights_read"  # the bandwidth over as many bytes as the model's weights have
+# libyaml reads the files in 0.03 s, the Python loader in 0.3 s. PyYAML may have been built without libyaml.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -53,8 +52,10 @@ class Condition:
     broken_by: ArgumentChange
 
     def holds(self, values: Values) -> bool:
-        """Return whether the condition holds for the arguments of a call. After the call, `values` are the arguments
-        followed by the arguments before the call. A condition that cannot be evaluated does not hold."""
+        """Return whether the condition holds. A condition that cannot be evaluated does not hold.
+
+        `values` are the arguments of a call. For a postcondition, the arguments before the call follow.
+        """
         with np.errstate(all="ignore"):
             try:
                 return bool(self.expression.evaluate(numbers(values)))
@@ -91,8 +92,11 @@ class Checks:
 
 @dataclass(frozen=True, slots=True)
 class Performance:
-    """The share of a roof (a name of `ceilings`) that the kernel reached, and the factor that makes a slower call a
-    regression. Kernels that read weights have the roof WEIGHTS, which gives their bricks budgets."""
+    """How fast the kernel is: the share of a roof (a name of `ceilings`) that it reached when it was measured.
+
+    A call that takes `regression` times as long is a regression. Kernels that read weights have the roof WEIGHTS, and
+    only their bricks get budgets.
+    """
 
     roof: str
     fraction: float

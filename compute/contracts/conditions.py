@@ -1,9 +1,8 @@
-"""Turn the conditions of a contract into one function: nodes of their syntax, which _conditions.c evaluates
-together."""
+"""Turn the conditions of a contract into one function. _conditions.c evaluates them as nodes of syntax."""
 
 # Rules
-# - Nodes are made from syntax that `expressions` accepts, and mean the same as `Expression.evaluate`. C can only
-#   decide that a condition holds. `Condition.holds` decides every other case, and all cases if C was not built.
+# - A node means the same as `Expression.evaluate` of its syntax. C can only decide that a condition holds.
+#   `Condition.holds` decides every other case, and all cases if C was not built.
 # - A subexpression that several conditions share becomes one node, so that an array is read once for all of them.
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ except ImportError:  # there was no compiler, or no headers, at installation
 # called with the values of a call; bit n of the result is set if condition n does not hold
 Failed = Callable[[Values], int]
 Holds = Callable[[Values], bool]
-ASKED = -1  # in place of a node: C cannot evaluate this condition, and Python decides it
-NONE = -1  # in place of a node: this bound of a slice is left out
+ASKED = -1  # C cannot evaluate this condition, and Python decides it
+NONE = -1  # this bound of a slice is left out
 
 _OPERATIONS: Mapping[type[ast.AST], str] = {
     ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.FloorDiv: "floor",
@@ -115,7 +114,10 @@ class _Writer:
         return reduce(lambda left, right: self._node(operation, left, right), nodes)
 
     def _part(self, array: int, at: Sequence[ast.expr]) -> int:
-        """Return the node of array[at], made one dimension at a time. An index removes its dimension."""
+        """Return the node of array[at], made one dimension at a time.
+
+        An index removes the dimension that it applies to.
+        """
         dimension = 0
         for one in at:
             if not isinstance(one, ast.Slice):

@@ -3,11 +3,10 @@ Python's `eval` is not used."""
 
 # Rules
 # - Syntax that is not listed is refused when an expression is read, not when it is evaluated.
-# - There is no loop, power, attribute or text. The work of an expression is therefore its number of nodes times the
+# - There is no loop, power, attribute or text. So the work of an expression is at most its number of nodes times the
 #   sizes of its arrays.
-# - An expression becomes nested functions of one tuple, which holds the values by their places. These functions
-#   define the meaning of the expression. At every call of a kernel, `conditions` runs nodes of the same syntax
-#   instead.
+# - An expression becomes a Python function of a tuple of values. This function defines the meaning of the expression.
+#   Calls of kernels run faster nodes with the same meaning instead (`conditions`).
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ class Expression:
 
 
 def parsed(text: str, names: Sequence[str]) -> Expression:
-    """Return the expression `text` over values called `names`. It is evaluated on these values in that order.
+    """Return the expression `text`, which is evaluated on values in the order of `names`.
 
     If the expression has `old(x)`, the values before the call follow in the same order. Raises ExpressionError.
     """
@@ -67,7 +66,7 @@ def _lengths(values: Any) -> Any:
 
 
 def _extreme(choose: Callable[..., Any]) -> Callable[..., float]:
-    """Return a function of either one array or several numbers."""
+    """Return a function whose arguments are either one array or several numbers."""
     return lambda *values: float(choose(values[0] if len(values) == 1 else values))
 
 

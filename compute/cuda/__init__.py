@@ -1,4 +1,4 @@
-"""CUDA C++: the parts that kernels share, the classes of launches, and the compiler, which needs no GPU.
+"""CUDA C++ that kernels share, the classes of launches, and a compiler that needs no GPU.
 
-NVRTC is not loaded when this package is imported.
+Importing this package does not load NVRTC.
 """

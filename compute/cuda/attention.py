@@ -1,8 +1,9 @@
 """CUDA C++ of attention, for a few rows and for many: sizes, scores, and products of tensor cores.
 
-A row is a head of a token. The rows of a group, also of several tokens, share every read of keys and values. Numbers
-in a float16 cache are multiplied as they are. Their factors (queries, and the softmax's weights) are float32. Each is
-split into two float16 that add up to it within 2^-24, so there are two products instead of one, added in float32.
+A row is a head of a token. All rows of a group share every read of keys and values, even rows of different tokens.
+Numbers in a float16 cache are multiplied as they are. The numbers that they are multiplied by (queries, and the
+softmax's weights) are float32. Each of these is split into two float16 numbers whose sum is exact within 2^-24. So
+there are two products instead of one, and the sums are float32.
 """
 
 from __future__ import annotations

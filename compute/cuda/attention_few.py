@@ -5,8 +5,8 @@ The context is divided into pieces, and the last block combines their results.
 
 from __future__ import annotations
 
-ROWS = 8  # threads of a block
-OUTPUTS = 128  # numbers of a head's output that a block computes, at most
+ROWS = 8  # rows of a block
+OUTPUTS = 128  # largest number of a head's outputs that a block computes
 # Size of a block's partial result for the last block: outputs, maximum and sum of each row.
 SLOT = ROWS * (OUTPUTS + 2)
 THREADS = 256

@@ -8,7 +8,7 @@ from typing import Any
 
 EACH = 256  # threads of a block if each thread has one number
 WARP = 32  # number of threads that run one instruction together (CUDA C++ Programming Guide, "SIMT architecture")
-IN_REGISTERS = 2  # groups of four numbers of a row that a thread keeps, at most
+IN_REGISTERS = 2  # largest number of groups of four numbers of a row that a thread keeps
 
 Dimensions = tuple[int, int, int]
 
@@ -30,7 +30,7 @@ class CudaLaunch:
     grid: Dimensions
     block: Dimensions
     arguments: tuple[Any, ...]
-    shared_bytes: int = 0  # dynamic shared memory
+    shared_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

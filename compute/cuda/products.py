@@ -291,11 +291,11 @@ FEW_UNITS = 256  # units of a row
 
 
 def ways_of(block_format: BlockFormat, tokens: int, is_int8: bool, is_beside_others: bool = False) -> tuple[int, int]:
-    """Return the number of rows of a thread, and for int8 the number of units that it reads at once.
+    """Return how many rows a thread computes. For int8, also return how many units it reads together.
 
-    These are the fastest numbers on an H100, for one token in all projections of a 7B (`python -m
-    benchmarks.gpu.gemv`). If `is_beside_others`, matrices share a launch, and some are small. Then fewer rows per
-    thread give more threads.
+    These numbers are the fastest on an H100, for one token in all projections of a 7B (`python -m
+    benchmarks.gpu.gemv`). `is_beside_others` means that several matrices share a launch. Some of these are small, so
+    fewer rows per thread give them more threads.
     """
     if not is_int8:
         return 4 if tokens == 1 and block_format.block_elements > 1 else 2, 1

@@ -1,11 +1,12 @@
 """CUDA C++ of sampling: the first largest logit, or a token drawn from the likeliest, without sorting all logits.
 
-A logit and its place are combined into one number that sorts in the order of sampling: larger logits first, and of
-equal logits the earlier place. The last token of top_k, the last of top_p and the drawn token are each the place
-where a sum over larger numbers passes a bound. First all logits are counted and weighed in BINS, which have equal
-widths between the largest and the smallest logit. Then one launch for each search lists and sorts only the bin that
-contains the result; the last block does it. If the bin has too many logits (equal ones, or wide bins because of
-outliers), that block searches all logits digit by digit.
+A logit and its place become one number. Larger numbers come first in sampling: they have larger logits, or equal
+logits and earlier places. The search is for three tokens: the last of top_k, the last of top_p, and the drawn one. At
+each of them, the sum over all larger numbers passes a bound.
+
+First all logits are counted and weighed in BINS of equal width. Then each search has one launch, whose last block
+sorts only the bin that contains the result. If the bin has too many logits (equal ones, or wide bins because of
+outliers), the block searches all logits digit by digit.
 """
 
 from __future__ import annotations

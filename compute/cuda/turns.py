@@ -1,8 +1,8 @@
 """CUDA C++ of products of one token with int8 activations.
 
-There are few blocks, and their warps process rows in turn. Each thread keeps its units of the activations in
-registers, because all rows use them. All its loads of two rows are pending together. On an H100 with Q4_K, this reads
-18,944 x 3,584 weights at 2.34 TB/s; one block per row reads at 1.86 TB/s.
+There are few blocks, and their warps process rows in turn. All rows use the same activations, so each thread keeps
+its part of them in registers. A thread's loads of two rows are pending together. On an H100 with Q4_K, this reads
+18,944 x 3,584 weights at 2.34 TB/s. One block per row reads only 1.86 TB/s.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ class ThreadShape:
     def blocks(self, pieces: int, multiprocessors: int) -> int:
         """Return the number of blocks for `pieces` pieces of work.
 
-        Blocks take the pieces in turn, each as many at a time as it has rows along y.
+        Blocks take the pieces in turn. Each block takes as many pieces at a time as it has rows of threads along y.
         """
         return min(-(-pieces // self.block[1]), BLOCKS_OF_MULTIPROCESSOR * multiprocessors)
 
@@ -283,8 +283,8 @@ def module(
     """Return a module with one entry, `name`, which calls the function `name` of TURNS.
 
     The entry takes matrices of `formats` under the parameters `names`, then an output `more`, then int8 activations.
-    With `of_experts`, the entry is `expert_` + `name`, for chosen experts. These are known too late to prefetch their
-    rows.
+    With `of_experts`, the entry is `expert_` + `name`, and does not prefetch rows, because the experts are chosen too
+    late.
     """
     rows = 1 if more else 2  # rows of a matrix per turn
     ahead = "".join(

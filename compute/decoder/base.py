@@ -28,10 +28,10 @@ MAX_CONTEXT = 1 << 24
 MAX_EXPERTS = 4_096
 SOFTMAX_GATING = 1  # llama.cpp's LLAMA_EXPERT_GATING_FUNC_TYPE_SOFTMAX
 
-# Keys of an architecture that do not change what a decoder computes. Some describe the model. Some matter only
-# together with other keys that are refused or off (the number of used experts). Some repeat what the tensors show
-# (whether the halves of a layer are parallel). Keys that begin as OF_IMAGES are ignored too, because they describe
-# tensors outside the file.
+# Keys of an architecture that do not change what a decoder computes. Some only describe the model, or repeat what the
+# tensors show (whether the halves of a layer are parallel). Some matter only together with other keys that are
+# refused or off (the number of used experts). Keys with the beginnings in OF_IMAGES are ignored as well, because they
+# describe tensors outside the file.
 DESCRIBING = frozenset(
     {
         "vocab_size", "tensor_data_layout", "pooling_type", "rope.scaling.finetuned",
@@ -213,7 +213,7 @@ class Model:
     sliding_rope: Rope  # RoPE of sliding layers; the same object as `rope` if all layers are alike
     activation: Activation
     embedding_scale: float
-    attention_scale: float  # factor of the attention scores
+    attention_scale: float
     attention_cap: float  # soft cap of the attention scores; 0: none
     logit_cap: float
     experts: Experts | None
@@ -375,7 +375,8 @@ class _FamilyReader:
         base = self._file.metadata.number(f"{self._prefix}.rope.freq_base_swa", default=own_base or rope.base)
         if own_base is None:
             return rope if base == rope.base else replace(rope, base=base)
-        # llama.cpp also removes the magnitude that comes from the scale, because the scale of these layers is 1.
+        # The scale of these layers is 1. So the part of the magnitude that comes from the scale is removed, as in
+        # llama.cpp.
         of_scale = 1 + 0.1 * math.log(1 / rope.scale) if rope.extrapolation else 1.0
         return replace(rope, base=base, scale=1.0, extrapolation=0.0, magnitude=rope.magnitude / of_scale)
 

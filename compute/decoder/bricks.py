@@ -46,8 +46,8 @@ from cbtop.compute.settings import crossovers
 class ExpertBricks:
     """The bricks of a mixture of experts.
 
-    A pass of one token runs `of_token` once, with the weights of all experts that the token chose. Other passes run
-    `experts` once for each chosen expert. Both bricks count the weights that were read.
+    A pass of one token runs `of_token` once, with the weights of all experts that the token chose. A pass of several
+    tokens runs `experts` once for each chosen expert. Both bricks count the weights that were read.
     """
 
     router: ComputeBrick
@@ -74,7 +74,8 @@ class LayerBricks:
     attention_post_norm: ComputeBrick | None
     attention_add: ComputeBrick | None
     ffn_norm: ComputeBrick
-    # Gate, up and activation in one brick. If it is None, the next three bricks run. All four are None in a mixture.
+    # Gate, up and activation in one brick, or None if these are the next three bricks. In a mixture, all four are
+    # None.
     gated: ComputeBrick | None
     gate: ComputeBrick | None
     up: ComputeBrick | None
@@ -133,9 +134,9 @@ class BrickMaker:
         *,
         names_launches: bool = False,
     ) -> None:
-        self._names_launches = names_launches  # whether each kernel records its own launch, as in Machine
+        self._names_launches = names_launches
         self._sampling = sampling
-        self._cache_bytes = cache_bytes  # bytes of a number in the KV cache
+        self._cache_bytes = cache_bytes
         self._model = model
         self._backend = backend
         self._profiler = profiler

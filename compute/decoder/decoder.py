@@ -57,8 +57,11 @@ def _timed(brick: ComputeBrick, elements: int, *calls: Arguments) -> None:
 
 
 def _by_contract(announce: Callable[[CheckResult], None]) -> Run:
-    """Return a function that runs bricks and checks the conditions of their contracts. It announces each condition as
-    met when its brick first runs, and as failed the first time that it does not hold."""
+    """Return a function that runs bricks and checks the conditions of their contracts.
+
+    When a brick first runs, the conditions that hold are announced as met. A condition that does not hold is
+    announced as failed, but only the first time.
+    """
     said: dict[tuple[str, str], bool] = {}
     known: set[ComputeBrick] = set()
 
@@ -88,15 +91,16 @@ def _observed(run_brick: Run, observe: Observer) -> Run:
 
 
 def one_call_at_a_time(method: Callable[Concatenate[User, P], R]) -> Callable[Concatenate[User, P], R]:
-    """Let only one call at a time use the decoder. A second call raises ComputeError if it comes from another thread,
-    or from inside the first one (an observer, a signal handler), because both would write into one cache after their
-    checks."""
+    """Let only one call at a time use the decoder, because two calls would write into the same cache.
+
+    A second call raises ComputeError, from another thread or from inside the first (an observer, a signal handler).
+    """
 
     @wraps(method)
     def alone(self: User, /, *arguments: P.args, **named: P.kwargs) -> R:
         users, process, use = self._users, os.getpid(), object()
-        # An interrupt may come when any call returns, even the call that reserves the decoder. Therefore a look-up in
-        # the dictionary finds out whether the decoder is reserved, and no call is needed to release it.
+        # An interrupt may come when any call returns, even the call that reserves the decoder. So `finally` looks up
+        # in the dictionary whether the decoder is reserved, and releases it without a call.
         try:
             if users.setdefault(process, use) is use:
                 return method(self, *arguments, **named)
@@ -140,8 +144,8 @@ def _layers_of(
 def _require_room(model: Model, context: int, item_bytes: int) -> None:
     """Raise ComputeError if a context needs more than the available memory.
 
-    A context needs the angles of its positions. It also needs the larger of two sizes: the caches, which fill up
-    later, or a float64 for each of the last angles while these are computed.
+    A context needs the angles of its positions, and the larger of two others: the caches, which fill up later, or the
+    last angles in float64, which are needed only while they are computed.
     """
     caches = 2 * len(model.layers) * model.kv_heads * kv_caches.padded(model.head_dim) * item_bytes
     tables = 4 * model.rope.dimensions
@@ -278,8 +282,7 @@ class Decoder:
     def plan(self, tokens: Sequence[int], run: Run, scope: Scope) -> None:
         """Call `run` with the bricks of a pass. `run` need not run them.
 
-        The router of a mixture then chooses no experts. The plan has as many experts as a token uses, each for all
-        tokens.
+        In a mixture no router chooses experts. Instead, as many experts as a token uses each get all tokens.
         """
         if self._mixture is not None:
             self._mixture.plan(len(tokens))
@@ -357,7 +360,7 @@ class Decoder:
         try:
             with self._machine.turn():
                 return int(self._whole_pass(tokens, run, scope).choice[0])
-        # Ctrl-C also undoes the pass. Otherwise tokens that the caller gives again would follow a part of themselves.
+        # Ctrl-C also undoes the pass. Otherwise tokens that the caller gives again would be in the cache twice.
         except BaseException:
             self.position = start
             raise

@@ -31,7 +31,7 @@ def model_to_run(path: Path, *, is_exact: bool = False) -> Model:
 def exact_bytes() -> int:
     """Return the size in bytes of the smallest matrix that is not interleaved, as measured or set.
 
-    By default no matrix is so large. On a processor without instructions for integer products, no matrix is
+    The default is larger than any matrix. On a processor without instructions for integer products, no matrix is
     interleaved by default, because float products are faster there.
     """
     found = crossovers()

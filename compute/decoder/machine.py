@@ -48,8 +48,7 @@ class Machine(Protocol):
         """Return the scratch of products that take int8 activations."""
 
     def put(self, array: Any, values: Sequence[int]) -> Any:
-        """Return whole numbers in memory that kernels read. That is `array`, or a part of inputs that are already
-        there."""
+        """Return `values` in memory that kernels read: in `array`, or in inputs that have already been sent."""
 
     def position(self, value: int) -> Any:
         """Return the first position of a pass, in the form that kernels take."""

@@ -1,17 +1,16 @@
-"""Run the decoder on a GPU. The weights and the cache stay there. A prompt runs launch by launch, one token as a
-captured graph.
+"""Run the decoder on a GPU. The weights and the cache stay there.
 
 A pass of a given number of tokens always makes the same launches, because kernels read the tokens and positions on
-the device. The launches are therefore prepared once and launched again. For one token they are a graph, unless
-`is_eager`.
+the device. The launches are therefore prepared once and launched again. For one token they are captured as a graph,
+unless `is_eager`. For a prompt they run one by one.
 
 Rules
-- A recorded step launches the variant of every kernel that stamps its times, any other step the plain variant. Both
-  variants of a one-token pass are prepared with the first token.
+- A recorded step launches the variants of kernels that stamp their times. Any other step launches the plain variants.
+  Both variants of a one-token pass are prepared with the first token.
 - The measurements of a recorded step are published while the device works for the next step, or when the sequence
   ends. `tell` publishes the last step. If the measurements cannot be known, the step is recorded and its kernels
   count as lost.
-- A pass that ends in an error or an interrupt has also ended on the device, and none of its tokens is appended.
+- If a pass ends in an error or an interrupt, it has also ended on the device, and none of its tokens is appended.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ from cbtop.compute.settings import GREEDY, DecoderSettings, TokenSampling
 from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol.vocabulary import TransferDirection
 
-TOGETHER = 8  # number of weights that a thread dequantises together
+TOGETHER = 8
 MOST_LAUNCHES = 1 << 14  # launches of a pass with stamps; the measurements of a longer pass are lost
-# number of kept passes of many tokens, which are launched again for as many tokens at the same position
+# number of prompt passes that are kept, to be launched again for as many tokens at the same position
 KEPT_PROMPTS = 4
 
 Elements = Mapping[ComputeBrick, int]
@@ -140,8 +139,8 @@ class GpuMachine:
         self.sent = gpu.pinned((most,), np.int64)
         self.inputs = gpu.zeros((most,), np.int64)
         self._start = gpu.zeros((1,), np.int32)  # the first position of a pass without sent inputs
-        # Whether the inputs of the pass are sent. The fields after it are the pass's numbers of tokens and parts, and
-        # how many of each were handed out.
+        # Whether the inputs of the pass are sent. The next line has the pass's numbers of tokens and parts, and how
+        # many of each kernels have received.
         self.takes_inputs = False
         self._tokens = self._parts = self._tokens_given = self._parts_given = 0
 
@@ -182,7 +181,7 @@ class GpuMachine:
         self.gpu.check()
 
     def turn(self) -> AbstractContextManager[None]:
-        """Return a context that only one decoder can enter at a time, because they share the GPU."""
+        """Return a context that only one decoder can enter at a time, because decoders share the GPU."""
         return self.gpu.turn()
 
     def array(self, values: Any) -> Any:
@@ -242,8 +241,10 @@ class GpuMachine:
 
 @dataclass(slots=True)
 class _KeptPass:
-    """A pass that can be launched again, with its parts. `stamps` is the host copy of its stamps, or None if it has
-    none or too many."""
+    """A pass that can be launched again, with its parts.
+
+    `stamps` is the host copy of the pass's stamps, or None if it has none or too many.
+    """
 
     launch: Callable[[], object]
     parts: PassParts
@@ -277,11 +278,12 @@ class GpuDecoder(Decoder):
         self._stamps = gpu.zeros((MOST_LAUNCHES, STAMPS), np.uint64)
         self._told = gpu.pinned((MOST_LAUNCHES, STAMPS), np.uint64)
         self._chosen = gpu.pinned((1,), np.int64)
-        self._words = 0  # number of input words of the current pass
+        self._words = 0
         self._kept: dict[_Key, _KeptPass] = {}  # kept passes, the most recently used last
         self._untold: tuple[ActiveStep, PassParts, Times | None, Elements] | None = None
         self._told_until_ns = 0  # end of the last published stamp, in nanoseconds of the device's clock
-        with self._on.turn():  # Waiting for the whole GPU would spoil a graph that another decoder is capturing.
+        with self._on.turn():
+            # Takes the turn, because waiting for the whole GPU would spoil a graph that another decoder captures.
             gpu.synchronize()  # earlier writes were on another stream
 
     @one_call_at_a_time
@@ -360,11 +362,12 @@ class GpuDecoder(Decoder):
         return chosen
 
     def _launched(self, count: int, is_recorded: bool) -> _KeptPass:
-        """Launch a pass of `count` tokens. If it was kept, launch it again."""
+        """Launch a pass of `count` tokens, or repeat it if the same pass was kept."""
         start = self.position
         key = count, 0 if count == 1 else start, is_recorded
         kept = self._kept.pop(key, None)
-        if kept is None and count == 1:  # the pass runs twice, and writes the same values into the cache
+        if kept is None and count == 1:
+            # preparing the pass also runs it, which writes the same values into the cache
             for is_stamped in (False, True):
                 self._kept[1, 0, is_stamped] = self._prepared(is_stamped=is_stamped)
                 self.position = start
@@ -461,7 +464,8 @@ class GpuDecoder(Decoder):
             if stamps is not None and have_run(stamps, self._told_until_ns):
                 self._told_until_ns = int(stamps[-1, 1])
                 offset_ns = self._gpu.offset_ns(self._told_until_ns)
-            # After the clock was set back, new stamps stay below the end times that were written before.
+            # The clock may have been set back. The kernels only raise the end times (`atomicMax`), so earlier ones
+            # are cleared.
             elif stamps is not None:
                 self._told_until_ns = 0
                 with self._on.turn(), self._stream:

@@ -48,7 +48,7 @@ class ActivationProbe:
     def __init__(self, bricks: ModelBricks, tracer: ModelTracer) -> None:
         self._bricks = bricks
         self._tracer = tracer
-        self._measured: list[TensorStats] = []  # measurements of the running layer
+        self._measured: list[TensorStats] = []
 
     def watches(self, turn: int) -> Iterator[tuple[ComputeBrick, Watch]]:
         for layer, bricks in enumerate(self._bricks.layers):

@@ -78,10 +78,10 @@ class Rank:
         return self.number == self.count - 1 or self.split == "heads"
 
     def layers_of(self, layers: int) -> range:
-        """Return this rank's even share of the layers. If the layers cannot be divided evenly, the last rank, which
-        has the head, has the fewest.
+        """Return this rank's even share of the layers.
 
-        Raises ModelError if a rank would have no layer.
+        If the shares differ, the last rank has the smallest, because it also has the head. Raises ModelError if a
+        rank would have no layer.
         """
         if self.count > layers:
             raise ModelError(f"a model of {layers} layers for {self.count} GPUs; give --gpus {layers} or fewer")
@@ -127,9 +127,11 @@ def part_of(model: Model, rank: Rank) -> Model:
 
 
 def _share_of_layers(model: Model, rank: Rank) -> Model:
-    """Return the rank's heads and its columns of the feed-forward network, of every layer, in whole blocks of the
-    formats."""
-    seen_by = model.heads // model.kv_heads  # number of query heads that share keys and values
+    """Return the rank's part of every layer: its heads, and its columns of the feed-forward network.
+
+    Both are whole blocks of the formats.
+    """
+    seen_by = model.heads // model.kv_heads
     block = max(_blocks_of(layer.output) for layer in model.layers)  # elements of a block: 1, 32 or 256
     kv_unit = math.lcm(seen_by * model.head_dim, block) // (seen_by * model.head_dim)
     kv_heads = rank.share_of(model.kv_heads, kv_unit, "heads of keys and values")

@@ -11,7 +11,7 @@ from cbtop.compute.decoder.base import LayerWeights, Model, Norm, Projection, Ro
 from cbtop.compute.quantization.interleaved import Matrix
 
 Wide = NDArray[np.float64]
-TOGETHER = 1 << 22  # numbers of a matrix that are dequantised together
+TOGETHER = 1 << 22
 
 
 def forward_reference(model: Model, tokens: Sequence[int], context: int | None = None) -> Wide:

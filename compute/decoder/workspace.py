@@ -50,8 +50,11 @@ class Workspace:
         zeros: Callable[[Any, Any], Any] = np.zeros,
         int8_scratch: Int8Scratch | None = None,
     ) -> Workspace:
-        """Make the buffers with `zeros(shape, dtype)`. `int8_scratch` is the scratch of products if norms make int8
-        codes, each into a buffer of its own, or None if they do not."""
+        """Make the buffers with `zeros(shape, dtype)`.
+
+        `int8_scratch` is the scratch of products if norms make int8 codes, otherwise None. The norms of layers and
+        the final norm then write codes into buffers of their own.
+        """
 
         def floats(*shape: int) -> Any:
             return zeros(shape, np.float32)

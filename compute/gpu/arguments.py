@@ -55,8 +55,10 @@ def on_device(kernel: Kernel, arguments: Arguments, device: Gpu) -> Arguments:
 
 
 def _scratch(arguments: Arguments, device: Gpu) -> CudaScratch:
-    """Return scratch for products in bfloat16 of all matrices among `arguments`. It is large enough for weights of
-    four or more bits."""
+    """Return scratch for products in bfloat16 of all matrices among `arguments`.
+
+    It is large enough for weights of four or more bits.
+    """
     weights = sum(2 * one.size for one in arguments if isinstance(one, np.ndarray) and one.dtype == np.uint8)
     numbers = [one.size for one in arguments if isinstance(one, np.ndarray) and one.dtype == np.float32]
     return CudaScratch(

@@ -52,7 +52,8 @@ def _compared(
     after: Mapping[int, Any],
 ) -> Iterator[tuple[Any, Any, Any]]:
     """Yield each output of a kernel: all of it, its compared rows, and the reference's output for these rows."""
-    if kernel.parts is not None:  # Some rows of a product are compared, and all of the fused kernel's other outputs.
+    if kernel.parts is not None:
+        # Check some rows of each product, and the whole of the fused kernel's other outputs.
         for part, call in kernel.parts(arguments):
             own = {place: gpu.host(call[place]) for place in part.outputs}
             yield from _compared(gpu, matrices, part, call, own, own)
@@ -75,8 +76,10 @@ def _compared(
 def _of_some_rows(
     given: list[Any], after: dict[int, Any], names: tuple[str, ...]
 ) -> tuple[list[Any], dict[int, Any]]:
-    """Return the arguments and outputs of the same product with only CHECKED_ROWS rows, spread over the matrix. The
-    rows are interleaved if it is an int8 product."""
+    """Return the arguments and outputs of the same product with only CHECKED_ROWS rows, spread over the matrix.
+
+    For an int8 product, the rows are interleaved.
+    """
     code, weights, bias, out = (names.index(name) for name in ("code", "weights", "bias", "out"))
     count = len(given[weights])
     rows = np.linspace(0, count - 1, min(CHECKED_ROWS, count)).astype(np.int64)

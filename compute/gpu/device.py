@@ -81,8 +81,10 @@ class Gpu:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Make the GPU current in this thread, for one pass at a time. The sampling module keeps values between
-        launches, and another pass would change the chosen tokens."""
+        """Enter this context to use the GPU in this thread. Only one pass runs at a time.
+
+        The sampling module keeps values between launches, which another pass would overwrite.
+        """
         with self._turn, self.device:
             yield
 
@@ -272,9 +274,9 @@ class BrickLaunches:
     def of(self, kernels: Sequence[Kernel], calls: tuple[Arguments, ...]) -> Iterator[tuple[Kernel, Launch]]:
         """Yield each launch with its kernel.
 
-        Two calls that can be joined become one launch. A kernel that makes the input of later products also makes the
-        codes of that input (one token) or its bfloat16 values (many tokens). The launches that would make these again
-        are left out.
+        If two calls can be joined, they become one launch. A kernel that writes the input of a product also writes
+        the input as int8 codes (one token) or in bfloat16 (many tokens). The product's own conversion is then left
+        out.
         """
         first = kernels[0]
         for kernel, arguments in zip(kernels, calls, strict=True):

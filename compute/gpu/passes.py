@@ -54,7 +54,7 @@ class Launched:
     layer: int | None  # None outside the layers
     elements: int  # elements of the brick
     what: KernelDefinition | Transfer
-    run: int = 0  # Number of bricks that ran before. It distinguishes two runs of a brick in a row.
+    run: int = 0  # number of bricks before this one; it differs between two runs of the same brick in a row
 
 
 class LaunchedPass:
@@ -106,7 +106,7 @@ class LaunchedPass:
         self._bricks_run += 1
 
     def copy(self, target: Any, source: Any, direction: TransferDirection) -> None:
-        """Copy an array to the device or to pinned host memory, after the launches before."""
+        """Copy an array to the device or to pinned host memory. The copy runs after all earlier launches."""
         self._between_marks(self._copying(target, source, direction))
         ends = ("host", "device") if direction is TransferDirection.H2D else ("device", "host")
         self.launched.append(Launched(None, None, 1, Transfer(*ends, int(source.nbytes), direction)))
@@ -180,8 +180,11 @@ class PassParts:
         self._ends = np.array(ends, np.int64).reshape(-1, 2)
 
     def times(self, stamps: Times, offset_ns: int) -> tuple[list[int], list[int]]:
-        """Return the begin and the end of each part. `stamps` holds the times of the launches, and the host's clock
-        is `offset_ns` ahead of them."""
+        """Return the begin and the end of each part on the host's clock.
+
+        `stamps` holds the times of the launches on the device's clock. `offset_ns` is the host's clock minus that
+        clock.
+        """
         begun, ended = (stamps.astype(np.int64) + offset_ns).T
         behind = np.append(ended, 0)  # an additional element, because a part may end with the last launch
         return begun[self._ends[:, 0]].tolist(), np.maximum.reduceat(behind, self._ends.ravel())[::2].tolist()

@@ -1,8 +1,8 @@
 """Prepare a launch for CUDA's driver, so that it is packed once and launched any number of times.
 
-CuPy packs the arguments again for each launch, and has no launch attributes. All words of a launch are in one array:
-the arguments, a pointer to each argument, then the seven words of CUlaunchConfig (cuda.h). One array is quick to
-pack, and the device waits while the hundreds of launches of a pass are packed.
+CuPy packs the arguments again for each launch, and has no launch attributes. A pass has hundreds of launches, and the
+device waits while they are packed. Here, all words of a launch are in one array, which is quick to pack: the
+arguments, a pointer to each argument, then the seven words of CUlaunchConfig (cuda.h).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Call compiled code by its address, so that one loop over threads serves the rows of every format.
 
 If a compiled function calls another one, Numba compiles the called function again inside the caller. For a product of
-integers that takes seconds, and both the loop over one thread and the loop over several would do it. Code that is
-called by its address exists only once.
+integers that takes seconds, and there are two callers: the loop over one thread and the loop over several. Code that
+is called by its address exists only once.
 """
 
-# The code at an address is not checked: it must have been compiled for arguments of the same types. Only `address_of`
-# makes addresses, and only contiguous arrays are passed.
+# Nothing checks that the code at an address was compiled for the types of the arguments. So only `address_of` makes
+# addresses, and only contiguous arrays are passed.
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cbtop.compute.jit.compile import jit_parallel, prange
 from cbtop.compute.jit.vectors import Codegen, _intrinsic
 
 _numba: Any = numba
-_code_and_description = attrgetter("library", "fndesc")  # both of a function that Numba has compiled
+_code_and_description = attrgetter("library", "fndesc")
 
 
 def address_of(function: Any, *arguments: Any) -> int:
@@ -62,8 +62,8 @@ def call_rows(
 def on_threads(function: Any, weights: Any, bias: Any, x: Any, beside: Any, out: Any, chunks: Any) -> None:
     """Call the code at the address `function` on several threads, once for each chunk number below `chunks`.
 
-    This function takes as long to compile as several of the functions that it calls. It is compiled only once,
-    because all of them have these arguments.
+    This loop takes as long to compile as several of the functions that it calls. All of these functions have the same
+    parameters, so the loop is compiled only once.
     """
     for chunk in prange(chunks):
         call_rows(function, weights, bias, x, beside, out, np.int64(chunk), chunks)

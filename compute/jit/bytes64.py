@@ -36,7 +36,7 @@ _BYTE = ir.IntType(8)
 _BYTES = ir.VectorType(_BYTE, 4 * LANES)
 
 
-Weights = Sequence[Callable[[], Any]]  # functions that each make a Bytes64
+Weights = Sequence[Callable[[], Any]]  # each function makes a Bytes64
 
 
 class Bytes64(types.Type):
@@ -53,7 +53,7 @@ class _Bytes64Model(models.PrimitiveModel):
 
 
 _bytes = Bytes64()
-LESS_128 = HAS_AVX2 and not HAS_VNNI  # whether products use weights - 128 if `largest` is above 127
+LESS_128 = HAS_AVX2 and not HAS_VNNI  # whether products subtract 128 from weights if `largest` is above 127
 _tuple_of: Any = types.UniTuple
 
 
@@ -123,7 +123,7 @@ def flipped(typing: Any, vector: Any, mask: Any) -> tuple[Any, Codegen]:
 def with_upper_bits(typing: Any, low: Any, high: Any, place: Any, mask: Any) -> tuple[Any, Codegen]:
     """Return low | (high & mask), with `high` shifted so that its bit `place` (0 to 7) becomes the fifth bit.
 
-    Whole words are shifted once, and the mask removes the bits of other bytes. AVX-512 rotates in one instruction,
+    Words are shifted as a whole, and the mask removes the bits of other bytes. AVX-512 rotates in one instruction,
     and performs `&` and `|` in one.
     """
 
@@ -169,9 +169,9 @@ def looked_up(typing: Any, table: Any, places: Any) -> tuple[Any, Codegen]:
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         table, places = values
         more = ir.Constant(_BYTES, [128] * 4 * LANES)
-        if HAS_VNNI:  # in a loop, the table is flipped before the first turn
+        if HAS_VNNI:  # LLVM moves the `xor` of the table out of a loop
             return _called(builder, "llvm.x86.avx512.pshuf.b.512", _BYTES, [builder.xor(table, more), places])
-        if HAS_AVX2:  # the multiplication flips again, and LLVM removes both flips
+        if HAS_AVX2:  # the product has the same `xor` of its weights, and LLVM removes both
             kind = ir.VectorType(_BYTE, 32)
             parts = [[_part(builder, one, first, 32) for one in (table, places)] for first in (0, 32)]
             halves = [_called(builder, "llvm.x86.avx2.pshuf.b", kind, part) for part in parts]
@@ -187,8 +187,8 @@ def looked_up(typing: Any, table: Any, places: Any) -> tuple[Any, Codegen]:
     return _bytes(_bytes, _bytes), generate
 
 
-# The order of a tile's weight rows: two of every four, then the other two. In this order, the bytes of two columns
-# can be used without a permutation across a register, which would take two instructions for 32 weights.
+# The order of the rows in a tile: two of every four rows, then the other two. Two columns in this order need no
+# permutation across a register, which would take two instructions for 32 weights.
 _TILE_ROWS = [4 * quarter + 2 * half + lane for half in range(2) for quarter in range(4) for lane in range(2)]
 
 
@@ -196,7 +196,7 @@ _TILE_ROWS = [4 * quarter + 2 * half + lane for half in range(2) for quarter in 
 def column_pairs(typing: Any, vector: Any, pair: Any, half: Any) -> tuple[Any, Codegen]:
     """Return bytes 2 * pair and 2 * pair + 1 of eight rows, next to each other, as Floats16.
 
-    `half` selects the first or the last eight rows of a tile. `pair` and `half` are constants, 0 or 1.
+    `half` is 0 for the first eight rows of a tile and 1 for the last. `pair` is 0 or 1. Both are constants.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -237,9 +237,9 @@ _ONES = ir.Constant(_PAIRS, [1] * LANES)
 
 
 def _sums_with_avx2(builder: Any, weights: Weights, codes: Sequence[Sequence[Any]], largest: int) -> list[Any]:
-    """Compute `sums_of_products` in halves, because registers of AVX2 have 32 bytes.
+    """Compute `sums_of_products` in two halves, because a register of AVX2 has 32 bytes.
 
-    The sixteen registers have room only for the sums and factors of four tokens.
+    With four tokens, the sums and factors fill the sixteen registers.
     """
     quads = [partial(_halves, builder, one) for one in weights]
     of_tokens = [[_part(builder, x, 0, 32) for x in own] for own in codes]  # both halves are equal
@@ -256,7 +256,7 @@ def _halves(builder: Any, weights: Callable[[], Any]) -> list[Any]:
 def _sums_of_small(
     builder: Any, quads: Sequence[Callable[[], Sequence[Any]]], codes: Sequence[Sequence[Any]], largest: int
 ) -> list[list[Any]]:
-    """Return the sums of each token in halves. As many pairs of products as fit are added as int16."""
+    """Return the two halves of each token's sums. Products are added as int16 while the sums fit."""
     at_once = (1 << 15) // (2 * largest * 128)
     totals: list[list[Any]] = [[] for _ in codes]
     for begin in range(0, len(quads), at_once):
@@ -275,9 +275,10 @@ def _sums_of_small(
 def _sums_of_signed(
     builder: Any, quads: Sequence[Callable[[], Sequence[Any]]], codes: Sequence[Sequence[Any]], largest: int
 ) -> list[list[Any]]:
-    """Compute `_sums_of_small` if LESS_128 is set. Weights become int8, and their signs are moved to the codes.
+    """Do the same as `_sums_of_small` if LESS_128 is set.
 
-    Two products fit an int16.
+    Weights become int8. The instruction needs unsigned weights, so their signs are moved to the codes. Two products
+    fit an int16.
     """
     kind = ir.VectorType(_BYTE, 32)
     totals: list[list[Any]] = [[] for _ in codes]
@@ -308,11 +309,11 @@ def _part(builder: Any, vector: Any, first: int, count: int) -> Any:
 def sums_of_products(
     typing: Any, weights: Any, codes: Any, row: Any, column: Any, tokens: Any, largest: Any
 ) -> tuple[Any, Codegen]:
-    """Return a tuple with an Ints16 for each of `tokens` tokens t.
+    """Return a tuple of Ints16, one for each of `tokens` tokens t.
 
-    Its row r is the sum over i and j < 4 of weights[i][4r + j] * codes[row + t, column + 4i + j]. `weights` is a
-    tuple of Bytes64, unsigned, at most `largest` (above 127 see LESS_128). `codes` is a uint8 matrix of int8 other
-    than -128. `tokens` and `largest` are constants.
+    Element r is the sum over i and j < 4 of weights[i][4r + j] * codes[row + t, column + 4i + j]. `weights` is a
+    tuple of unsigned Bytes64. No weight is above `largest` (see LESS_128 if that is above 127). `codes` is a uint8
+    matrix of int8 other than -128. `tokens` and `largest` are constants.
     """
     count, result = weights.count, _tuple_of(_ints, tokens.literal_value)
 
@@ -328,9 +329,9 @@ def sums_of_products(
 def sums_of_loaded(
     typing: Any, count: Any, weights: Any, at: Any, codes: Any, row: Any, column: Any, tokens: Any, largest: Any
 ) -> tuple[Any, Codegen]:
-    """Compute `sums_of_products` for `count` times 64 bytes of a uint8 matrix, from weights[0, at] on.
+    """Compute `sums_of_products` with weights from a uint8 matrix: `count` times 64 bytes, from weights[0, at] on.
 
-    Each 64 bytes are loaded when they are multiplied.
+    Weights are loaded when they are multiplied.
     """
     result = _tuple_of(_ints, tokens.literal_value)
 
@@ -363,10 +364,10 @@ def _sums_of(weights: Weights, codes: Sequence[Sequence[Any]], builder: Any, lar
 def add_products_apart(
     typing: Any, totals: Any, weights: Any, codes: Any, row: Any, column: Any, apart: Any, largest: Any
 ) -> tuple[Any, Codegen]:
-    """Return totals[i] + the sum over j < 4 of weights[i][4r + j] * codes[row, column + apart * i + j] in each row r.
+    """Add products to each Ints16 of the tuple `totals`.
 
-    Returns such a sum for every Ints16 of the tuple `totals`. `weights`, `codes` and `largest` are as in
-    `sums_of_products`; `apart` is a constant.
+    In row r of totals[i], this adds the sum over j < 4 of weights[i][4r + j] * codes[row, column + apart * i + j].
+    `weights`, `codes` and `largest` are as in `sums_of_products`. `apart` is a constant.
     """
     count = totals.count
 
@@ -387,10 +388,10 @@ def add_products_apart(
 
 @_intrinsic
 def multiplied_again(typing: Any, weights: Any, totals: Any) -> tuple[Any, Codegen]:
-    """Add 64 products of its own bytes and `weights` to each Ints16 of the tuple `totals`.
+    """Multiply the 64 bytes of each Ints16 in `totals` by `weights`, and add the products to that Ints16.
 
-    This uses the processor's instruction for int8 products. The result is meaningless, but the time measures the roof
-    of such products. AVX2 adds all products as int16.
+    This measures the roof of the processor's instruction for int8 products. The sums mean nothing. AVX2 adds all
+    products as int16.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:

@@ -24,14 +24,14 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 untyped: Any = numba  # its stubs do not export all of it
 settings: Any = numba.config  # the attributes are made at run time, so type checkers do not know them
-_Dispatcher: Any = CPUDispatcher  # without types
+_Dispatcher: Any = CPUDispatcher  # has no type annotations
 
 if settings.DISABLE_JIT:
     raise ComputeError("NUMBA_DISABLE_JIT is set: kernels are for vectors, which Python has none of; unset it")
 
 HALF_TO_SINGLE_BIAS = np.int32((127 - 15) << 23)  # difference of the exponent's biases in binary32 and binary16
 SMALLEST_NORMAL_HALF = np.int32(0x0400)
-# This and larger numbers are not finite: all bits of the exponent are one, in binary32 too.
+# From this number on, all bits of the exponent are one, and numbers are not finite. The same holds in binary32.
 INFINITE_HALF = np.int32(0x7C00)
 SMALLEST_NORMAL_HALF_VALUE = np.float32(2.0**-14)
 
@@ -107,8 +107,8 @@ def jit(function: Function) -> Function:
 def jit_as_written(function: Function) -> Function:
     """Compile a function like `jit`, but without fastmath, for code that rounds to whole numbers.
 
-    With fastmath LLVM may turn x * (1 / y) into x / y, and the last bit decides how a value halfway between two is
-    rounded.
+    With fastmath LLVM may turn x * (1 / y) into x / y. The results may differ in the last bit, which decides how a
+    value halfway between two numbers is rounded.
     """
     return cast(Function, _Kernel(function, options=_options()))
 
@@ -139,9 +139,9 @@ def jit_parallel(function: Function) -> Function:
 def copy_of(function: Function, name: str, **functions: Any) -> Function:
     """Return a copy of `function`, called `name`, in which `functions` replace the globals of these names.
 
-    The copy is not compiled; use a decorator above. Code that several formats share is compiled for each format that
-    runs, together with the format's functions. (With a closure it would be compiled again in every process, because
-    Numba's cache identifies a closure by its functions, and these by the process.)
+    The copy is not compiled; use a decorator above. Formats share code in this way: for each format that runs, the
+    code is compiled with the format's functions. (Closures would be compiled again in every process, because the ids
+    of a closure's functions are part of its key.)
     """
     copied = FunctionType(function.__code__, {**function.__globals__, **functions}, name)
     copied.__qualname__ = name  # together with the file, the name identifies the function in the cache
@@ -152,9 +152,9 @@ def copy_of(function: Function, name: str, **functions: Any) -> Function:
 def half_to_float(bits: Any) -> Any:
     """Return the 16 bits of an IEEE binary16 as a float32. This is exact, also for infinities and NaN.
 
-    It uses shifts and additions. A scalar conversion instruction has a false dependency (2-3x slower). Multiplying by
-    2^112 is shorter, but subnormal numbers take the processor's slow path. They are common: Q6_K was three times as
-    slow, because its scales of scales are that small.
+    The function uses shifts and additions. A scalar conversion instruction is 2-3x slower, because it has a false
+    dependency. Multiplying by 2^112 is shorter, but takes the processor's slow path for subnormal numbers. The scales
+    of Q6_K are often subnormal, so products of Q6_K took three times as long.
     """
     wide = np.int32(bits)
     sign = np.int32((wide & np.int32(0x8000)) << np.int32(16))
@@ -162,7 +162,7 @@ def half_to_float(bits: Any) -> Any:
     bias = HALF_TO_SINGLE_BIAS if magnitude < INFINITE_HALF else np.int32(2 * HALF_TO_SINGLE_BIAS)
     shifted = np.int32(np.int32(magnitude << np.int32(13)) + bias)
     normal = np.int32(sign | shifted).view(np.float32)
-    # Compute the number as if it had a leading one, which subnormal numbers lack, and then subtract that.
+    # A subnormal number has no leading one. Add a leading one to it, then subtract that as a float32.
     leading = np.int32(shifted + np.int32(1 << 23)).view(np.float32) - SMALLEST_NORMAL_HALF_VALUE
     subnormal = -leading if sign else leading
     return normal if magnitude >= SMALLEST_NORMAL_HALF else subnormal

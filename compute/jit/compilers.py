@@ -5,8 +5,8 @@ literal_unroll, sums of whole arrays. Without these passes, compiling the functi
 time.
 
 Numba makes machine code of every function, stores it in the cache, and gives callers the LLVM code from before that
-step. Functions that only compiled code calls are inlined into their callers, and become machine code there. Making
-machine code for them separately took a twelfth of the time.
+step. Functions that only compiled code calls become part of their callers' machine code. Their own machine code is
+not needed, and took a twelfth of the time.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from numba.core import codegen, compiler
 _codegen: Any = codegen
 _compiler: Any = compiler
 
-# Without its pass, a closure or literal_unroll is an error, and a sum of whole arrays allocates an array for each
-# sum.
+# Without these passes, a closure or literal_unroll is an error, and a sum of whole arrays allocates an array.
 UNUSED = (
     "WithLifting", "InlineClosureLikes", "RewriteDynamicRaises", "MakeFunctionToJitFunction", "InlineInlinables",
     "FindLiterallyCalls", "LiteralUnroll", "LiteralPropagationSubPipelinePass", "InlineOverloads", "NopythonRewrites",
@@ -59,7 +58,10 @@ class _Library(_codegen.JITCodeLibrary):  # type: ignore[misc]
 
     @property
     def codegen(self) -> Any:
-        """Return a substitute. Machine code would get its Python globals from it, but here they are constants."""
+        """Return an object that ignores the Python globals which Numba sets for machine code.
+
+        Kernels have only constants.
+        """
         return SimpleNamespace(set_env=lambda *_: None)
 
 

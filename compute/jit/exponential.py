@@ -28,7 +28,7 @@ T0, T1, T2 = np.float32(-5.70498872745e-3), np.float32(2.06390887954e-2), np.flo
 T3, T4 = np.float32(1.33314422036e-1), np.float32(-3.33332819422e-1)
 SMALL_TANGENT = np.float32(0.625)
 POWER_FLOPS = 12
-NOTHING = np.float32(-127)  # its power of two is computed as 0, because a normal float32 cannot be that small
+NOTHING = np.float32(-127)  # 2 to this power is smaller than any normal float32, and is computed as 0
 # 1 + r times this polynomial is 2^r within 1e-7 over |r| <= 1/2. It is minimax, found by least squares with Lawson's
 # weights.
 P0, P1, P2 = np.float32(1.32647272e-3), np.float32(9.67151264e-3), np.float32(5.550733743e-2)

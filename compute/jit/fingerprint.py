@@ -8,11 +8,11 @@
 #   imports of the code's file do not contain.
 # - The whole file of every function is hashed as bytecode, because its types, data models and overloads cannot be
 #   found by name. Comments, line numbers and docstrings do not count.
-# - If compiled code calls a plain function, its overloads may be in any file. So all files of ours that the
-#   function's file imports are hashed, too.
+# - If compiled code calls a plain function, the overloads of that function may be in any file. So all files of ours
+#   that its file imports are hashed, too.
 # - The passes that compile kernels are always hashed. For an intrinsic, the decorators of intrinsics are hashed, too.
 # - A number is hashed by its value. If a value has an unknown kind, all of our files are hashed.
-# - A file is hashed later than it was imported. If it has changed in between, it is not hashed.
+# - A file is hashed after it was imported. If it has changed since then, there is no hash.
 
 from __future__ import annotations
 
@@ -145,9 +145,9 @@ class _Walk:
 
 
 def _named_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the values from outside that the function's code may read.
+    """Yield the globals, closure variables and defaults that the function's code may read.
 
-    This includes globals that have the name of an attribute in the code; extra values do no harm.
+    A global that has the name of an attribute in the code is also yielded. Extra values do no harm.
     """
     for code in _codes(function.__code__):
         for name in code.co_names:
@@ -194,10 +194,10 @@ def _hash_of_file(path: str, stamp: Stamp) -> str:
 
 
 def _operations(code: CodeType) -> tuple[bytes, bytes, list[str]]:
-    """Return the operations, their arguments, and the constants that they load, but not the numbers of the constants.
+    """Return the operations, their arguments, and the constants that they load.
 
-    A docstring is the first constant, so it changes the numbers of other constants. A function does not load its
-    docstring. A module and a class store their docstrings; these operations are left out.
+    The numbers of the constants become 0. A docstring is the first constant, so a new docstring changes the numbers.
+    A function does not load its docstring. A module or a class stores its docstring; this constant is left out.
     """
     operations, arguments, loaded = code.co_code[::2], bytearray(code.co_code[1::2]), []
     for match in TAKES_CONSTANT.finditer(operations):

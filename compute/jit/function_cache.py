@@ -1,17 +1,17 @@
 """A cache of compiled functions. The key is everything that a function depends on, not its place in a file."""
 
 # Rules
-# - Each function and signature has a file. Its name contains a hash of the function's dependencies, and a hash of the
-#   signature and the processor. (Numba's key is the text of the file that defines the function, and the line. That
-#   would miss an edit of a called function in another file, and recompile after an edit of a comment above.)
+# - Each function and signature has a file. The file's name contains a hash of the function's dependencies, and a hash
+#   of the signature and the processor. (Numba's key is the function's line and the text of its file. That key misses
+#   edits of called functions in other files, and recompiles after edits of comments.)
 # - A file is either complete or absent. It begins with a hash of its content. A damaged file is compiled again and
-#   rewritten. (Numba writes an index and, separately, the code that it names. If two processes compile two signatures
-#   of one function at the same time, the index of one may be left with the code of the other.)
+#   rewritten. (Numba writes an index, and then the code that the index names. If two processes compile one function
+#   at the same time, the index of one process may name the code of the other.)
 # - A loaded file is trusted, like Python's own bytecode files. kernel_cache checks who may write to the directory.
 # - File system errors never reach the caller. The function is then compiled, and not cached.
-# - A process that only loads does not compile. Numba's preparations for compiling take 0.2 s and 35 MB. Loaded code
-#   needs only the names of the reference counting functions from them. Pages of LLVM that were used to compile or
-#   load, 40 MB, are returned to the system.
+# - A process that only loads code skips Numba's preparations for compiling, which take 0.2 s and 35 MB. Loaded code
+#   needs only a part of them, the names of the reference counting functions. LLVM's code pages are returned to the
+#   system after each use (40 MB).
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Conversion of float32 to the bits of IEEE binary16 or to an array's element type, and of such bits to numbers.
+"""Convert float32 to the bits of IEEE binary16, or to the element type of an array, and convert such bits to numbers.
 
-Values beyond an array's range, and infinities, become NaN. An infinite key could give a weight of 0, which looks
+Infinities and values beyond the range of the array become NaN. An infinite key could give a weight of 0, which looks
 valid.
 """
 
@@ -20,10 +20,10 @@ from cbtop.compute.jit.compile import jit
 
 _SIGN, MAGNITUDE = np.int32(0x8000), np.int32(0x7FFFFFFF)
 _SMALLEST_NORMAL = np.int32(0x38800000)  # 2^-14
-_BEYOND = np.int32(0x477FF000)  # 65,520, which is as near to 2^16 as to the largest binary16, and rounds up
+_BEYOND = np.int32(0x477FF000)  # 65,520 is halfway between the largest binary16 and 2^16, and rounds up
 INFINITE, NOT_A_NUMBER = np.int32(0x7F800000), np.int32(0x7FC00000)
 _BIAS = np.int32((127 - 15) << 23)
-# Bits of 0.5; in a float32 of this size, the last bit is worth 2^-24, the smallest binary16.
+# The bits of 0.5. Added to 0.5, a float32 is rounded to multiples of 2^-24, the smallest binary16.
 _HALF_BITS = np.int32(0x3F000000)
 
 

@@ -5,12 +5,12 @@
 # - Other directories are removed if no process has used them for UNUSED_S and no process holds the lock. A file, or a
 #   directory with a different form of name, is not ours and is never removed.
 # - Unused directories are only searched for when a directory is created, because compiling its kernels takes a minute
-#   anyway. Using an existing directory costs 30 µs.
-# - Files in a directory are removed if no process has loaded or written them for UNUSED_S, because they contain
-#   functions in earlier forms. Loading a file touches it. A process searches for such files once, after it has
+#   anyway.
+# - A file in a directory is removed if no process has loaded or written it for UNUSED_S, because functions in earlier
+#   forms are left behind. Loading a file touches the file. A process searches for such files once, after it has
 #   compiled something.
 # - If an existing directory cannot be written to, as in a container's image, the process uses a copy (2 MB). Missing
-#   kernels are compiled into the copy. Numba would reject the whole directory.
+#   kernels are compiled into the copy.
 # - The files of a directory are executed. So the directory and its parent must belong to this user, to root, or to
 #   the owner of our sources, and no other user may write there. For the parent a sticky bit (/tmp) is enough.
 # - File system errors never reach the caller. Without a directory, kernels are compiled at each start.
@@ -29,7 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 
 UNUSED_S = 30 * 24 * 3600
-CODE = ".nbc"  # suffix of the file of a compiled function
+CODE = ".nbc"
 _NAME = re.compile(r"numba-[0-9a-f]{16}")
 _LOOKED_AFTER: set[Path] = set()
 _IN_USE: list[int] = []  # descriptors that hold the locks until the process ends
@@ -119,7 +119,10 @@ def remove_unused(root: Path, now_s: float) -> None:
 
 
 def remove_unused_files(directory: Path, now_s: float) -> None:
-    """Remove files of `directory` that no process has used for UNUSED_S, given the time `now_s`. Once per process."""
+    """Remove files of `directory` that no process has used for UNUSED_S, given the time `now_s`.
+
+    A process does this only once for each directory.
+    """
     if directory in _LOOKED_AFTER:
         return
     _LOOKED_AFTER.add(directory)

@@ -1,6 +1,6 @@
-"""Products of bytes by AVX2, added up from turn to turn of a loop: in pairs as int16, or as sums of signed bytes.
+"""Products of bytes by AVX2. A loop adds up either pairs of products as int16, or sums of products of signed bytes.
 
-The processor must have AVX2 (`cpu.HAS_AVX2`); `bytes64` works on every processor.
+The processor must have AVX2 (`cpu.HAS_AVX2`). `bytes64` works on every processor.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def _joined(builder: Any, halves: list[Any], count: int) -> Any:
 
 @_intrinsic
 def add_pairs(typing: Any, total: Any, weights: Any, codes: Any, row: Any, column: Any) -> tuple[Any, Codegen]:
-    """Return total + weights * codes, in pairs.
+    """Add the products of weights and codes to `total`, which holds two int16 for each row.
 
-    For each row r, weights[4r + j] * codes[row, column + j] are added as int16 over j = 0, 1 and over j = 2, 3.
-    `total` and the result are Ints16 of two int16 each, which must not overflow. Each gets the sum of two products,
-    up to 127 times the largest weight each. `weights` is a Bytes64, unsigned; `codes` are int8 in a uint8 matrix.
+    In row r, the first int16 gets weights[4r + j] * codes[row, column + j] for j = 0 and 1, the second for j = 2 and
+    3. The sums must not overflow. A product is up to 127 times the largest weight. `weights` is an unsigned Bytes64;
+    `codes` are int8 in a uint8 matrix.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -70,7 +70,8 @@ def add_signed(typing: Any, total: Any, weights: Any, codes: Any, row: Any, colu
         x, halves = _codes(context, builder, signature.args[2], values[2:]), []
         for first in (0, 32):
             signed = _part(builder, values[1], first, 32)
-            # The instruction needs one unsigned side. So the weight loses its sign, and the code gets it.
+            # The instruction needs one unsigned factor. So the weight becomes positive, and its sign is moved to the
+            # code.
             size = _called(builder, "llvm.abs.v32i8", _HALF, [signed, ir.IntType(1)(0)])
             code = _called(builder, "llvm.x86.avx2.psign.b", _HALF, [x, signed])
             products = _called(builder, "llvm.x86.avx2.pmadd.ub.sw", _PAIRS, [size, code])

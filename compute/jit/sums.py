@@ -1,7 +1,7 @@
-"""Several rows of sums that stay in registers while their shared factor is read once. Each row has some vectors.
+"""Sums that stay in registers: several rows of sums, so that each number that the rows share is read only once.
 
-Sums are a tuple of Floats16: the vectors of the first row, then those of the second row, and so on. Their number is a
-constant, because LLVM keeps sums in registers if there are enough registers for all.
+Sums are a tuple of Floats16: the vectors of the first row, then those of the second row, and so on. The number of
+sums is a constant, so that LLVM can keep them in registers.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from cbtop.compute.jit.vectors import (
     constant_intrinsic,
 )
 
-ROWS, ROW_BYTES = 16, 64  # rows of a tile
+ROWS, ROW_BYTES = 16, 64
 _BYTE, _LONG = ir.IntType(8), ir.IntType(64)
 # The operand of ldtilecfg for eight tiles. Byte 0 is the palette, 1. From byte 16 on, 16 bits per tile contain the
 # number of bytes in a row. From byte 48 on, one byte per tile contains the number of rows.

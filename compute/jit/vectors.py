@@ -5,8 +5,8 @@ below, inside a function under @jit. LLVM puts them into the processor's registe
 four of 128.
 """
 
-# A quantised dot product written as plain loops ends each block with a horizontal sum, and converts each scale
-# separately. With sums and scales in vectors it is about twice as fast.
+# In plain loops, a quantised dot product needs a sum across lanes for each block, and converts each scale separately.
+# If sums and scales stay in vectors, the product is about twice as fast.
 
 from __future__ import annotations
 
@@ -287,7 +287,9 @@ def on_stack(typing: Any, lines: Any) -> tuple[Any, Codegen]:
 
 @_intrinsic
 def turns(typing: Any, number: Any) -> tuple[Any, Codegen]:
-    """Return `number` so that LLVM cannot know it. A loop of that many turns is then not unrolled."""
+    """Return `number` in a way that hides its value from LLVM, so that a loop with this number of turns is not
+    unrolled.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         word = ir.IntType(64)

@@ -20,8 +20,7 @@ from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWor
 
 Activation = Literal["silu", "gelu"]
 
-# Hendrycks and Gimpel 2016: gelu(x) is about x / (1 + exp(-LINEAR * x - CUBIC * x³)), which equals their form with
-# tanh.
+# gelu(x) is about x / (1 + exp(-LINEAR * x - CUBIC * x³)) (Hendrycks and Gimpel 2016, who write it with tanh).
 LINEAR = np.float32(2 * np.sqrt(2 / np.pi))
 CUBIC = np.float32(0.044715 * 2 * np.sqrt(2 / np.pi))
 
@@ -38,7 +37,7 @@ def reference(gate: Any, up: Any, out: Any) -> None:
 
 @jit
 def swiglu_columns(gate: Any, up: Any, out: Any, first: Any, end: Any) -> None:
-    """Compute `swiglu` for the columns from `first` to before `end` only."""
+    """Compute `swiglu` for columns `first` to `end` - 1 only."""
     for t in range(np.uint64(gate.shape[0])):
         for i in range(first, end):
             value = gate[t, i]

@@ -2,14 +2,15 @@
 
 reference    NumPy, float64: scores, softmax, weighted sum
 numba        64 positions at a time with a running maximum and sum (Milakov and Gimelshein 2018; Rabe and Staats
-             2021), so that no buffer grows with the context. A row is a head of a token. Six rows share every read of
-             keys and values: heads of a group, in a prompt of several tokens. Remaining rows share in fours or twos.
-             One thread does all groups, or several threads some groups each (attention_loops.py).
-cuda         for few rows flash decoding (Dao et al. 2023): the context is cut into enough pieces to fill the GPU, and
-             the last block combines them. For many rows a block per 64. Both use tensor cores (cuda/attention_*.py)
+             2021), so that no buffer grows with the context. A row is a head of a token. Six rows of a group share
+             every read of keys and values; in a prompt, these may be of several tokens. The remaining rows share in
+             fours or twos. With several threads, each thread does some of the groups (attention_loops.py).
+cuda         few rows: flash decoding (Dao et al. 2023). The context is cut into enough pieces to fill the GPU, and
+             the last block combines their results. Many rows: one block for every 64 rows. Both use tensor cores
+             (cuda/attention_*.py).
 
-Keys of sixteen positions are stored together, so that scores need no sum across a register. Values are stored
-position by position. On a GPU keys are, too.
+On the CPU, the keys of sixteen positions are stored together, so that scores need no sum across a register. Values,
+and keys on a GPU, are stored position by position.
 """
 
 from __future__ import annotations
@@ -77,8 +78,7 @@ def attention_weights(q: Any, k_cache: Any, position: int, scale: float, window:
     return np.pad(powers / powers.sum(axis=1, keepdims=True), ((0, 0), (first, 0)))
 
 
-# There are separate loops without a cap: testing for a cap in each call would cost 4 % (a query of 6 heads, 513
-# positions).
+# Separate loops run without a cap. Testing for a cap in each call would cost 4 % (a query of 6 heads, 513 positions).
 _attend, _attend_parallel = compiled_loops("_attend")
 _attend_held, _attend_held_parallel = compiled_loops("_attend_held", _held=hold)
 
@@ -91,12 +91,12 @@ def attention(
     attend(loops, q, (k_cache, v_cache), start, (scale, window, cap), out, scratch)
 
 
-# The amounts that scores rise from block to block, below and above the limit of the weights. After such a rise, the
-# earlier blocks still count.
+# How far scores rise from block to block in examples: by less and by more than `attention_loops.ABOVE`, but not by
+# enough to make the earlier blocks count for nothing.
 RISES = np.array([0, 5, 10, 15], np.float32)
-LARGEST_HEAD = 256  # largest head_dim on a GPU
+LARGEST_HEAD = 256
 LARGEST_OF_MANY = 128  # largest head_dim for many rows; larger heads need too many registers for 16 rows per warp
-HELD = "_held"  # suffix of the names of entries with a cap
+HELD = "_held"
 
 
 def _entries(name: str, numbers: str, call: str, *, of_pieces: bool = True) -> str:
@@ -149,8 +149,8 @@ MANY_OF_HALVES = CudaModule(
 def scratch_shape(multiprocessors: int) -> tuple[int, int]:
     """Return the shape of the float32 scratch of the CUDA version, for this number of multiprocessors.
 
-    It contains counters, and partial results of as many blocks for the last block to read. It must contain zeros
-    before the first call. Calls that do not overlap may share it.
+    One row contains counters. Each other row is for the partial result of a block, which the last block reads. The
+    scratch must contain zeros before the first call. Calls that do not overlap may share a scratch.
     """
     return multiprocessors + 1, few.SLOT
 
@@ -197,10 +197,9 @@ def work(head_dim: int, heads_per_key: int, cache_bytes: int, is_capped: bool = 
 def examples_of(
     tokens: int, threads: int, dtype: Any, slides: bool, cap: float, group: int = 3, rises: bool = False
 ) -> Any:
-    """Return a function that makes examples. Up to 64, its `size` is head_dim; beyond, head_dim is 256.
+    """Return a function that makes examples. Its `size` is head_dim up to 64; larger sizes have a head_dim of 256.
 
-    `group` heads share keys and values. With `rises`, scores rise from block to block by more than the limit of the
-    weights, while earlier blocks still count.
+    `group` heads share keys and values. With `rises`, scores rise by RISES from block to block.
     """
 
     def examples(rng: np.random.Generator, size: int) -> Arguments:
@@ -216,7 +215,7 @@ def examples_of(
         if rises:
             q[:, ::head_dim] = 1
             rise = np.take(RISES, np.arange(k_cache.shape[1]) * LANES // POSITIONS, mode="clip")
-            rise[start // LANES :] += RISES[1]  # among thousands of positions, the token's own must count
+            rise[start // LANES :] += RISES[1]  # makes the token's own position count among thousands
             k_cache[:, :, 0] += (head_dim**0.5 * LN_2 * rise)[:, None]
         if dtype == np.uint16:
             k_cache, v_cache = (cache.astype(np.float16).view(np.uint16) for cache in (k_cache, v_cache))

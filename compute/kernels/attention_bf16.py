@@ -1,12 +1,12 @@
 """Attention in bfloat16: queries, keys, values and weights are multiplied as bfloat16, two at a time.
 
 reference    NumPy: the same numbers, multiplied in float64
-numba        the loops of `attention` with different products: an instruction of AVX512-BF16 multiplies and adds twice
-             as many numbers as one of float32. Keys and values in the cache are float16. Their last three bits, which
-             bfloat16 lacks, are cut off, because rounding takes twice as long. The average loss is added back once
-             for all numbers together. Queries and weights are rounded.
+numba        the loops of `attention`, but with an instruction of AVX512-BF16 that multiplies and adds twice as many
+             numbers as one of float32. Queries and weights are rounded to bfloat16. Keys and values in the cache are
+             float16, with three bits more than bfloat16. These bits are cut off, because rounding takes twice as
+             long. The average loss is made up for all numbers together.
 
-It is used for models with int8 products, on processors that run it faster (`cpu.BF16_PAYS`).
+Models with int8 products use this kernel on processors that run it faster (`cpu.BF16_PAYS`).
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ from cbtop.compute.kernels.kv_caches import POSITIONS, keys_of
 from cbtop.compute.quantization.floats import BF16
 
 U = np.uint64
-# Cutting off the last three of ten bits of m * 2^e, with m in [1, 2), loses 3.5 * 2^-10 * 2^e on average. The average
-# of 1 / m over all numbers is 1 / (2 ln 2), because m is as often below sqrt(2) as above it (Benford).
+# Cutting off the last three of ten bits of m * 2^e, with m in [1, 2), loses 3.5 * 2^-10 * 2^e on average. As a share
+# of the number this is 3.5 * 2^-10 / m. The average of 1 / m is 1 / (2 ln 2), because m is as often below sqrt(2) as
+# above it (Benford).
 CUT = 1 / (1 - 3.5 * 2**-10 / (2 * np.log(2)))
 
 _ROWS, _VECTORS = 2, 2  # replaced in copies of the functions, see `attention_loops`
@@ -76,8 +77,8 @@ def _add_values(
     for p in range(skipped // U(2) * U(2), count, U(2)):
         for vector in range(U(_VECTORS)):
             prefetch_to_l2(values, first + ahead, column * U(POSITIONS) + (p * U(_VECTORS) + vector * U(2)) * lanes)
-        # Positions outside the visible range are not read. The first or last position may have no partner. Then it is
-        # paired with itself, with a weight of 0.
+        # Positions that are not visible are not read. If the other position of a pair is not visible, the visible one
+        # is read twice. The weight of the second read is 0.
         low, high = max(p, skipped), min(p + U(1), count - U(1))
         sums = add_products_of_pairs(
             sums,
@@ -156,10 +157,11 @@ def can_take(head_dim: int, cache_bytes: int) -> bool:
 def reference(
     q: Any, k_cache: Any, v_cache: Any, start: int, scale: float, window: int, cap: float, out: Any, scratch: Any
 ) -> None:
-    """Compute `attention.reference` with numbers in bfloat16. q * scale and weights are rounded to bfloat16.
+    """Compute `attention.reference` with numbers in bfloat16.
 
-    Keys and values are cut to bfloat16, and multiplied by `CUT`. Weights are rounded as powers of two, reduced only
-    by whole powers. k_cache, v_cache: float16 as uint16; head_dim is even.
+    q * scale and the weights are rounded to bfloat16, keys and values are cut to bfloat16 and multiplied by `CUT`.
+    Weights are rounded as 2^(score - floor(largest score)), before the division by their sum. k_cache, v_cache:
+    float16 as uint16; head_dim is even.
     """
     (kv_heads, _, head_dim, _), end = k_cache.shape, start + len(q)
     queries = _rounded(q * np.float32(scale * CUT * LOG2_E)).reshape(len(q), kv_heads, -1, head_dim)

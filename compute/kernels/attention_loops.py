@@ -1,7 +1,6 @@
 """The loops of attention, for one thread and for several. The variants of attention share them.
 
-The loops process 64 positions at a time with a running maximum and sum. Each row of the scratch belongs to one head
-of one token. Six rows share every read of keys and values, and the remaining rows share in fours or twos.
+See attention.py. Each row of the scratch belongs to one head of one token.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from cbtop.compute.memory import line_aligned_zeros
 from cbtop.compute.settings import crossovers
 
 # Numbers of rows that share a read. A processor begins two multiply-adds per cycle, and each takes four cycles. So
-# eight registers of sums just keep it busy, and more leave some slack. In pairs of rows, each row has two vectors.
-# With AVX-512, a vector is one register, and each row of a larger group also has two vectors. The exception is Zen 4:
-# it begins one multiply-add per cycle, and takes 1.16 times as long with two.
+# eight registers of sums keep the processor busy, and a few more leave some slack. In pairs of rows, each row has two
+# vectors of sums. With AVX-512, where a vector is one register, rows of larger groups have two vectors, too. Zen 4 is
+# an exception: it begins one multiply-add per cycle, and takes 1.16 times as long with two vectors.
 MANY, SOME, PAIR = 6, 4, 2
 WIDE = HAS_VNNI and CPU_NAME != "znver4"
 MAX_ROWS = 64  # rows in one piece of work
@@ -48,8 +47,8 @@ LOWEST, UNSEEN = np.float32(-1e30), np.float32(-2e30)
 # replaces it, because finding the largest score of every block takes 4 % of the time. No weight is above 2^8, so sums
 # of weights stay far from infinity.
 ABOVE = np.float32(8)
-NOTHING_LEFT = np.float32(126)  # if scores rise by this much, everything before becomes 0
-TIMES = 1  # factor for the sums; values were divided by it
+NOTHING_LEFT = np.float32(126)  # if the reference rises by this much, all earlier sums become 0
+TIMES = 1  # factor of the outputs, for variants that read values too small by this factor
 
 
 def scratch_for(threads: int, head_dim: int) -> Any:
@@ -60,15 +59,16 @@ def scratch_for(threads: int, head_dim: int) -> Any:
     return line_aligned_zeros((threads * MAX_ROWS, POSITIONS + 2 * padded(head_dim) + 2 * LANES), np.float32)
 
 
-# Rows and vectors of sums that stay in registers; each copy of the functions below has its own numbers.
+# Numbers of rows and vectors whose sums stay in registers. `of_rows` copies the functions below with other numbers.
 _ROWS, _VECTORS = 2, 2
 
 
 def _scores(
     keys: Any, first: Any, head_dim: Any, ahead: Any, scratch: Any, row: Any, query: Any, column: Any
 ) -> None:
-    """Set scratch[row : row + _ROWS, column : + 16 * _VECTORS] to the products of these rows' queries and the
-    keys.
+    """Multiply the queries of _ROWS rows by the keys of 16 * _VECTORS positions.
+
+    The results are set in scratch[row : row + _ROWS, column : + 16 * _VECTORS].
     """
     # compiled
     sums = zero_sums(_ROWS, _VECTORS)
@@ -85,9 +85,9 @@ def _scores(
 def _add_values(
     values: Any, first: Any, skipped: Any, count: Any, ahead: Any, scratch: Any, row: Any, output: Any, column: Any
 ) -> None:
-    """Add products to scratch[row : row + _ROWS, output + column : + 16 * _VECTORS].
+    """Multiply the weights of _ROWS rows by the values of positions `skipped` to `count` - 1.
 
-    They are the weights of these rows times the values of positions `skipped` to before `count`.
+    The results are added to scratch[row : row + _ROWS, output + column : + 16 * _VECTORS].
     """
     # compiled
     sums = load_sums(scratch, row, output + column, _ROWS, _VECTORS)
@@ -108,8 +108,7 @@ def of_rows(function: Any, rows: int, vectors: int) -> Any:
 _scores_of_six, _scores_of_four = (of_rows(_scores, rows, 2 if WIDE else 1) for rows in (MANY, SOME))
 _add_values_of_six, _add_values_of_four = (of_rows(_add_values, rows, 2 if WIDE else 1) for rows in (MANY, SOME))
 _scores_of_pair, _add_values_of_pair = of_rows(_scores, PAIR, 2), of_rows(_add_values, PAIR, 2)
-# These functions process the last vector of a head with an odd number of vectors. They are not needed for one vector
-# at a time.
+# For the last vector of a head with an odd number of vectors. Not needed if functions process one vector at a time.
 _add_last_of_six, _add_last_of_four, _add_last_of_pair = (
     of_rows(_add_values, rows, 1) for rows in (MANY, SOME, PAIR)
 )
@@ -129,7 +128,7 @@ def _leave(scratch: Any, row: Any, hidden: Any, visible: Any, cap: Any) -> None:
 
 @jit_inlined
 def hold(scratch: Any, row: Any, hidden: Any, visible: Any, cap: Any) -> None:
-    """Limit the scores from position `hidden` to before `visible` to between -cap and cap."""
+    """Limit the scores of positions `hidden` to `visible` - 1 to between -cap and cap."""
     largest, inverse = np.float32(cap), np.float32(1 / cap)
     for p in range(hidden, visible):
         scratch[row, p] = largest * tangent(np.float32(scratch[row, p] * inverse))
@@ -201,7 +200,7 @@ def _take_rows(q: Any, scale: Any, piece: Any, head_dim: Any, scratch: Any, base
     first_token, first_head, heads, rows = piece
     size, output, query, state = _columns(head_dim)
     lanes, pair = np.uint64(LANES), np.uint64(PAIR)
-    for one in range((rows + np.uint64(1)) // pair * pair):  # rows that share reads are even in number
+    for one in range((rows + np.uint64(1)) // pair * pair):  # an even number, because at least two rows share a read
         for i in range(np.uint64(2) * size):
             scratch[base + one, output + i] = np.float32(0)
         scratch[base + one, state] = np.float32(LOWEST)
@@ -323,7 +322,7 @@ def attend_any(  # compiled
 ) -> None:  # fmt: skip
     """Do every `chunks`-th piece of work, beginning with number `chunk`.
 
-    A piece is, for some tokens, the heads of one part of a group.
+    A piece consists of some tokens and some heads of a group (all heads if `pieces` is 1).
     """
     start, kv_heads, head_dim, parts = np.uint64(begin), np.uint64(groups), np.uint64(dimensions), np.uint64(pieces)
     context, group = np.uint64(values.shape[0]) // kv_heads, np.uint64(q.shape[1]) // head_dim // kv_heads
@@ -343,8 +342,8 @@ def attend_any(  # compiled
         end = start + first_token + (rows - np.uint64(1)) // heads + np.uint64(1)
         begin_of_all = _first_seen(start + first_token, window) // positions * positions
         for p in range(begin_of_all, end, positions):
-            # Prefetch the next block of positions, of this head or the next one, line by line. Prefetch only into L2,
-            # because L1 is full of the present block.
+            # Prefetch the block of positions that comes next, in this head or in the next one. Prefetch it only into
+            # L2, because L1 is full of the present block.
             ahead = positions if p + positions < end else context + begin_of_all - p
             place = kv_head, context, p, ahead
             _attend_positions(keys, values, place, piece, (start, window, cap), head_dim, scratch, base)
@@ -376,7 +375,7 @@ def attend(
     loops: tuple[Any, Any], q: Any, caches: tuple[Any, Any], start: int, scores: tuple[float, int, float], out: Any,
     scratch: Any,
 ) -> None:  # fmt: skip
-    """Run the loop for one thread, or with enough work the loop for all threads of `scratch`.
+    """Run the loop for one thread, or the loop for all threads of `scratch` if there is enough work.
 
     `scores` is a tuple of scale, window and cap.
     """
@@ -387,7 +386,8 @@ def attend(
     seen = min(start + tokens, window) if window else start + tokens
     threads = scratch.shape[0] // MAX_ROWS
     chunks = threads if threads > 1 and columns * tokens * seen >= crossovers().attention_products else 1
-    # Divide groups if there are fewer groups than threads, or if the heads of a group have more rows than fit.
+    # Divide the heads of a group into parts if there are more threads than groups, or if a group has more than
+    # MAX_ROWS heads.
     parts = max(min(group, -(-chunks // kv_heads)), -(-group // MAX_ROWS))
     keys, values = k_cache.reshape(-1, LANES), v_cache.reshape(-1, v_cache.shape[2])
     own = start, kv_heads, head_dim, parts, scale * LOG2_E, window, cap * LOG2_E

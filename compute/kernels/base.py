@@ -11,7 +11,7 @@ import numpy as np
 from cbtop.compute.contracts import Contract
 from cbtop.compute.cuda.launches import CudaKernel
 
-FLOAT_BYTES = 4  # bytes of a number; all activations and norms are float32
+FLOAT_BYTES = 4  # all activations and norms are float32
 
 Arguments = tuple[Any, ...]
 
@@ -31,10 +31,7 @@ class KernelWork:
 
 
 def everything(arguments: Arguments, turn: int) -> Arguments:
-    """Return all arguments.
-
-    This is the `narrow` of kernels with a reference that is fast enough for all of their input.
-    """
+    """Return all arguments. For kernels whose reference is fast enough to compute all outputs."""
     return arguments
 
 
@@ -43,15 +40,15 @@ class Kernel:
     """One operation.
 
     `reference` (in NumPy) defines the result, and `implementation` (in Numba) computes it. Both take the same
-    arguments and write to the arguments at the positions `outputs`. They return and allocate nothing. `work` computes
-    the KernelWork from shapes; its parameters depend on the kernel. `contract` states what must be true before and
-    after a call, and how far the two versions may differ, in float32. `examples` makes arguments with about `size`
-    elements per dimension. `parallel` is whether the kernel may use all threads of the backend; other kernels run on
-    one thread. `narrow` reduces arguments to the same operation on fewer rows, so that the reference is quick. Each
-    turn selects different rows. `parts` returns the kernels that a fused kernel consists of, in order, each with its
-    arguments.
-    `cuda` is the version for a GPU, or None. `by_token` contains the positions of the arguments that have a row for
-    each token. It is empty if a token cannot be computed alone.
+    arguments, write to the arguments at the positions `outputs`, and return and allocate nothing.
+    `work`: computes the KernelWork from shapes. Its parameters depend on the kernel.
+    `contract`: what must be true before and after a call, and how far the two versions may differ, in float32.
+    `examples`: makes arguments with about `size` elements per dimension.
+    `narrow`: reduces arguments to fewer rows, so that the reference is quick. Each turn selects different rows.
+    `parallel`: whether the kernel may use all threads of the backend. Other kernels run on one thread.
+    `parts`: the kernels that a fused kernel consists of, in order, each with its arguments.
+    `by_token`: positions of the arguments that have a row for each token. Empty if a token cannot be computed alone.
+    `cuda`: the version for a GPU, or None.
     """
 
     name: str

@@ -140,7 +140,7 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
 
 
 def _scale_of(size: int) -> float:
-    return 1.0 + size % 2  # 1, for no scaling, in some examples
+    return 1.0 + size % 2  # 1 means no scaling
 
 
 def interleaved_reference(code: int, weights: Any, tokens: Any, scale: float, out: Any) -> None:

@@ -114,13 +114,13 @@ def module_of(code: int) -> CudaModule:
 
 @cache
 def module_in_turn(codes: tuple[int, int], shape: turns.ThreadShape) -> CudaModule:
-    """Return the CUDA C++ for activations in int8. `shape` describes the threads of a row."""
+    """Return the CUDA C++ for activations in int8."""
     formats = [FORMATS[code] for code in codes]
     return turns.module("gated_in_turn", formats, shape, ["gate", "up"], "out", of_experts=True)
 
 
 def launches(*arguments: Any) -> Sequence[Launch]:
-    """Return one launch for all pairs. For int8 the launch that quantizes the activations precedes it.
+    """Return one launch for all pairs. For int8, a launch that quantizes precedes it.
 
     If activations are not rounded and the weights have two formats, return two products and SwiGLU.
     """
@@ -159,8 +159,8 @@ def narrow(arguments: Arguments, turn: int) -> Arguments:
 def work(gate: Matrix, up: Matrix, pairs: int) -> KernelWork:
     """Return the work of a call. Its elements are outputs, pairs x rows.
 
-    `gate` and `up` are the matrices of one expert. The matrices of each pair are read once per call, as is the one
-    row of activations.
+    `gate` and `up` are the matrices of one expert. A call reads both matrices of each pair and one row of
+    activations.
     """
     after = activation.work()
     return KernelWork(
@@ -178,7 +178,7 @@ def _examples(codes: Sequence[int], threads: int, is_int8: bool) -> Callable[...
         for code in codes:
             matrices += [code, example_matrices(FORMATS[code], rng, (rows, columns), is_int8)]
         experts = np.sort(rng.permutation(expert_linear.COUNT)[:PAIRS])
-        x = floats(rng, PAIRS, columns) * np.float32(columns**-0.5)  # so that products are near 1
+        x = floats(rng, PAIRS, columns) * np.float32(columns**-0.5)  # makes products near 1
         outs = [np.zeros((PAIRS, rows), np.float32) for _ in range(3)]
         return (*matrices, experts, x, *outs, example_scratch(columns, threads, is_int8))
 

@@ -2,7 +2,7 @@
 
 reference    calls `linear` for one expert after another
 numba        calls `linear` for one expert after another
-cuda         one launch for all; each block reads the number of its expert, so a graph can run with different experts
+cuda         one launch for all experts. Each block reads its expert's number, so a graph can run with other experts
 
 A pair is a token and one of its experts.
 """
@@ -41,7 +41,7 @@ from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.interleaved import ROWS, InterleavedMatrix, Matrix
 
 NO_BIAS = np.zeros(0, np.float32)
-COUNT, PAIRS = 5, 3  # number of experts in examples, and number of pairs
+COUNT, PAIRS = 5, 3
 
 
 def reference(code: int, weights: Any, experts: Any, x: Any, out: Any, scratch: Any) -> None:
@@ -98,7 +98,7 @@ MODULES = {code: _module(one) for code, one in FORMATS.items()}
 
 @cache
 def module_in_turn(code: int, shape: turns.ThreadShape) -> CudaModule:
-    """Return the CUDA C++ for activations in int8. `shape` describes the threads of a row."""
+    """Return the CUDA C++ for activations in int8."""
     return turns.module("linear_in_turn", [FORMATS[code]], shape, ["out"], of_experts=True)
 
 
@@ -108,7 +108,7 @@ def step_of(x: Any) -> Any:
 
 
 def launches(code: int, weights: Any, experts: Any, x: Any, out: Any, scratch: Any) -> Sequence[CudaLaunch]:
-    """Return one launch for all pairs. For int8 the launch that quantizes the activations precedes it."""
+    """Return one launch for all pairs. For int8, a launch that quantizes precedes it."""
     (pairs, rows), columns = out.shape, x.shape[1]
     own = *expert_arguments(weights, out), experts, step_of(x)
     if not isinstance(scratch, Int8Scratch):

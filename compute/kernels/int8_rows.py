@@ -1,8 +1,8 @@
 """The compiled rows of products in int8, for each format: sixteen rows at a time, from interleaved weights.
 
-A format is unpacked block by block, or 32 columns at a time; some formats have factors for each 16 columns. For one
-token the weights are unpacked as they are read. For four tokens they are unpacked to bytes once, and the tokens share
-them.
+Some formats are unpacked a whole block at a time, others 32 columns at a time. The factors belong to 32 columns, or
+to 16 in some formats. For one token, weights are unpacked as they are read. Four tokens share weights that are
+unpacked to bytes once.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from cbtop.compute.quantization.unpacking import ask_ahead, ask_out_of_order
 
 U = np.uint64
 LINE = 64  # bytes
-SCALES = 8 * LINE  # offset of the factors, which follow the weights: 32 columns of sixteen rows, one byte per weight
+SCALES = 8 * LINE  # offset of the factors in `panel`; before them are 32 columns of sixteen rows, one byte per weight
 SPREAD = SCALES + 2 * LINE
-STRETCH = 32  # number of blocks of 32 columns that are unpacked at once: they take 20 KiB and stay in L1
+STRETCH = 32  # blocks of 32 columns that are unpacked together: 20 KiB, which stay in L1
 
 
 @jit_inlined
@@ -51,7 +51,7 @@ def _with_minimum(products: Any, factors: Any, token: Any, block: Any, scale: An
 def _without_minimum(
     products: Any, factors: Any, token: Any, block: Any, scale: Any, minimum: Any, total: Any
 ) -> Any:
-    """Do the same as `_with_minimum` if LESS_128 is set, because the products then include the minimum."""
+    """Replaces `_with_minimum` if LESS_128 is set, because the products then already include the minimum."""
     return multiply_add(multiply(to_floats(products), splat(factors[token, block * U(FACTORS)])), scale, total)
 
 
@@ -95,7 +95,7 @@ def _add_with_minimum(found: Any, codes: Any, factors: Any, t: Any, block: Any, 
 
 
 def _add_four_with_minimum(panel: Any, at: Any, codes: Any, factors: Any, t: Any, block: Any, totals: Any) -> Any:
-    """Do `_add_with_minimum` for four tokens, with weights that `_spread` stored in `panel`."""  # compiled
+    """Do the same as `_add_with_minimum` for four tokens, with the weights that `_spread` stored."""  # compiled
     scale = load_floats(panel, U(0), at + U(SCALES))
     minimum = load_floats(panel, U(0), at + U(SCALES + LINE))
     sums = sums_of_loaded(8, panel, at, codes, t, block * U(BLOCK), 4, _LARGEST)
@@ -122,7 +122,7 @@ def _add_four_less_32(panel: Any, at: Any, codes: Any, factors: Any, t: Any, blo
 
 
 def _add_four_with_minima(panel: Any, at: Any, codes: Any, factors: Any, t: Any, block: Any, totals: Any) -> Any:
-    """Do the same as `_add_four_with_minimum`, but with a scale and a minimum for each 16 columns."""  # compiled
+    """Do the same as `_add_four_with_minimum`, with a scale and a minimum for each 16 columns."""  # compiled
     column = block * U(BLOCK)
     first, last = load_floats(panel, U(0), at + U(SCALES)), load_floats(panel, U(0), at + U(SCALES + LINE))
     minimum = load_floats(panel, U(0), at + U(SCALES + 2 * LINE))
@@ -151,9 +151,7 @@ def _store_four_factors(panel: Any, at: Any, first: Any, last: Any, minimum: Any
 
 @jit_inlined
 def _spread(found: Any, panel: Any, at: Any) -> None:
-    """Store the weights of 32 columns of sixteen rows in panel[0, at:], one byte each, and then two factors of
-    each row.
-    """
+    """Store 32 columns of sixteen rows in panel[0, at:]: one byte per weight, then two factors of each row."""
     q, r, s, u, a, b, c, d, first, second = found
     store_64(panel, U(0), at, q)
     store_64(panel, U(0), at + U(LINE), r)
@@ -166,7 +164,7 @@ def _spread(found: Any, panel: Any, at: Any) -> None:
     _store_factors(panel, at, first, second)
 
 
-# Names that each format replaces by its own functions, in its copy of the code below.
+# Each format has a copy of the code below, with its own functions in place of these.
 _unpack: Any = None
 _add, _add_four = _add_with_minimum, _add_four_with_minimum
 
@@ -195,9 +193,9 @@ def _one_token_128(w: Any, row: Any, step: Any, codes: Any, factors: Any, t: Any
     return _add(_unpack(w, row, step, U(3)), codes, factors, t, block + U(3), total)
 
 
-# Below, a step is a block. It is read once, in memory order, and in a loop. A Zen 4 reads memory at 30 GB/s with two
-# to five loads in a loop, but at 15 to 22 GB/s with sixteen to 48 loads. It treats the reads of each load as a
-# separate stream, and the lines of such a stream are one turn of the loop apart.
+# Below, a step is a block. A loop reads the block once, in memory order, with few loads. On a Zen 4, two to five
+# loads in a loop read memory at 30 GB/s, but sixteen to 48 loads only at 15 to 22 GB/s. The processor treats each
+# load as a stream of its own, and lines of a stream are one turn of the loop apart.
 _four_columns: Any = None
 _factors: Any = None
 _factors_of_16: Any = None
@@ -287,7 +285,7 @@ def _add_sixteen(
 ) -> Any:  # compiled
     """Do the same as `_add_with_minimum` for 16 of 32 columns: the first 16, or the last 16 if `second`.
 
-    The 32 columns begin 128 * half + 32 * part columns after `at`.
+    The 32 columns begin 128 * half + 32 * part columns after the start of the block.
     """
     (half, part, second), (t, first) = columns, place
     found = (
@@ -323,7 +321,7 @@ _STEP_BYTES, _PARTS = 72, 4
 
 @jit_inlined
 def _store(out: Any, token: Any, row: Any, total: Any, is_first: Any) -> None:
-    """Store `total` if it is for the first columns of a row. Otherwise add it to `out`."""
+    """Store `total` if this is the first stretch of columns. Otherwise add it to the row's earlier sum in `out`."""
     store_floats(out, token, row, total if is_first else add(total, load_floats(out, token, row)))
 
 
@@ -350,9 +348,7 @@ def _four_by_four(w: Any, row: Any, codes: Any, factors: Any, out: Any, panel: A
 
 
 def _groups(w: Any, bias: Any, codes: Any, factors: Any, out: Any, chunk: Any, chunks: Any) -> None:  # compiled
-    """Compute the groups of rows in chunk number `chunk` of `chunks`, for all tokens: four at a time, then one by
-    one.
-    """
+    """Compute the groups of rows in chunk number `chunk` of `chunks`: for four tokens at a time, then one by one."""
     tokens, groups, steps = U(out.shape[0]), w.shape[0] // ROWS, w.shape[1] // _STEP_BYTES
     panel = np.empty((1, LINE + STRETCH * SPREAD if tokens > U(3) else 0), np.uint8)
     begin = U(-panel.ctypes.data % LINE)
@@ -376,10 +372,7 @@ def _groups(w: Any, bias: Any, codes: Any, factors: Any, out: Any, chunk: Any, c
 def _compiled(
     block_format: BlockFormat, parts: int, spread: Any, one_token: Any, add_four: Any, largest: int, **more: Any
 ) -> CompiledRows:
-    """Return `_groups` for one format, with `parts` times 32 columns per step.
-
-    It is compiled when it is first called.
-    """
+    """Return `_groups` for one format, with `parts` times 32 columns per step. The first call compiles it."""
     name = block_format.name
     own: dict[str, Any] = {
         **more,
@@ -397,7 +390,7 @@ def _compiled(
 
 
 def _sums_of(largest: int) -> dict[str, Any]:
-    """Return replacements of names above for sums of weights up to `largest`."""
+    """Return the functions that a format needs in place of those above if its weights are at most `largest`."""
     return {"_LARGEST": largest, "_with_minimum": _without_minimum if largest > 127 and LESS_128 else _with_minimum}
 
 
@@ -416,7 +409,7 @@ def _of_32_columns(block_format: BlockFormat, layout: InterleavedLayout) -> Comp
     )
 
 
-# By the factors of blocks that are read whole: one token, its part with factors of its own, and four tokens.
+# For each kind of factors: the functions for one token, for a part of its block, and for four tokens.
 _OF_BLOCKS = {
     Factors.OF_32: (_one_token_256, _add_part, _add_four_with_minimum),
     Factors.LESS_32: (_one_token_less_32, _add_half_less_32, _add_four_less_32),
@@ -425,7 +418,7 @@ _OF_BLOCKS = {
 
 
 def _of_blocks(block_format: BlockFormat, layout: InterleavedLayout, block: BlockColumns) -> CompiledRows:
-    """Return the rows of a format whose blocks are read whole."""
+    """Return the compiled rows of a format that is unpacked a whole block at a time."""
     name, largest = block_format.name, layout.largest
     one_token, add_part, add_four = _OF_BLOCKS[layout.factors]
     own: dict[str, Any] = {
@@ -439,7 +432,7 @@ def _of_blocks(block_format: BlockFormat, layout: InterleavedLayout, block: Bloc
     }
     more: dict[str, Any] = {}
     if layout.factors is Factors.OF_16:
-        more = {"SPREAD": SPREAD + 2 * LINE}  # with the minima
+        more = {"SPREAD": SPREAD + 2 * LINE}  # room for two minima
         own |= {"_store_factors": _store_four_factors, **more}
     own[add_part.__name__] = jit_inlined(copy_of(add_part, f"{add_part.__name__}_{name}", **own))
     return _compiled(

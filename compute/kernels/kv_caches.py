@@ -27,8 +27,7 @@ def empty_caches(kv_heads: int, context: int, head_dim: int, dtype: Any) -> tupl
 def caches_of_layers(layers: int, kv_heads: int, context: int, head_dim: int, dtype: Any) -> list[tuple[Any, Any]]:
     """Return the pair of `empty_caches` for each layer, on huge pages.
 
-    A token reads the caches once, from memory. With small pages that takes 1.1 times as long (position 2,000, AMD
-    EPYC).
+    With small pages, reading the caches of a token takes 1.1 times as long (position 2,000, AMD EPYC).
     """
     positions = -(-context // POSITIONS) * POSITIONS
     of_one = (kv_heads, positions // LANES, head_dim, LANES), (kv_heads, positions, padded(head_dim))
@@ -39,8 +38,8 @@ def caches_of_layers(layers: int, kv_heads: int, context: int, head_dim: int, dt
 def plain_caches(kv_heads: int, context: int, head_dim: int, dtype: Any, zeros: Any = np.zeros) -> tuple[Any, Any]:
     """Return keys and values in a GPU's layout, both (kv_heads, context, head_dim). `zeros` makes the arrays.
 
-    The results are views of larger arrays. There each position is padded with zeros to a multiple of 16 numbers, so
-    that whole vectors can be read.
+    Both are views of larger arrays, in which zeros pad each position to a multiple of 16 numbers. Kernels can then
+    read whole vectors.
     """
     keys, values = (zeros((kv_heads, context, padded(head_dim)), dtype)[..., :head_dim] for _ in range(2))
     return keys, values

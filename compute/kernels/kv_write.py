@@ -2,8 +2,8 @@
 
 reference    transposed NumPy assignments
 numba        the same copy, without NumPy's temporaries and call overhead. Sixteen keys that are stored together are
-             written row by row of the cache, and read from sixteen rows in L1: 1.6x the speed of writing token by
-             token, with float16 2.1x
+             read from sixteen rows in L1 and written row by row of the cache. This has 1.6x the speed of writing
+             token by token, or 2.1x with float16
 cuda         one thread per number of the keys and values; the position is read on the device
 """
 
@@ -120,7 +120,8 @@ def work(cache_bytes: int) -> KernelWork:
 
 def _examples(dtype: Any) -> Any:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
-        new = (floats(rng, 37, 2 * size) for _ in range(2))  # positions before, in and after a whole block
+        # begins and ends inside a block of positions, with a whole block between
+        new = (floats(rng, 37, 2 * size) for _ in range(2))
         return *new, 4, *empty_caches(2, 41, size, dtype)
 
     return examples

@@ -31,8 +31,8 @@ from cbtop.compute.kernels.rms_norm import CUDA_SCALE, LARGEST_SUM
 def reference(x: Any, weight: Any, bias: Any, epsilon: float, out: Any) -> None:
     """Set out to the LayerNorm of x, both float32 (tokens, hidden). weight, bias: float32 (hidden,).
 
-    `bias` may be empty. (Ba, Kiros & Hinton 2016, "Layer Normalization", equations 3 and 4; epsilon as in all
-    implementations)
+    `bias` may be empty. (Ba, Kiros & Hinton 2016, "Layer Normalization", equations 3 and 4; all implementations add
+    epsilon)
     """
     wide = x.astype(np.float64)
     apart = wide - wide.mean(axis=1, keepdims=True)

@@ -1,9 +1,9 @@
 """Linear: y = x @ W.T + bias with quantised W. Most of a decoder's time is spent here.
 
-reference    dequantises all of W: the definition, 10-100x slower
+reference    dequantises all of W, which takes 10-100x as long
 numba        one token: weights are dequantised inside the dot product, so only quantised bytes are read.
-             Several tokens: one row at a time is dequantised into a scratch row, which stays in L1, and is multiplied
-             by all tokens, four at a time. One thread, or a chunk of rows per thread.
+             Several tokens: one row at a time is dequantised into a scratch row, which stays in L1. Then four tokens
+             at a time are multiplied by it. With several threads, each thread computes a chunk of the rows.
 cuda         a block does some rows, from planes (quantization/planes.py); eight tokens share a read of weights
 """
 
@@ -38,7 +38,8 @@ from cbtop.compute.quantization.base import BlockFormat, QuantizedMatrix
 from cbtop.compute.quantization.floats import F32
 from cbtop.compute.quantization.interleaved import ROWS, Matrix
 
-CHECKED_ROWS = 64  # rows of a real matrix that are checked; dequantising a whole output matrix would take seconds
+# number of rows of a real matrix that are checked; dequantising a whole output matrix would take seconds
+CHECKED_ROWS = 64
 
 
 def reference(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Any) -> None:
@@ -93,7 +94,7 @@ def _rows(weights: Any, bias: Any, x: Any, scratch: Any, out: Any, chunk: Any, c
 
 
 def _compiled(block_format: BlockFormat) -> CompiledRows:
-    """Return `_rows` for weights of one format. It is compiled when it is first called."""
+    """Return `_rows` for weights of one format. The first call compiles it."""
     name, dequantize_row, dot_row = block_format.name, block_format.dequantize_row, block_format.dot_row
     return CompiledRows(jit(copy_of(_rows, f"_rows_{name}", _dequantize_row=dequantize_row, _dot_row=dot_row)))
 
@@ -102,7 +103,7 @@ ROWS_OF: dict[int, CompiledRows] = {code: _compiled(block_format) for code, bloc
 
 
 def prepare(code: int, x: Any, scratch: Any) -> None:
-    """Prepare the values derived from x that rows of a format need.
+    """Write the values that rows of a format need besides x into `scratch`.
 
     Raises ValueError for an unknown code, or if x is one token and not float32.
     """
@@ -173,18 +174,17 @@ def work(weights: Matrix, has_bias: bool) -> KernelWork:
 
 
 def narrow(arguments: Arguments, turn: int) -> Arguments:
-    """Return the same product for CHECKED_ROWS rows that are spread over the matrix.
-
-    Each turn takes the next rows.
-    """
+    """Return the same product for only CHECKED_ROWS rows, spread over the matrix. Each turn takes other rows."""
     code, weights, bias, x, out, scratch = arguments
     rows = spread(weights.shape[0], CHECKED_ROWS, turn)
     return code, weights[rows], bias[rows] if bias.size else bias, x, out[:, rows], scratch
 
 
 def narrow_interleaved(arguments: Arguments, turn: int) -> Arguments:
-    """Return the same product for CHECKED_ROWS rows, in groups spread over the matrix; each turn takes the next
-    ones."""
+    """Return the same product for only CHECKED_ROWS rows: groups of interleaved rows, spread over the matrix.
+
+    Each turn takes other groups.
+    """
     code, weights, bias, x, out, scratch = arguments
     groups = spread(len(weights) // ROWS, CHECKED_ROWS // ROWS, turn)
     rows = (groups[:, None] * ROWS + np.arange(ROWS)).reshape(-1)

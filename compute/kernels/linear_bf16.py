@@ -1,17 +1,18 @@
 """Linear in bfloat16: y = x @ W.T + bias for many tokens. W is interleaved. W and x are rounded to bfloat16.
 
 reference    product in float64 of the same rounded weights and activations
-numba        AMX: some columns of 32 rows are dequantised into tiles, which are multiplied by all tokens. One
-             instruction multiplies 16 tokens x 32 columns by 32 columns x 16 rows. Weights include their scales, so
-             sums need none. One thread, or some groups of rows per thread. 2.9x the speed of linear_int8 with 32
-             tokens, 4.5x with 64, 5.9x with 128 (Q4_K, 4096 x 4096, one thread of an Emerald Rapids Xeon)
+numba        AMX: some columns of 32 rows are dequantised into tiles, and all tokens are multiplied by these tiles.
+             One instruction multiplies 16 tokens x 32 columns by 32 columns x 16 rows. Scales are part of the
+             weights, so sums need none. With several threads, each thread computes some groups of rows. 2.9x the
+             speed of linear_int8 with 32 tokens, 4.5x with 64, 5.9x with 128 (Q4_K, 4096 x 4096, one thread of
+             an Emerald Rapids Xeon)
 cuda         x is rounded, W is dequantised into the scratch, and cuBLAS multiplies both
 
-W and x are rounded to 8 bits of precision, with 0.43-0.44 of the error of activations in int8 (normal random
-numbers). Tiles of int8 multiply twice as many numbers per instruction, but are not used. Each block of columns has
-its own scales, so all sums of a tile would have to be scaled after every instruction. In total that takes 1.92 times
-as long as tiles of bfloat16 for the same columns. Each call configures the tiles, which takes 86 ns, 0.001 of the
-smallest product (`python -m benchmarks tiles`; a Xeon with AMX, 2026-11-28).
+Rounding to the 8 bits of bfloat16 has 0.43-0.44 of the error of activations in int8 (normal random numbers). Tiles of
+int8 multiply twice as many numbers per instruction, but are not used. Each block of columns has its own scales, so
+all sums of a tile would have to be scaled after every instruction. Altogether, int8 takes 1.92 times as long for the
+same columns. Each call configures the tiles. This takes 86 ns, 0.001 of the smallest product (`python -m benchmarks
+tiles`; a Xeon with AMX, 2026-11-28).
 """
 
 from __future__ import annotations
@@ -62,9 +63,11 @@ PANEL = STRETCH // STEP * WORDS  # words of the weights of sixteen rows
 class TileScratch:
     """The buffers that a product writes to.
 
-    `tiles`: uint32 (tokens / 16, columns * 8), the activations, in blocks of 16 tokens x 32 columns. `panels`:
-    float32 (threads, words), for each thread the weights of twice sixteen rows, and four tiles of sums. Rows of tiles
-    are aligned to cache lines. Otherwise each row would be in two lines, and a product would take twice as long.
+    `tiles`: uint32 (tokens / 16, columns * 8), the activations in blocks of 16 tokens x 32 columns.
+    `panels`: float32 (threads, words). Each thread has the weights of 32 rows, then four tiles of sums.
+
+    Rows of tiles are aligned to cache lines. Otherwise each row would be in two lines, and a product would take twice
+    as long.
     """
 
     tiles: Any
@@ -83,8 +86,8 @@ class CudaScratch:
     """The buffers that a product on a GPU writes to, with bfloat16 as uint16.
 
     `x`: (tokens * columns or more,). `weights`: (rows * columns or more,). `sums`: float32 (tokens * rows or more,),
-    for matrices that are multiplied together. A scratch for all matrices of a decoder has room for the largest, and
-    for all rows of matrices that are multiplied together.
+    for matrices that are multiplied together. All matrices of a decoder share one scratch. It has room for the
+    largest of them, and for those that are multiplied together.
     """
 
     x: Any
@@ -177,7 +180,7 @@ def _write_with_minima(found: Any, panels: Any, chunk: Any, at: Any) -> None:
     _sixteen_columns(a, b, c, d, last, multiply(other_minimum, less), panels, chunk, at + U(WORDS // 2))
 
 
-# A format's functions and sizes: each format has a copy of the code below with its own.
+# Each format has a copy of the code below, with its own functions and sizes in place of these.
 _unpack: Any = None
 _write, _BLOCK_BYTES, _BLOCK_COLUMNS = _write_with_minimum, 144, 256
 
@@ -277,7 +280,7 @@ def _add_sums(
 ) -> None:
     """Store the sums of `count` tokens and `groups` groups of rows in `out`.
 
-    Add the previous values of `out`, except for the first columns.
+    From the second stretch of columns on, the sums are added to `out`.
     """
     for i in range(count):
         at = U(2 * PANEL) + i // U(TOKENS) * U(2 * WORDS) + i % U(TOKENS) * U(ROWS)
@@ -336,8 +339,8 @@ _WRITE = {
 
 
 def _compiled(block_format: BlockFormat, layout: InterleavedLayout) -> CompiledRows:
-    """Return `_groups` of one format, which compiles when it is first called."""
-    # All processes on this processor share the cache, whether or not the system lets them use tiles.
+    """Return `_groups` of one format. The first call compiles it."""
+    # Processes that may use tiles share the cache with processes that may not. So the name says which code this is.
     name = f"{block_format.name}_{'tiles' if HAS_TILES else 'plain'}"
     columns = block_format.block_elements
     dequantize = copy_of(
@@ -434,7 +437,7 @@ KERNEL dequantize(const uint8_t* planes, uint16_t* out, int64_t weights STAMP)
     LEAVE
 }
 """
-CUDA_THREADS = 256  # threads of a block
+CUDA_THREADS = 256
 
 
 def _module(block_format: BlockFormat) -> CudaModule:

@@ -2,10 +2,10 @@
 
 reference    product in float64 of the dequantised weights and the same int8 activations
 numba        sixteen rows at a time (int8_rows.py). One instruction multiplies four weights of each row by four codes
-             and adds the products exactly (AVX-512 VNNI; AVX2 needs four or five). Then each row is scaled once. For
-             one token with AVX2, see one_token_avx2. From four tokens on, some columns of sixteen rows are unpacked
-             once, and four tokens share every read of them. One thread, or some groups of rows per thread. With
-             AMX linear_bf16 computes products of many tokens.
+             and adds the products exactly (AVX-512 VNNI; AVX2 needs four or five). Then each row is scaled once.
+             For one token, AVX2 has its own code (one_token_avx2). Four tokens share some columns of sixteen rows
+             that are unpacked once. With several threads, each thread computes some groups of rows. If the processor
+             has AMX, linear_bf16 computes products of many tokens.
 cuda         a block per row, from planes (quantization/planes.py), with the instruction dp4a
 
 Because x is rounded to int8, y differs from the product with x itself.
@@ -58,9 +58,11 @@ from cbtop.compute.settings import crossovers
 class Int8Scratch:
     """The buffers for a product's activations.
 
-    `codes` and `factors` are those of `quantize_rows`. `threads` is the number of threads, or of multiprocessors on a
-    GPU. `tiles` is for products of many tokens: a TileScratch if the processor has tiles, a CudaScratch on a GPU, or
-    None. `holds_codes` is whether `rms_norm_int8` has already written the activations' codes.
+    `codes` and `factors`: the outputs of `quantize_rows`.
+    `threads`: the number of threads, or of multiprocessors on a GPU.
+    `tiles`: for products of many tokens, a TileScratch if the processor has tiles, or a CudaScratch on a GPU.
+    Otherwise None.
+    `holds_codes`: whether `rms_norm_int8` has already written the activations' codes.
     """
 
     codes: Any
@@ -100,9 +102,9 @@ def reference(code: int, weights: Any, bias: Any, x: Any, out: Any, scratch: Int
 def prepared(code: int, x: Any, scratch: Any) -> tuple[Mapping[int, CompiledRows], Any, Any, int]:
     """Prepare activations once for all rows that use them.
 
-    An Int8Scratch selects int8 products; otherwise `scratch` is a scratch of `linear`. Returns the functions of rows
-    by format, their arguments `x` and `beside`, and the number of threads. Raises ValueError if x is not float32. For
-    `linear` with several tokens, x may have a different type.
+    An Int8Scratch selects int8 products. Any other `scratch` is that of `linear`. Returns the functions of rows by
+    format, their arguments `x` and `beside`, and the number of threads. Raises ValueError if x is not float32, except
+    in `linear` with several tokens.
     """
     if isinstance(scratch, Int8Scratch):
         check_floats(x)
@@ -150,7 +152,7 @@ def _module(block_format: BlockFormat) -> CudaModule:
 
 @cache
 def module_in_turn(code: int, shape: turns.ThreadShape) -> CudaModule:
-    """Return the CUDA C++ for one token. `shape` describes the threads of a row."""
+    """Return the CUDA C++ for one token."""
     return turns.module("linear_in_turn", [FORMATS[code]], shape, ["out"])
 
 
@@ -196,7 +198,7 @@ def cuda_for(code: int) -> CudaKernel:
 
 def _examples(block_format: BlockFormat, tokens: int, threads: int) -> Any:
     def examples(rng: np.random.Generator, size: int) -> Arguments:
-        # These sizes give one stretch of columns, and two.
+        # Small sizes have one stretch of columns, the largest size has two.
         rows, columns = ROWS * (1 + size // 8), 256 * (1 + size // 40)
         if block_format.block_elements < 256:
             # The number of columns should not be divisible by a large power of two.

@@ -1,7 +1,7 @@
-"""Multiply activations by the rows of one matrix, or of several, on one thread or several.
+"""Multiply activations by the rows of one or several matrices, on one or several threads.
 
-Several matrices share one loop over threads, because waking threads costs as much as a small product. The chunk of a
-thread contains the same share of every matrix.
+Several matrices share one loop over threads, because waking the threads costs as much as a small product. Each thread
+computes the same share of every matrix.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from cbtop.compute.settings import crossovers
 
 @dataclass(slots=True)
 class CompiledRows:
-    """The compiled rows of one format. `function(weights, bias, x, beside, out, chunk, chunks)` computes some rows.
+    """The compiled rows of one format.
 
-    These are the rows of chunk number `chunk` of `chunks`, `unit` rows at a time. `x` and `beside` are prepared
-    activations: either x and a scratch row for each thread, or codes and factors.
+    `function(weights, bias, x, beside, out, chunk, chunks)` computes the rows in chunk number `chunk` of `chunks`,
+    `unit` rows at a time. `x` and `beside` are the prepared activations: x and a scratch row for each thread, or
+    codes and factors.
     """
 
     function: Any
@@ -30,10 +31,7 @@ class CompiledRows:
     _addresses: dict[str, int] = field(default_factory=dict, init=False)
 
     def address(self, weights: Any, bias: Any, x: Any, beside: Any, out: Any) -> int:
-        """Return the address of the machine code for these argument types.
-
-        Code for other types would misread them.
-        """
+        """Return the address of the machine code for arguments of these types. Other code would misread them."""
         kinds = weights.dtype.char + bias.dtype.char + x.dtype.char + beside.dtype.char + out.dtype.char
         address = self._addresses.get(kinds)
         if address is None:
@@ -41,7 +39,7 @@ class CompiledRows:
         return address
 
 
-# The parts are not tuples, because that would make each call 0.3 us longer, 4 % of a small call.
+# Each part is passed as four arguments. Tuples would make each call 0.3 us longer, 4 % of a small call.
 @jit_parallel
 def _three(
     first: Any, weights: Any, bias: Any, out: Any,
@@ -55,8 +53,8 @@ def _three(
         call_rows(third, third_weights, third_bias, x, beside, third_out, np.int64(chunk), chunks)
 
 
-# `first` and `second` contain the address of the rows' code, weights, bias and output. As tuples they cost 0.1 us per
-# call.
+# `first` and `second` are tuples: address of the rows' code, weights, bias and output. Tuples cost 0.1 us per call
+# here.
 @jit_parallel
 def _gated(first: Any, second: Any, x: Any, beside: Any, out: Any, unit: Any, chunks: Any) -> None:
     a, weights, bias, gate = first

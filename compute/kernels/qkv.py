@@ -113,7 +113,7 @@ KERNEL qkv_{tokens}({matrix_parameters("q")},
 
 @cache
 def module_of(codes: tuple[int, int, int], is_int8: bool) -> CudaModule:
-    """Return the CUDA C++ for queries, keys and values of these formats. It has entries for 1, 2, 4 and 8 tokens."""
+    """Return the CUDA C++ for queries, keys and values of these formats."""
     formats = [FORMATS[code] for code in dict.fromkeys(codes)]
     name = "_".join(FORMATS[code].name.lower() for code in codes)
     entries = [_entry(codes, tokens, is_int8) for tokens in TOKENS]
@@ -122,12 +122,12 @@ def module_of(codes: tuple[int, int, int], is_int8: bool) -> CudaModule:
 
 @cache
 def module_in_turn(codes: tuple[int, int, int], shape: turns.ThreadShape) -> CudaModule:
-    """Return the CUDA C++ for one token in int8. `shape` describes the threads of a row."""
+    """Return the CUDA C++ for one token in int8."""
     return turns.module("qkv_in_turn", [FORMATS[code] for code in codes], shape, ["q", "k", "v"])
 
 
 def launches(*arguments: Any) -> Sequence[Launch]:
-    """Return one launch. For int8 the launch that quantizes the activations precedes it.
+    """Return one launch. For int8, a launch that quantizes precedes it.
 
     With tiles, return launches of one product in bfloat16, whose sums are then separated.
     """
@@ -199,7 +199,7 @@ def _examples(codes: Sequence[int], tokens: int, threads: int, is_int8: bool) ->
     def examples(rng: np.random.Generator, size: int) -> Arguments:
         calls = [kernel_for(FORMATS[code], tokens, threads).examples(rng, size) for code in codes]
         rows = len(calls[0][1])
-        fewer = max(rows // 3 // ROWS, 1) * ROWS  # rows of keys and values
+        fewer = max(rows // 3 // ROWS, 1) * ROWS
         matrices, outs = [], []
         for (code, weights, bias, _, out, _), count in zip(calls, (rows, fewer, fewer), strict=True):
             matrices += [code, weights[:count], bias[:count]]

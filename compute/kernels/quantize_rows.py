@@ -1,7 +1,7 @@
-"""Quantise rows: activations to int8, with a scale for every 32. Products in int8 use them.
+"""Quantise rows: activations to int8, for products in int8. Every 32 activations have a scale.
 
 reference    NumPy
-numba        each block is two vectors, because it needs two sums; first the largest magnitude, then the codes
+numba        a block is two vectors, because it needs two sums; first the largest magnitude, then the codes
 cuda         one warp per block, one thread per number
 """
 
@@ -19,7 +19,7 @@ from cbtop.compute.jit.vectors import largest_magnitude, load_floats, store_roun
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
 BLOCK = 32
-# Factors of a block: its scale, then -scale times the sum of all its codes, of the first 16, and of the last 16.
+# Number of factors of a block: its scale, and -scale times three sums of codes (of all, the first 16, the last 16).
 FACTORS = 4
 LARGEST = np.float32(127)
 SMALLEST = np.float32(2.0**-126)  # the smallest scale except 0; a smaller scale would have an infinite inverse
@@ -49,7 +49,7 @@ def reference(x: Any, codes: Any, factors: Any) -> None:
 
 @jit_inlined_as_written
 def quantize_block(x: Any, t: Any, block: Any, codes: Any, factors: Any) -> None:
-    """Compute `reference` for one block of a row. The results are identical to the last bit.
+    """Compute `reference` for one block of a row, equal to the last bit.
 
     If a code differed by one, the product that uses it would be wrong.
     """
@@ -79,9 +79,9 @@ def quantize_rows(x: Any, codes: Any, factors: Any) -> None:
             quantize_block(x, t, block, codes, factors)
 
 
-# CUDA C++ for other sources: the scale of a block, computed from the bits of its largest magnitude, and a function
-# that writes codes and `factors` (as in `reference`). Each thread must have four numbers of a row, eight threads a
-# block, and whole warps must call the function.
+# CUDA C++ for other sources. `scale_of` computes a block's scale from the bits of its largest magnitude.
+# `write_coded` writes codes and `factors` (as in `reference`). Each thread has four numbers of a row, so eight
+# threads share a block. All threads of a warp must call the function.
 SCALES = r"""
 struct Scale {
     bool is_finite;
@@ -151,7 +151,7 @@ KERNEL quantize_rows(const float* x, int8_t* codes, float* factors, int64_t bloc
 }
 """,
 )
-WARPS = 8  # warps of a block of threads
+WARPS = 8
 
 
 def launches(x: Any, codes: Any, factors: Any) -> tuple[CudaLaunch, ...]:

@@ -26,8 +26,8 @@ from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWor
 from cbtop.compute.kernels.quantize_rows import BLOCK, SCALES
 from cbtop.compute.kernels.quantize_rows import launches as quantize_launches
 
-# The largest allowed sum of the squares of a row: a third of float32's range. With an infinite sum the norm would be
-# zeros, which look valid, and fastmath does not allow a test for infinity.
+# The largest allowed sum of the squares of a row, a third of float32's range. Rows with larger sums become NaN. If a
+# sum became infinite, the norm would be zeros, which look valid, and fastmath does not allow a test for infinity.
 LARGEST_SUM = np.float32(1e38)
 
 
@@ -59,7 +59,10 @@ def scale_of_row(x: Any, t: Any, epsilon: Any) -> Any:
 
 @jit_inlined_as_written
 def multiply_row(x: Any, t: Any, scale: Any, weight: Any, out: Any) -> None:
-    """Set out[t] = x[t] * scale * weight. If the scale is NaN, set it to NaN, which fastmath would not guarantee."""
+    """Set out[t] = x[t] * scale * weight.
+
+    This is compiled without fastmath, so that the result is NaN if the scale is.
+    """
     for i in range(np.uint64(x.shape[1])):
         out[t, i] = x[t, i] * scale * weight[i]
 

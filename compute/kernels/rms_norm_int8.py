@@ -1,8 +1,8 @@
 """RMSNorm, with the output also quantized to int8 for the products that follow.
 
 reference    the two operations one after the other
-numba        each row is rounded right after it is written, while it is in L1, in one call instead of two. 0.77x of
-             their time for a row of 768, 0.96x for 128 rows (AVX2)
+numba        each row is quantized right after it is written, while it is in L1. 0.77x the time of two calls for a
+             row of 768, 0.96x for 128 rows (AVX2)
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from cbtop.compute.kernels.rms_norm import RMS_NORM, multiply_row, scale_of_row
 
 
 def reference(x: Any, weight: Any, epsilon: float, out: Any, normed: Any, codes: Any, factors: Any) -> None:
-    """Set `out` as in `rms_norm`, with whole blocks of 32. Set codes and factors to `quantize_rows` of `normed`.
+    """Set `out` to the result of `rms_norm`. Set codes and factors to `quantize_rows` of `normed`.
 
-    `normed` is `out`, passed again, because the codes must be those of the computed output. The output in float64
-    could be rounded to a neighbouring code. Rows of `normed` that are not finite get the codes of `out`.
+    Rows have whole blocks. The implementation receives the same array as `out` and `normed`. The reference receives
+    the implementation's output as `normed`. Its own output could be rounded to a neighbouring code. If a row of
+    `normed` is not finite, the codes are those of `out`.
     """
     rms_norm.reference(x, weight, epsilon, out)
     quantize_finite(normed, out, codes, factors)
 
 
 def quantize_finite(normed: Any, out: Any, codes: Any, factors: Any) -> None:
-    """Write codes and factors of `normed`. Rows that are not finite are taken from `out` instead.
+    """Write the codes and factors of `normed`.
 
-    Such rows of `normed` were computed wrongly, so they cannot serve as input.
+    Rows that are not finite were computed wrongly; `out` replaces them.
     """
     is_finite = np.isfinite(normed).all(axis=1, keepdims=True)
     quantize_rows.reference(np.where(is_finite, normed, out), codes, factors)

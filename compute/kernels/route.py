@@ -1,8 +1,8 @@
 """Route: choose each token's experts and their weights, and group the tokens of each expert.
 
 reference    NumPy, float64
-numba        finds the next largest logit, once for each chosen expert; then sorts pairs by expert, by counting
-cuda         one block: first a warp per token, then a thread per expert, which finds its pairs among all pairs
+numba        searches for the next largest logit once for each chosen expert, then sorts pairs by counting
+cuda         one block. First each warp does a token. Then each thread finds the pairs of an expert among all pairs
 
 A pair is a token and one of its experts. Pairs are sorted by expert, so that an expert's weights are read once for
 all its tokens.
@@ -21,20 +21,20 @@ from cbtop.compute.jit.exponential import EXPONENTIAL_FLOPS, exponential
 from cbtop.compute.jit.halves import INFINITE, MAGNITUDE, NOT_A_NUMBER
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
-LEAST = np.float32(-3e38)  # value in place of a logit that is not finite, so that it comes last
+LEAST = np.float32(-3e38)  # stands for a logit that is not finite, so that it comes last
 
 
 def reference(
     logits: Any, normalised: bool, scale: Any, weights: Any, places: Any, tokens: Any, experts: Any, starts: Any
 ) -> None:
-    """Choose the experts with the largest logits for each token, largest first; of equal logits, the first.
+    """Choose the experts with the largest logits for each token, largest first. Equal logits keep their order.
 
     logits: float32 (tokens, experts). weights: float32 (tokens, used), `scale` times the softmax over the chosen
     experts if `normalised`, otherwise over all experts.
 
     Pairs are ordered by expert, then by token. places: int64 (tokens, used), the place of each pair in that order.
     tokens and experts: int64 (tokens * used,), the token and the expert of the pair at each place. starts: int64
-    (experts + 1,). Expert e has the places from starts[e] to before starts[e + 1].
+    (experts + 1,). The places of expert e begin at starts[e] and end before starts[e + 1].
     """
     chosen = np.argsort(-logits, axis=1, kind="stable")[:, : weights.shape[1]]
     chances = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
@@ -69,14 +69,15 @@ def route(
                 follows = last < 0 or value < last_value or (value == last_value and expert > last)
                 if follows and (best < 0 or value > best_value):
                     best, best_value = expert, value
-            places[t, j] = best  # stores the expert until its place is known
+            places[t, j] = best  # holds the expert for now, and the place from the loop below on
             weights[t, j] = best_value
             starts[best + 1] += 1
             last, last_value = best, best_value
         _weigh(logits, t, normalised, np.float32(scale), weights)
     for expert in range(count):
         starts[expert + 1] += starts[expert]
-    # Each start is advanced for every pair of its expert, up to the next start, and reset afterwards.
+    # starts[e] is the place of the next pair of expert e. At the end it is the start of the next expert, so the
+    # starts are moved back afterwards.
     for t in range(logits.shape[0]):
         for j in range(used):
             expert = places[t, j]

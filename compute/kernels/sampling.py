@@ -2,8 +2,8 @@
 
 reference    NumPy's argmax; NumPy's stable sort, softmax and cumulative sum
 numba        greedy: one scan for the largest; drawn: one scan that keeps the likeliest few in order
-cuda         greedy: all blocks search for the largest; drawn: the last token of top_k, that of top_p and the drawn
-             token are each found in one of 2,048 bins, by sums of weights (cuda/sampling.py)
+cuda         greedy: all blocks search for the largest; drawn: sums of weights in 2,048 bins find the last token of
+             top_k, the last of top_p and the drawn token (cuda/sampling.py)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cbtop.compute.jit.compile import jit
 from cbtop.compute.jit.philox import uniform
 from cbtop.compute.kernels.base import FLOAT_BYTES, Arguments, Kernel, KernelWork, floats
 
-# Up to this number, the likeliest tokens are kept in order during one scan; more are found by sorting all tokens.
+# Up to this `top_k`, one scan keeps the likeliest tokens in order. For a larger `top_k`, all tokens are sorted.
 FEW = 256
 
 
@@ -61,12 +61,12 @@ def _examples(rng: np.random.Generator, size: int) -> Arguments:
 def drawn_reference(
     logits: Any, temperature: float, top_k: int, top_p: float, seed: int, position: int, sequence: int, out: Any
 ) -> None:
-    """Set out[0] to a token drawn from the softmax of logits[0] / temperature over the remaining tokens.
+    """Set out[0] to a token drawn from the softmax of logits[0] / temperature over the likeliest tokens.
 
-    These are the `top_k` likeliest (0: all; the first of equal ones), reduced to the fewest whose probabilities add
-    up to `top_p` of the total. The draw is number `position` of `sequence` with `seed` (`jit.philox.uniform`). The
-    token is the one at which the cumulative probability, the likeliest first, exceeds the draw. logits: float32 (1,
-    vocabulary); out: int64 (1,).
+    These are the `top_k` likeliest tokens (0: all; equal tokens in order), reduced to the fewest whose probabilities
+    add up to `top_p` of the total. The draw is number `position` of `sequence` with `seed` (`jit.philox.uniform`).
+    The probabilities are added up, largest first, until the sum exceeds the draw. The last added token is chosen.
+    logits: float32 (1, vocabulary); out: int64 (1,).
     """
     order = np.argsort(-logits[0], kind="stable")[: top_k or None]
     scaled = logits[0, order].astype(np.float64) / temperature
@@ -147,7 +147,7 @@ def drawn_launches(
 
 
 def _drawn_examples(rng: np.random.Generator, size: int) -> Arguments:
-    top_k = size if size < FEW / 2 else 0  # for a large size all tokens, which are found by sorting
+    top_k = size if size < FEW / 2 else 0  # large examples sort all tokens
     return floats(rng, 1, 3 * size), 0.8, top_k, 0.95, size, 7, 1, np.zeros(1, np.int64)
 
 

@@ -1,4 +1,4 @@
-"""The block formats that weights are stored in, by ggml's number of the type."""
+"""The block formats that weights are stored in. The keys are ggml's type numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _format(name: str, module: str) -> BlockFormat:
 
 _ALL = [_format(name, module) for name, module in FORMAT_MODULES.items()]
 FORMATS: dict[int, BlockFormat] = {one.code: one for one in _ALL}
-# The layouts of those that can be interleaved
+# The layouts of the formats that can be interleaved.
 INTERLEAVABLE: dict[int, InterleavedLayout] = {
     one.code: one.interleaved for one in _ALL if one.interleaved is not None
 }

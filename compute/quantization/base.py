@@ -23,16 +23,16 @@ LARGEST_HALF = 65504.0  # the largest binary16, the type of scales
 class BlockFormat:
     """One ggml tensor type: `block_elements` weights packed into `block_bytes` bytes.
 
-    `code` is ggml's own number (enum ggml_type), as in a GGUF file. `unpack` takes uint8 (blocks, block_bytes) and
-    gives float32 (blocks, block_elements): the definition of the bytes. `pack` is the reverse, with a small squared
-    error, for weights up to `largest` in magnitude; if that is infinite, for any float.
+    `code` is ggml's own number (enum ggml_type), as in a GGUF file. `unpack` turns uint8 (blocks, block_bytes) into
+    float32 (blocks, block_elements). `pack` is the reverse, with a small squared error, for weights up to `largest`
+    in magnitude (infinity: any float).
 
-    The compiled functions take a row at a time. `dequantize_row(weights, row, out, out_row)` writes it as float32;
-    `dot_row(weights, row, x, sums)` multiplies it by x[0]; `prepare(x, sums)` runs once before all rows and writes
-    what these need of x besides x itself into sums, float32 (1, columns or more).
+    The compiled functions process one row. `dequantize_row(weights, row, out, out_row)` writes the row as float32.
+    `dot_row(weights, row, x, sums)` returns the product of the row and x[0]. `prepare(x, sums)` runs once before all
+    rows. It fills `sums`, float32 (1, columns or more), with values derived from x for `dot_row`.
 
-    `planes`: the layout on a GPU; None: it has none. `interleaved`: the layout for products in int8 and bfloat16;
-    None: it has none. `has_budget`: int8 products are as fast as the bound in their contract says.
+    `planes`: the layout on a GPU, if there is one. `interleaved`: the layout for products in int8 and bfloat16, if
+    there is one. `has_budget`: whether int8 products are as fast as the bound in their contract.
     """
 
     name: str
@@ -53,14 +53,16 @@ class BlockFormat:
         return columns // self.block_elements * self.block_bytes
 
     def dequantize(self, data: Bytes) -> Floats:
-        """Return float32 (rows, columns) from uint8 (rows, row_bytes). Raises ValueError if `data` has another
-        form."""
+        """Return uint8 (rows, row_bytes) as float32 (rows, columns). Raises ValueError for another type or shape."""
         self.check_bytes(data)
         return self.unpack(data.reshape(-1, self.block_bytes)).reshape(len(data), -1)
 
     def quantize(self, weights: Floats) -> Bytes:
-        """Return uint8 (rows, row_bytes) from float32 (rows, columns). Raises ValueError unless these are whole
-        blocks, contiguous, and finite numbers that the format can hold."""
+        """Return float32 (rows, columns) as uint8 (rows, row_bytes).
+
+        Raises ValueError if a row is not whole blocks, if the array is not contiguous, or if the format cannot hold a
+        weight.
+        """
         _check(self.name, weights, np.float32, self.block_elements, "weights")
         if self.largest < np.inf and not (within := np.abs(weights) <= self.largest).all():
             row, column = np.argwhere(~within)[0]
@@ -71,7 +73,7 @@ class BlockFormat:
         return self.pack(weights.reshape(-1, self.block_elements)).reshape(len(weights), -1)
 
     def check_bytes(self, data: Bytes) -> None:
-        """Raise ValueError if `data` are not rows of whole blocks, contiguous in memory."""
+        """Raise ValueError if `data` is not contiguous or its rows are not whole blocks."""
         _check(self.name, data, np.uint8, self.block_bytes, "bytes")
 
 
@@ -92,13 +94,13 @@ def _check(name: str, array: NDArray[Any], wanted: type[np.generic], block: int,
 class QuantizedMatrix:
     """A weight matrix as in the file. `data` is uint8 (rows, row_bytes), read-only.
 
-    Raises ValueError if `data` are not rows of `columns` weights of the format, because compiled code does not check.
+    Raises ValueError if the rows of `data` do not have `columns` weights, because compiled code does not check.
     """
 
     format: BlockFormat
     data: Bytes
     columns: int
-    takes_int8: ClassVar[bool] = False  # its products take unrounded activations
+    takes_int8: ClassVar[bool] = False  # products with this matrix do not round activations
 
     def __post_init__(self) -> None:
         self.format.check_bytes(self.data)
@@ -118,7 +120,7 @@ class QuantizedMatrix:
         return self.data.nbytes
 
     def dequantized(self, rows: Places | None = None) -> Floats:
-        """Return the matrix, or these rows of it, as float32 (rows, columns). Only for references and checks."""
+        """Return float32 (rows, columns): the whole matrix, or only `rows`. For references and checks."""
         return self.format.dequantize(self.data if rows is None else self.data[rows])
 
     @classmethod

@@ -1,12 +1,13 @@
-"""Fit scales, and offsets, with which rounded weights have a small squared error.
+"""Find scales and offsets so that rounding the weights gives a small squared error.
 
-A block of weights x is stored as levels q, whole numbers in a range, and means scale * q, or scale * q + offset. Once
-the levels are known, the best scale and offset are a least-squares fit; once these are known, the best levels are the
-nearest. So: from each of some scales around the one that just spans the block, round and fit; take the fit that
-explains most; from there round and fit again, a few times. (Lloyd's way to quantise, with evenly spaced levels.)
+A block of weights x is stored as levels q, which are whole numbers in a range: x is about scale * q + offset, or
+scale * q in formats without offsets. For given levels, least squares give the best scale and offset. For a given
+scale and offset, the best levels are the nearest ones. The search tries some scales around the one that just spans
+the block, and keeps the fit with the smallest error. Then it rounds and fits again a few times. (This is Lloyd's
+algorithm with evenly spaced levels.)
 """
 
-# All inputs are finite and at most 65504 (LARGEST_HALF) in magnitude: no sum here overflows.
+# No sum here overflows, because all inputs are finite and at most 65504 (LARGEST_HALF) in magnitude.
 
 from __future__ import annotations
 
@@ -17,21 +18,25 @@ import numpy as np
 from cbtop.compute.jit.compile import jit
 from cbtop.compute.quantization.base import LARGEST_HALF, Bytes, Floats, halves_of, nearest, of_halves
 
-CANDIDATES = 21  # scales that are tried; more reduce the error by less than 0.1 %
+CANDIDATES = 21  # number of scales that are tried; more of them reduce the error by less than 0.1 %
 REFINEMENTS = 4
-SMALLEST = np.float32(2.0**-40)  # far below the smallest binary16: a block of smaller weights is zero
+# far below the smallest binary16; a block whose weights are all smaller becomes zeros
+SMALLEST = np.float32(2.0**-40)
 HALF = np.float32(0.5)
 
 
 @jit
 def _level(value: Any, lowest: Any, highest: Any) -> Any:
-    """Round `value` into a range of levels."""
+    """Round `value` to a level from `lowest` to `highest`."""
     return min(max(np.floor(value + HALF), lowest), highest)
 
 
 @jit
 def _fit_scale(blocks: Any, block: Any, inverse: Any, lowest: Any, highest: Any) -> tuple[Any, Any]:
-    """Return the share of the squares that rounding blocks[block] * inverse explains, and its scale."""
+    """Round blocks[block] * inverse to levels, and fit a scale to the levels.
+
+    Returns how much the fit reduces the block's sum of squares, and the scale.
+    """
     xq, qq = np.float32(0), np.float32(0)
     for i in range(np.uint64(blocks.shape[1])):
         x = blocks[block, i]
@@ -52,8 +57,8 @@ def _fit_scales(blocks: Any, lowest: Any, highest: Any, scales: Any) -> None:
         best, scale = np.float32(0), np.float32(0)
         if abs(extreme) > SMALLEST:
             for candidate in range(CANDIDATES):
-                # The extreme takes the lowest level, because there is one more level below zero than above: a scale
-                # may be negative. Other candidates are up to a level away.
+                # There is one more level below zero than above. So the extreme is mapped to the lowest level, with a
+                # negative scale if the extreme is positive. The other candidates map it up to a level away.
                 share = np.float32(2 * candidate) / np.float32(CANDIDATES - 1) - np.float32(1)
                 explained, fitted = _fit_scale(blocks, block, (lowest + share) / extreme, lowest, highest)
                 if explained > best:
@@ -67,7 +72,7 @@ def _fit_scales(blocks: Any, lowest: Any, highest: Any, scales: Any) -> None:
 
 
 def fit_scales(blocks: Floats, lowest: int, highest: int) -> Floats:
-    """Return the scales, (blocks,), of float32 (blocks, size), for levels from `lowest`, below zero, to `highest`."""
+    """Return a scale for each block of float32 (blocks, size). The lowest level is below zero."""
     scales = np.empty(len(blocks), np.float32)
     _fit_scales(blocks, np.float32(lowest), np.float32(highest), scales)
     return scales
@@ -77,8 +82,10 @@ def fit_scales(blocks: Floats, lowest: int, highest: int) -> Floats:
 def _fit_line(
     blocks: Any, block: Any, base: Any, inverse: Any, shift: Any, highest: Any, most: Any
 ) -> tuple[Any, Any, Any]:
-    """With y = blocks[block] - base, return the share of its squares that rounding (y - shift) * inverse explains,
-    and its scale and offset, which is at most `most`."""
+    """Round (y - shift) * inverse to levels, where y = blocks[block] - base, and fit a scale and an offset.
+
+    Returns how much the fit reduces the sum of the squares of y, the scale, and the offset (at most `most`).
+    """
     count = np.float32(blocks.shape[1])
     y_sum, q_sum, yq, qq = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
     for i in range(np.uint64(blocks.shape[1])):
@@ -89,7 +96,7 @@ def _fit_line(
         yq += y * q
         qq += q * q
     spread = count * qq - q_sum * q_sum
-    if spread <= np.float32(0):  # all of one level
+    if spread <= np.float32(0):  # all weights have the same level
         return np.float32(0), np.float32(0), np.float32(0)
     scale = (count * yq - y_sum * q_sum) / spread
     offset = (y_sum - scale * q_sum) / count
@@ -134,7 +141,7 @@ def _fit_lines(blocks: Any, highest: Any, is_minimum: Any, scales: Any, offsets:
 
 
 def fit_lines(blocks: Floats, highest: int, is_minimum: bool) -> tuple[Floats, Floats]:
-    """Return the scales and offsets, (blocks,) each, of float32 (blocks, size), for levels from 0 to `highest`.
+    """Return a scale and an offset for each block of float32 (blocks, size). Levels are 0 to `highest`.
 
     Scales are not negative. With `is_minimum`, as in the formats of 256 weights, offsets are not positive.
     """
@@ -154,9 +161,9 @@ def _levels(blocks: Any, scales: Any, offsets: Any, lowest: Any, highest: Any, o
 
 
 def levels_of(blocks: Floats, scales: Floats, offsets: Floats | None, lowest: int, highest: int) -> Bytes:
-    """Return the nearest levels less `lowest`, uint8 (blocks, size), of float32 (blocks, size).
+    """Return the nearest level of each weight, minus `lowest`, as uint8 (blocks, size).
 
-    There is a scale and an offset for each block; None: offsets are zeros. If a scale is zero, so are its levels.
+    There is a scale and an offset for each block. None as offsets means zeros. If a scale is zero, so are its levels.
     """
     out = np.empty(blocks.shape, np.uint8)
     if offsets is None:
@@ -166,11 +173,11 @@ def levels_of(blocks: Floats, scales: Floats, offsets: Floats | None, lowest: in
 
 
 def in_units(values: Floats, lowest: int, highest: int) -> tuple[Bytes, Floats]:
-    """Return scales of sub-blocks, float32 (blocks, sub-blocks), as whole numbers of a unit that each block has.
+    """Return the scales of sub-blocks, float32 (blocks, sub-blocks), as multiples of one unit per block.
 
-    The results are the unit's binary16, uint8 (blocks, 2), and the whole numbers, float32, from `lowest` to
-    `highest`. The value of the largest magnitude takes the end of that range that is farther from zero; a unit may be
-    negative.
+    The results are the unit as a binary16, uint8 (blocks, 2), and the multiples: whole numbers from `lowest` to
+    `highest`, as float32. The largest magnitude gets `lowest` or `highest`, whichever is farther from zero, so a unit
+    may be negative.
     """
     farthest = np.float32(lowest if -lowest > highest else highest)
     extreme = np.take_along_axis(values, np.abs(values).argmax(axis=1, keepdims=True), axis=1)

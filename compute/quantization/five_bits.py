@@ -13,7 +13,7 @@ from cbtop.compute.quantization.rows import nibbles
 
 
 def unpack_five_bits(data: Bytes) -> Bytes:
-    """Return the levels, uint8 (blocks, 32), of uint8 (blocks, 20)."""
+    """Return the levels in uint8 (blocks, 20) as uint8 (blocks, 32)."""
     high = np.unpackbits(data[:, :4], axis=1, bitorder="little")
     levels: Bytes = np.concatenate([data[:, 4:] & 15, data[:, 4:] >> 4], axis=1) | (high << 4)
     return levels
@@ -34,7 +34,7 @@ def pack_five_bits(levels: Bytes) -> Bytes:
 
 @jit
 def five_bits(weights: Any, row: Any, offset: Any, part: Any) -> Any:
-    """Return levels 16 * part to 16 * part + 15 of those at weights[row, offset], as Ints16."""
+    """Return 16 of the 32 levels that begin at weights[row, offset], as Ints16: the first 16 if `part` is 0."""
     high = np.uint32(load_word(weights, row, offset) >> np.uint32(part << np.uint64(4)))
     low = nibbles(weights, row, offset + np.uint64(4), part)
     return bits_or(low, shift_left(bits_of(high), np.int32(4)))

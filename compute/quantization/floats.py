@@ -1,6 +1,6 @@
 """F32, F16 and BF16: weights that are plain floats in the file.
 
-One element a block. BF16 is the upper half of a float32, F16 is IEEE binary16. (ggml_bf16_t, ggml_fp16_t)
+A block has one element. BF16 is the upper half of a float32, F16 is IEEE binary16. (ggml_bf16_t, ggml_fp16_t)
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from cbtop.compute.jit.vectors import (
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, halves_of, of_halves
 from cbtop.compute.quantization.planes import PlaneLayout
 
-# Prefetch distances in bytes, for floats of 2 bytes and of 4. As shares of the read bandwidth with F16 and BF16, an
-# EPYC of Zen 2 reaches 0.63 with 4 KiB, 0.95 with 1 KiB and 0.97 to 1.02 with 768 bytes; with F32 0.76 with 1 KiB and
-# 0.93 with 256 bytes. A Zen 4, which prefetches by itself, reaches 0.39 with 4 KiB, and 0.9 to 1.0 if just the loaded
-# bytes are prefetched, in order.
+# Prefetch distances in bytes, for floats of 2 bytes and of 4 bytes. Measured shares of the read bandwidth:
+#     Zen 2 (EPYC), F16 and BF16    0.63 with 4 KiB, 0.95 with 1 KiB, 0.97 to 1.02 with 768 bytes
+#     Zen 2 (EPYC), F32             0.76 with 1 KiB, 0.93 with 256 bytes
+#     Zen 4                         0.39 with 4 KiB, 0.9 to 1.0 if only the loaded bytes are prefetched, in order
+# A Zen 4 prefetches by itself.
 AHEAD, F32_AHEAD = (np.uint64(0 if LOOKS_AHEAD else L1_AHEAD if ASKS_TWICE else near) for near in (768, 256))
 
 
@@ -47,7 +48,7 @@ def _unpack_bf16(blocks: Bytes) -> Floats:
 
 
 def _pack_bf16(blocks: Floats) -> Bytes:
-    # To nearest, ties to even; a NaN stays one, quiet: rounding could turn it into infinity or zero.
+    # Round to nearest, ties to even. NaN becomes a quiet NaN, because rounding could turn NaN into infinity or zero.
     bits = blocks.view(np.uint32)
     rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     kept = np.where(np.isnan(blocks), bits | np.uint32(0x400000), rounded)
@@ -69,22 +70,22 @@ def _load_bfloat(weights: Any, row: Any, at: Any) -> Any:
     return _bfloat_to_float(weights[row, at : at + np.uint64(2)].view(np.uint16)[0])
 
 
-# A format's functions and size: each format has a copy of the code below with its own.
+# Each format has a copy of the code below, with its own functions and size in place of these.
 _load_16, _load_one, _size_bytes = load_halves, load_half, np.uint64(2)
 
 
 def _dot_row(weights: Any, row: Any, x: Any, sums: Any) -> Any:
-    """Multiply row `row` of uint8 (rows, row_bytes) by x[0]; `sums` are not needed.
+    """Return the product of row `row` of uint8 (rows, row_bytes) and x[0].
 
-    Four sums of sixteen lanes, because a single one would wait for itself. Lines of the next rows are prefetched
-    meanwhile if the processor prefetches too little by itself: without that it reads memory at 0.55 to 0.75 of its
-    bandwidth.
+    There are four sums of sixteen lanes, so that an addition need not wait for the one before. If the processor
+    prefetches too little by itself, the loop also prefetches the next rows. Without that, the processor reads memory
+    at 0.55 to 0.75 of its bandwidth.
     """
     columns, token, i = np.uint64(x.shape[1]), np.uint64(0), np.uint64(0)
     a, b, c, d = splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0)), splat(np.float32(0))
     p, q, r = np.uint64(LANES), np.uint64(2 * LANES), np.uint64(3 * LANES)
     while i + np.uint64(4 * LANES) <= columns:
-        for line in range(_size_bytes):  # as many times 64 bytes hold 64 elements
+        for line in range(_size_bytes):  # 64 floats take `_size_bytes` lines of 64 bytes
             at = i * _size_bytes + np.uint64(64) * np.uint64(line)
             prefetch(weights, row, at + AHEAD)
             if ASKS_TWICE:

@@ -1,8 +1,8 @@
 """Matrices with interleaved rows, sixteen together, so that one instruction works on sixteen rows.
 
-The bytes are the format's in another order, in the same place: the first units of the first blocks of each sixteen
-rows, then the second units, and so on. A unit is the part of a row that a kernel takes at once: a scale, or four
-bytes of weights.
+The matrix has the same bytes as in the file, in a different order. A group of sixteen rows begins with the first unit
+of each row, then come the second units, and so on. A unit is the part of a row that a kernel reads at once: a scale,
+or four bytes of weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, Places, 
 from cbtop.compute.quantization.interleaved_layout import InterleavedLayout
 
 ROWS = 16
-AT_ONCE_BYTES = 1 << 20  # are copied at a time, and stay in the cache
+AT_ONCE_BYTES = 1 << 20  # bytes that are copied at a time, few enough to stay in the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class InterleavedMatrix:
     format: BlockFormat
     data: Bytes
     columns: int
-    takes_int8: ClassVar[bool] = True  # its products round activations to int8
+    takes_int8: ClassVar[bool] = True  # products with this matrix round activations to int8
 
     @property
     def rows(self) -> int:
@@ -41,7 +41,7 @@ class InterleavedMatrix:
         return self.data.nbytes
 
     def dequantized(self, rows: Places | None = None) -> Floats:
-        """Like `QuantizedMatrix.dequantized`."""
+        """Do the same as `QuantizedMatrix.dequantized`."""
         return self.format.dequantize(rows_of(self.format, self.data, np.arange(self.rows) if rows is None else rows))
 
     @classmethod
@@ -57,12 +57,12 @@ Matrix = QuantizedMatrix | InterleavedMatrix
 
 
 def can_interleave(matrix: QuantizedMatrix) -> bool:
-    """Return whether its format can be interleaved, and its rows are whole groups."""
+    """Return whether the format has an interleaved layout and the rows form whole groups."""
     return matrix.format.interleaved is not None and matrix.rows % ROWS == 0
 
 
 def rows_of(block_format: BlockFormat, data: Bytes, rows: NDArray[np.int64]) -> Bytes:
-    """Return some rows of interleaved `data` in the format's order, uint8 (rows, row_bytes)."""
+    """Return some rows of interleaved `data` with their bytes in the order of the file, uint8 (rows, row_bytes)."""
     base, step = _places(block_format.interleaved, data.shape[1])
     group, lane = rows // ROWS, rows % ROWS
     taken: Bytes = data.reshape(-1)[group[:, None] * (ROWS * data.shape[1]) + base + lane[:, None] * step]
@@ -70,12 +70,12 @@ def rows_of(block_format: BlockFormat, data: Bytes, rows: NDArray[np.int64]) -> 
 
 
 def interleave(block_format: BlockFormat, data: Bytes) -> None:
-    """Reorder the bytes of uint8 (rows, row_bytes), whole groups of rows, in place."""
+    """Interleave the rows of `data`, uint8 (rows, row_bytes), in place. The rows must form whole groups."""
     assert block_format.interleaved is not None
     for rows, places in _groups(block_format, data):
         at = 0
         for size, count, firsts in block_format.interleaved.units:
-            unit = np.dtype(f"u{size}")  # moved as one number: eight times as fast as byte by byte
+            unit = np.dtype(f"u{size}")  # a unit is moved as one number, which is eight times as fast as byte by byte
             end = at + ROWS * size * count * len(firsts)
             between = places[..., at:end].view(unit)
             in_turn = between.reshape(*between.shape[:2], count, len(firsts), ROWS)
@@ -86,8 +86,10 @@ def interleave(block_format: BlockFormat, data: Bytes) -> None:
 
 
 def _groups(block_format: BlockFormat, data: Bytes) -> Iterator[tuple[Bytes, Bytes]]:
-    """Yield some groups at a time: a copy, (groups, 16, blocks, block_bytes), and a view of their place, (groups,
-    blocks, 16 * block_bytes)."""
+    """Yield some groups at a time: a copy of their rows, and a view to write them to.
+
+    The copy has the shape (groups, 16, blocks, block_bytes), the view (groups, blocks, 16 * block_bytes).
+    """
     row_bytes, block_bytes = data.shape[1], block_format.block_bytes
     step = max(AT_ONCE_BYTES // (ROWS * row_bytes), 1) * ROWS
     for first in range(0, data.shape[0], step):
@@ -97,8 +99,9 @@ def _groups(block_format: BlockFormat, data: Bytes) -> Iterator[tuple[Bytes, Byt
 
 @cache
 def _places(layout: InterleavedLayout | None, row_bytes: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the place of each byte of a group's first row in the group, and the distance to the same byte of the
-    next row."""
+    """Return where each byte of a group's first row is in the group, and how far it is to this byte of the next
+    row.
+    """
     assert layout is not None
     block_bytes = sum(size * count * len(firsts) for size, count, firsts in layout.units)
     base, step, at = np.zeros(block_bytes, np.int64), np.zeros(block_bytes, np.int64), 0

@@ -1,7 +1,7 @@
 """The layout of a format's interleaved rows, and the compiled functions that unpack them for products.
 
-These take sixteen rows, uint8 (rows, row_bytes), from row `row` on. They return 32 columns as eight vectors of 64
-unsigned bytes, of which each has four columns of sixteen rows, then the factors of these columns.
+The functions unpack 32 columns of sixteen rows of uint8 (rows, row_bytes), from row `row` on. They return eight
+vectors of 64 unsigned bytes, each with four columns of the sixteen rows, followed by the factors of the 32 columns.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-Unit = tuple[int, int, tuple[int, ...]]  # bytes, how many, offset of the first
+# bytes of a unit, number of units, and where the first ones are in a block of the file
+Unit = tuple[int, int, tuple[int, ...]]
 
 
 class Factors(Enum):
@@ -24,14 +25,15 @@ class Factors(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BlockColumns:
-    """The functions for blocks of 256 columns that are read whole, in their order in memory.
+    """The functions that read a whole block of 256 columns in memory order.
 
-    A block is eight times `turn_bytes` bytes, then its scales. `four_columns(w, row, at)` returns the columns of a
-    turn, which begins at w[row, at]: eight vectors, of four columns and of those 32, 64, ... 224 after them.
-    `factors(w, row, base, part)` returns the factors of 32 columns of the block at `base`, and
-    `factors_of_16(w, row, base, place)` the scale of 16, or their scale and their minimum.
-    `four(w, row, at, half, part)` returns the four columns of a turn that are 128 * half + 32 * part after its first.
-    `Factors.OF_32` needs no `factors_of_16`, and only `Factors.OF_16` needs `four`.
+    A block is eight turns of `turn_bytes` bytes each, followed by its scales. `four_columns(w, row, at)` unpacks the
+    turn that begins at w[row, at]. It returns eight vectors of four columns each: the first four columns of the turn,
+    then those 32, 64, ... 224 after them. `four(w, row, at, half, part)` returns only the four that are 128 * half +
+    32 * part after the first.
+    `factors(w, row, base, part)` returns the factors of 32 columns of the block at `base`. `factors_of_16(w, row,
+    base, place)` returns the factors of 16 columns: a scale, or a scale and a minimum. `Factors.OF_32` needs no
+    `factors_of_16`, and only `Factors.OF_16` needs `four`.
     """
 
     turn_bytes: int
@@ -41,15 +43,17 @@ class BlockColumns:
     four: Callable[..., Any] | None = None
 
 
-# Compared by identity, because it is a key of a cache.
+# Layouts are compared by identity, because a layout is a key of a cache.
 @dataclass(frozen=True, slots=True, eq=False)
 class InterleavedLayout:
-    """A block's `units` in the new order. Units with several offsets take turns: the upper bits of weights come after
-    the lower ones, and one token reads all as one stream.
+    """The `units` of a block in the order in which they are stored.
+
+    Units with several offsets alternate: lower bits, then upper bits, and so on. One token reads them in memory
+    order.
 
     `unpack(w, row, step, part)` returns 32 columns of a step, from column 32 * part on. A step is a block of 32
-    columns, or half a block of 256. `largest` is the largest of its weights.
-    `block`: how blocks are read whole; None: products in int8 read them by `unpack`, which has `Factors.OF_32` then.
+    columns, or half a block of 256. `largest` is the largest weight that `unpack` returns. `block`: the functions
+    that read whole blocks. None: int8 products use `unpack`, and `factors` is `Factors.OF_32`.
     """
 
     units: tuple[Unit, ...]

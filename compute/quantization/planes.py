@@ -1,14 +1,14 @@
 """A GPU's layout of a quantised matrix: units of 32 weights of a row, with codes and scales in separate planes.
 
-A block of ggml's is not a multiple of 16 bytes, and threads that read 16 bytes each could not share it. So the fields
-of all blocks are stored separately: first the codes, by their bits, then the fields that are kept unchanged. No byte
-is added except up to 255 at the end of each plane.
+The size of a ggml block is not a multiple of 16 bytes, so threads cannot read blocks in pieces of 16 bytes. Therefore
+each field of all blocks is stored in a plane of its own. First come the planes of the codes, divided by bits, then
+the fields that are stored unchanged. Only the padding of each plane is added, at most 255 bytes.
 
-Codes of a unit: weight 4 g + b is byte b of word g of the eight. By the bits of a code, a plane has for each unit
-    8 bits   32 bytes, as they are
-    4 bits   16 bytes: byte i has weight i (low nibble) and 16 + i
-    2 bits    8 bytes: byte b of word w has weights 16 w + b + 4 s, s = 0 to 3, at its bits 2 s
-    1 bit     4 bytes: byte b has weights b + 4 g, g = 0 to 7, at its bit g
+The codes of a unit are eight words of four bytes. Weight 4 g + b is byte b of word g. For each unit, a plane of
+    8 bits   has 32 bytes, the codes unchanged
+    4 bits   has 16 bytes: byte i has weight i (low nibble) and 16 + i
+    2 bits   has  8 bytes: byte b of word w has weights 16 w + b + 4 s, s = 0 to 3, at its bits 2 s
+    1 bit    has  4 bytes: byte b has weights b + 4 g, g = 0 to 7, at its bit g
 """
 
 from __future__ import annotations
@@ -17,21 +17,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-UNIT = 32  # weights
-ALIGNED = 256  # bytes: the alignment of a plane
+UNIT = 32
+ALIGNED = 256  # alignment of a plane, in bytes
 
-Array = Any  # NumPy's, or CuPy's: this code runs on the array's device
+Array = Any  # an array of NumPy or CuPy, because this code also runs on GPUs
 
 
 @dataclass(frozen=True, slots=True)
 class PlaneLayout:
-    """`codes` takes uint8 (blocks, block_bytes) and gives uint8 (blocks, block_elements). `bits` are those in use,
-    the low ones first, such as (4, 1) of five. `kept` are the ranges of a block's bytes that each have a plane,
-    unchanged. `source` is CUDA C++ of the format's struct (see `cuda.units`).
+    """The planes of one format.
 
-    `at_once`: how many rows, and units of each, a thread has at once in int8 products of one token.
+    `codes` turns uint8 (blocks, block_bytes) into uint8 (blocks, block_elements), one code per weight. `bits` divides
+    the bits of a code among planes, lowest first: (4, 1) for codes of five bits. Each range of a block's bytes in
+    `kept` has a plane, in which it is unchanged. `source` is CUDA C++ of the format's struct (see `cuda.units`).
 
-    A format of floats has no codes, and its only plane has the rows unchanged."""
+    `at_once`: how many rows a thread reads together, and how many units of each, in int8 products of one token.
+
+    A format of floats has no codes, and its only plane holds the rows unchanged.
+    """
 
     bits: tuple[int, ...]
     codes: Callable[[Array], Array] | None
@@ -51,9 +54,11 @@ class PlaneLayout:
         return sum(size + -size % ALIGNED for size in self.sizes(blocks, block_elements))
 
     def blocks_in(self, size_bytes: int, block_elements: int) -> int:
-        """Return the most blocks whose planes take `size_bytes` bytes. Any number that does has planes at the same
-        places."""
-        low, high = 0, size_bytes + 1  # a block has at least a byte
+        """Return the largest number of blocks whose planes take `size_bytes` bytes.
+
+        Padding may let a smaller number take as many bytes. Its planes begin at the same places.
+        """
+        low, high = 0, size_bytes + 1  # a block has at least one byte
         while high - low > 1:
             middle = (low + high) // 2
             if self.size_bytes(middle, block_elements) <= size_bytes:
@@ -63,8 +68,11 @@ class PlaneLayout:
         return low
 
     def fill(self, blocks: Array, out: Array, first: int = 0, of: int | None = None) -> None:
-        """Write the planes of uint8 (blocks, block_bytes) into uint8 (size_bytes,). These are the blocks from `first`
-        on, of `of` in all; None: all. Takes some 4 bytes for each weight of `blocks` meanwhile."""
+        """Write the planes of `blocks`, uint8 (blocks, block_bytes), into `out`, uint8 (size_bytes,).
+
+        `blocks` may be a part of the matrix: the blocks from number `first` on, of `of` blocks in all. None: `blocks`
+        is the whole matrix. Needs about 4 more bytes of memory per weight while it runs.
+        """
         shift, parts = 0, []
         units: Array = None if self.codes is None else self.codes(blocks).reshape(-1, UNIT)
         for bits in self.bits:

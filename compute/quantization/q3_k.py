@@ -94,15 +94,19 @@ def _sixteen(weights: Any, row: Any, base: Any, part: Any) -> Any:
 
 @jit_inlined
 def _four(w: Any, row: Any, at: Any, half: Any, part: Any) -> Any:
-    """Like `two_bits_64`, with the highest bits."""
-    # A shift for all parts, then one by a constant: AVX2 would need more shifts for an amount known only at run time.
+    """Do the same as `two_bits_64`, but add the highest bits."""
+    # Shift once for all parts, then by a constant. A shift by an amount known only at run time takes more
+    # instructions on AVX2.
     high = shifted(load_64(w, row, at + U(128)), np.int32(4) * np.int32(half))
     return with_upper_bits(two_bits_64(w, row, at, half, part), high, np.int32(part) + np.int32(2), np.int32(4))
 
 
 @jit_inlined
 def _factors_of_16(w: Any, row: Any, base: Any, place: Any) -> Any:
-    """Return scale and minimum of 16 columns of the block at `base`. The minimum is the value of the highest bit."""
+    """Return scale and minimum of 16 columns of the block at `base`.
+
+    The minimum is 4 * scale, the highest bit's value.
+    """
     at = base + U(96 * ROWS)
     low = load_bytes(w, row, at + (place & U(7)) * U(ROWS))
     high = load_bytes(w, row, at + (U(8) + (place & U(3))) * U(ROWS))

@@ -10,10 +10,11 @@ ggml's block_q4_K, 144 bytes:
     weight[32s+i] = d * scale[s] * q - dmin * minimum[s]
 """
 
-# The product is fast because scales and minima are unpacked together in 64-bit words and converted as one vector, and
-# all sums stay in vectors until the row ends. The minima are only multiplied by the sum of x over a sub-block, which
-# is the same for all rows: `sums`, computed once. Quantised GB/s of one thread: 6.3 on rows of 768, 8.4 on rows of
-# 3840, 7.8 from DRAM; in plain loops 3.5 from DRAM and 5.7 from cache (2.6 GHz Xeon with AVX-512).
+# Why the product is fast: scales and minima are unpacked together in 64-bit words and converted as one vector, and
+# all sums stay in vectors until the row ends. A minimum is multiplied only once per sub-block, by the sum of x over
+# the sub-block. `sums` holds these sums, which all rows share. Quantised GB/s of one thread (2.6 GHz Xeon with
+# AVX-512): 6.3 on rows of 768, 8.4 on rows of 3840, 7.8 from DRAM. Plain loops reach 3.5 from DRAM and 5.7 from
+# cache.
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ BLOCK_BYTES = 144
 SUB_BLOCK_ELEMENTS = 32
 LARGEST_6_BIT, LARGEST_4_BIT = 63, 15
 LOW_NIBBLE, NIBBLE_BITS = np.int32(15), np.int32(4)
-PREFETCH_BYTES = np.uint64(2048)  # 1 to 4 KiB ahead measure alike; without it DRAM gives half
+PREFETCH_BYTES = np.uint64(2048)  # 1 to 4 KiB are equally fast; without prefetching, DRAM is read at half the speed
 
 
 def _unpack(blocks: Bytes) -> Floats:
@@ -80,7 +81,7 @@ def _pack(weights: Floats) -> Bytes:
 
 @jit
 def sum_sub_blocks_q4_k(x: Any, sums: Any) -> None:
-    """Write for `dot_row_q4_k` sixteen floats a block: eight zeros, then the sum of x[0] over each sub-block."""
+    """Write sixteen floats per block for `dot_row_q4_k`: eight zeros, then the sum of x[0] over each sub-block."""
     for block in range(np.uint64(x.shape[1] // BLOCK_ELEMENTS)):
         for s in range(np.uint64(8)):
             total = np.float32(0)
@@ -93,7 +94,7 @@ def sum_sub_blocks_q4_k(x: Any, sums: Any) -> None:
 
 @jit
 def _add_pair(weights: Any, row: Any, qs: Any, x: Any, first: Any, low: Any, high: Any, total: Any) -> Any:
-    """total + 32 low nibbles . x[0, first:] * low + 32 high nibbles . x[0, first + 32:] * high."""
+    """Return total + 32 low nibbles . x[0, first:] * low + 32 high nibbles . x[0, first + 32:] * high."""
     one, two = load_bytes(weights, row, qs), load_bytes(weights, row, qs + np.uint64(16))
     lows = multiply(to_floats(bits_and(one, LOW_NIBBLE)), load_floats(x, np.uint64(0), first))
     lows = multiply_add(
@@ -108,7 +109,7 @@ def _add_pair(weights: Any, row: Any, qs: Any, x: Any, first: Any, low: Any, hig
 
 @jit_inlined
 def dot_row_q4_k(weights: Any, row: Any, x: Any, sums: Any) -> Any:
-    """Multiply row `row` of uint8 (rows, row_bytes) by x[0]; `sums` are from `sum_sub_blocks_q4_k`."""
+    """Return the product of row `row` of uint8 (rows, row_bytes) and x[0]. `sums` are from `sum_sub_blocks_q4_k`."""
     even, odd = splat(np.float32(0)), splat(np.float32(0))
     for block in range(np.uint64(weights.shape[1] // BLOCK_BYTES)):
         base = block * np.uint64(BLOCK_BYTES)

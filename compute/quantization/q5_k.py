@@ -109,7 +109,7 @@ def _unpack_rows(w: Any, row: Any, step: Any, part: Any) -> Any:
 
 @jit_inlined
 def _four_columns(w: Any, row: Any, at: Any) -> Any:
-    """Return four columns, at `at`, and those 32, 64, ... 224 after them."""
+    """Return the vectors of `BlockColumns.four_columns`."""
     a, b = load_64(w, row, at), load_64(w, row, at + U(64))
     c, d = load_64(w, row, at + U(128)), load_64(w, row, at + U(192))
     high = load_64(w, row, at + U(256))

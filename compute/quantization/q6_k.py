@@ -10,9 +10,9 @@ ggml's block_q6_K, 210 bytes; each half h (128 weights) has 64 bytes of ql and 3
     weight[i] = d * scales[i // 16] * (q - 32)
 """
 
-# The product is fast because a block's sixteen scales are one vector, its sixteen sub-blocks one vector each, and all
-# sums stay in vectors until the row ends. The -32 is only multiplied by the sum of x over a sub-block, which is the
-# same for all rows: `sums`, computed once.
+# Why the product is fast: the sixteen scales of a block are one vector, each sub-block is one vector, and all sums
+# stay in vectors until the row ends. The -32 is multiplied only once per sub-block, by the sum of x over the
+# sub-block. `sums` holds these sums, which all rows share.
 
 from __future__ import annotations
 
@@ -93,13 +93,13 @@ def _scale(weights: Any, row: Any, offset: Any) -> Any:
 
 @jit
 def _weight(low: Any, high: Any) -> Any:
-    """The value of four low bits and two high ones (already in place, as 0x30)."""
+    """Return the weight with four low bits and two high bits. `high` is already shifted (0x30)."""
     return np.float32(np.int32(np.int32(low | high) - np.int32(32)))
 
 
 @jit
 def sum_sub_blocks_q6_k(x: Any, sums: Any) -> None:
-    """Write for `dot_row_q6_k` the sum of x[0] over each sub-block, sixteen a block."""
+    """Write sixteen floats per block for `dot_row_q6_k`: the sum of x[0] over each sub-block."""
     for s in range(np.uint64(x.shape[1] // SUB_BLOCK_ELEMENTS)):
         total = np.float32(0)
         for i in range(np.uint64(SUB_BLOCK_ELEMENTS)):
@@ -109,7 +109,7 @@ def sum_sub_blocks_q6_k(x: Any, sums: Any) -> None:
 
 @jit
 def _add(low: Any, high: Any, x: Any, first: Any, factor: Any, total: Any) -> Any:
-    """total + (low | high) . x[0, first : first + 16] * factor."""
+    """Return total + (low | high) . x[0, first : first + 16] * factor."""
     q = to_floats(bits_or(low, bits_and(high, HIGH_PAIR)))
     return multiply_add(multiply(q, load_floats(x, np.uint64(0), first)), factor, total)
 
@@ -118,7 +118,10 @@ def _add(low: Any, high: Any, x: Any, first: Any, factor: Any, total: Any) -> An
 def _add_quarter(
     weights: Any, row: Any, ql: Any, qh: Any, x: Any, first: Any, factors: Any, scale: Any, total: Any
 ) -> Any:
-    """total + the four sub-blocks that share 16 bytes of qh: every other scale from `scale`, 32 columns apart."""
+    """Return total + the products of the four sub-blocks that share 16 bytes of qh.
+
+    The sub-blocks begin 32 columns apart. Their scales are every other one from `scale` on.
+    """
     a, b = load_bytes(weights, row, ql), load_bytes(weights, row, ql + np.uint64(32))
     h = load_bytes(weights, row, qh)
     four, two = np.int32(4), np.int32(2)
@@ -133,7 +136,7 @@ def _add_quarter(
 
 @jit_inlined
 def dot_row_q6_k(weights: Any, row: Any, x: Any, sums: Any) -> Any:
-    """Multiply row `row` of uint8 (rows, row_bytes) by x[0]; `sums` are from `sum_sub_blocks_q6_k`."""
+    """Return the product of row `row` of uint8 (rows, row_bytes) and x[0]. `sums` are from `sum_sub_blocks_q6_k`."""
     left, right = splat(np.float32(0)), splat(np.float32(0))
     offset = splat(np.float32(-32))
     for block in range(np.uint64(weights.shape[1] // BLOCK_BYTES)):
@@ -204,7 +207,7 @@ def _unpack_rows(w: Any, row: Any, step: Any, part: Any) -> Any:
 
 @jit_inlined
 def _four_columns(w: Any, row: Any, at: Any) -> Any:
-    """Return four columns, at `at`, and those 32, 64, ... 224 after them."""
+    """Return the vectors of `BlockColumns.four_columns`."""
     a, b, first = load_64(w, row, at), load_64(w, row, at + U(64)), load_64(w, row, at + U(128))
     c, d, second = load_64(w, row, at + U(192)), load_64(w, row, at + U(256)), load_64(w, row, at + U(320))
     return (

@@ -54,7 +54,7 @@ def _pack(blocks: Floats) -> Bytes:
 
 @jit_inlined
 def dot_row_q8_0(weights: Any, row: Any, x: Any, sums: Any) -> Any:
-    """Multiply row `row` of uint8 (rows, row_bytes) by x[0]; `sums` are not needed."""
+    """Return the product of row `row` of uint8 (rows, row_bytes) and x[0]."""
     total = splat(np.float32(0))
     token, sixteen = np.uint64(0), np.uint64(16)
     for block in range(np.uint64(weights.shape[1] // BLOCK_BYTES)):

@@ -1,7 +1,7 @@
-"""The compiled row functions of a format, made from one that unpacks sixteen weights."""
+"""Make the compiled row functions of a format from its function that unpacks sixteen weights."""
 
-# A format that needs a faster product has its own functions: here a block's common values, its scales, are unpacked
-# for each sixteen weights, unless LLVM finds that.
+# The scales of a block are unpacked again for every sixteen weights, unless LLVM avoids that. Formats that need a
+# faster product have their own row functions.
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from cbtop.compute.jit.vectors import (
     total_of,
 )
 
-PREFETCH_BYTES = np.uint64(2048)  # 1 to 4 KiB ahead measure alike
+PREFETCH_BYTES = np.uint64(2048)  # 1 to 4 KiB are equally fast
 LINE_BYTES = np.uint64(64)
 
-# Each format has a copy of the functions below with its own values here.
+# Each format has a copy of the functions below, with its own values in place of these.
 _BLOCK_ELEMENTS, _BLOCK_BYTES = 256, 1
 _sixteen: Any = None
 
@@ -56,10 +56,10 @@ def _dequantize_row(weights: Any, row: Any, out: Any, out_row: Any) -> None:
 
 
 def row_functions(name: str, block_elements: int, block_bytes: int, sixteen: Any) -> tuple[Any, Any]:
-    """Return `dequantize_row` and `dot_row` of a `BlockFormat` with blocks of 32 weights or a multiple of that.
+    """Return `dequantize_row` and `dot_row` for a format whose blocks have 32 weights or a multiple of 32.
 
-    `sixteen(weights, row, base, part)`, under @jit, gives the weights 16 * part to 16 * part + 15 of the block that
-    begins at weights[row, base], as Floats16.
+    `sixteen(weights, row, base, part)` is compiled by @jit. It returns the weights 16 * part to 16 * part + 15 of the
+    block that begins at weights[row, base], as Floats16.
     """
     own = {"_BLOCK_ELEMENTS": block_elements, "_BLOCK_BYTES": block_bytes, "_sixteen": sixteen}
     dequantize_row = jit(copy_of(_dequantize_row, f"dequantize_row_{name}", **own))
@@ -68,12 +68,13 @@ def row_functions(name: str, block_elements: int, block_bytes: int, sixteen: Any
 
 @jit
 def nibbles(weights: Any, row: Any, offset: Any, high: Any) -> Any:
-    """Return the low nibbles of sixteen bytes from weights[row, offset] if `high` is 0, or the high ones if it is
-    1."""
+    """Return the nibbles of sixteen bytes from weights[row, offset] on: the low ones if `high` is 0, the high
+    ones if 1.
+    """
     return bits_and(shift_right(load_bytes(weights, row, offset), np.int32(high << np.uint64(2))), np.int32(15))
 
 
 @jit
 def byte(weights: Any, row: Any, offset: Any) -> Any:
-    """weights[row, offset] as int32."""
+    """Return weights[row, offset] as int32."""
     return np.int32(weights[row, offset])

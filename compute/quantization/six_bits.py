@@ -16,7 +16,7 @@ from cbtop.compute.quantization.base import Bytes, Floats
 
 
 def unpack_six_bits(data: Bytes) -> tuple[Floats, Floats]:
-    """Return scales and minima, float32 (blocks, 8) each, of uint8 (blocks, 12)."""
+    """Return the scales and the minima in uint8 (blocks, 12), each as float32 (blocks, 8)."""
     a, b, c = data[:, 0:4], data[:, 4:8], data[:, 8:12]
     scales = np.concatenate([a & 63, (c & 15) | ((a >> 6) << 4)], axis=1).astype(np.float32)
     minima = np.concatenate([b & 63, (c >> 4) | ((b >> 6) << 4)], axis=1).astype(np.float32)
@@ -24,7 +24,7 @@ def unpack_six_bits(data: Bytes) -> tuple[Floats, Floats]:
 
 
 def pack_six_bits(scales: Floats, minima: Floats) -> Bytes:
-    """Reverse `unpack_six_bits`; both are whole numbers from 0 to 63."""
+    """Reverse `unpack_six_bits`. Scales and minima are whole numbers from 0 to 63."""
     scale, minimum = scales.astype(np.uint8), minima.astype(np.uint8)
     a = scale[:, :4] | ((scale[:, 4:] >> 4) << 6)
     b = minimum[:, :4] | ((minimum[:, 4:] >> 4) << 6)
@@ -33,7 +33,7 @@ def pack_six_bits(scales: Floats, minima: Floats) -> Bytes:
 
 @jit
 def scales_of(weights: Any, row: Any, offset: Any) -> Any:
-    """Return the eight scales from weights[row, offset] on, a byte each in one uint64."""
+    """Return the eight scales that begin at weights[row, offset], as the bytes of one uint64."""
     a = load_word(weights, row, offset)
     c = load_word(weights, row, offset + np.uint64(8))
     high = np.uint32(
@@ -44,7 +44,7 @@ def scales_of(weights: Any, row: Any, offset: Any) -> Any:
 
 @jit
 def minima_of(weights: Any, row: Any, offset: Any) -> Any:
-    """Return the eight minima in the same way."""
+    """Return the eight minima, as the bytes of one uint64."""
     b = load_word(weights, row, offset + np.uint64(4))
     c = load_word(weights, row, offset + np.uint64(8))
     high = np.uint32(
@@ -56,5 +56,5 @@ def minima_of(weights: Any, row: Any, offset: Any) -> Any:
 
 @jit
 def byte_of(word: Any, index: Any) -> Any:
-    """Byte `index` of a uint64 as float32."""
+    """Return byte `index` of a uint64 as float32."""
     return np.float32(np.int32((word >> np.uint64(8 * index)) & np.uint64(0xFF)))

@@ -1,4 +1,7 @@
-"""256 levels of 2 bits as in Q2_K and Q3_K: byte i of each 32 holds levels i, 32+i, 64+i and 96+i of 128."""
+"""256 levels of 2 bits, as in Q2_K and Q3_K.
+
+Each half has 32 bytes; byte i holds its levels i, 32+i, 64+i and 96+i.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _SHIFTS = np.array([[0], [2], [4], [6]], np.uint8)
 
 
 def unpack_two_bits(data: Bytes) -> Bytes:
-    """Return the levels, uint8 (blocks, 256), of uint8 (blocks, 64)."""
+    """Return the levels in uint8 (blocks, 64) as uint8 (blocks, 256)."""
     levels: Bytes = (data.reshape(-1, 2, 1, 32) >> _SHIFTS) & np.uint8(3)
     return levels.reshape(-1, 256)
 
@@ -27,7 +30,7 @@ def pack_two_bits(levels: Bytes) -> Bytes:
 
 @jit
 def two_bits(weights: Any, row: Any, offset: Any, part: Any) -> Any:
-    """Return levels 16 * part to 16 * part + 15 of those at weights[row, offset], as Ints16."""
+    """Return the levels 16 * part to 16 * part + 15 of the 256 that begin at weights[row, offset], as Ints16."""
     first = offset + (part >> np.uint64(3)) * np.uint64(32) + (part & np.uint64(1)) * np.uint64(16)
-    shift = np.int32(part & np.uint64(6))  # two bits for every 32 levels, and a part is half of those
+    shift = np.int32(part & np.uint64(6))  # two more bits for every 32 levels, which are two parts
     return bits_and(shift_right(load_bytes(weights, row, first), shift), np.int32(3))

@@ -1,6 +1,6 @@
-"""The sixteen levels of IQ4_NL and IQ4_XS, denser around zero, and scales for them.
+"""The sixteen levels of IQ4_NL and IQ4_XS, which are denser around zero, and the search for scales.
 
-They are ggml's `kvalues_iq4nl`. A byte has two levels: the low nibble's weight is sixteen before the high nibble's.
+The levels are ggml's `kvalues_iq4nl`. Byte i of 16 holds weight i (low nibble) and weight 16 + i (high nibble).
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from cbtop.compute.quantization.fitting import CANDIDATES, REFINEMENTS, SMALLEST
 from cbtop.compute.quantization.rows import nibbles
 
 LEVELS = np.array([[-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]], np.float32)
-_BORDERS = (LEVELS[0, 1:] + LEVELS[0, :-1]) / np.float32(2)  # between a level and the next
+_BORDERS = (LEVELS[0, 1:] + LEVELS[0, :-1]) / np.float32(2)  # the middle between each two neighbouring levels
 _STEPS = LEVELS[0, 1:] - LEVELS[0, :-1]
 _FARTHEST = LEVELS[0, 0]
-_AROUND = np.float32(24)  # the widest change of the first candidate, up to the next level
+_AROUND = np.float32(24)  # how far the candidates move the lowest level; the next level is 23 away
 
 
 def unpack_uneven(data: Bytes) -> Floats:
-    """Return the levels, float32 (blocks, 32), of uint8 (blocks, 16)."""
+    """Return the levels in uint8 (blocks, 16) as float32 (blocks, 32)."""
     levels: Floats = LEVELS[0][np.concatenate([data & 15, data >> 4], axis=1)]
     return levels
 
 
 def pack_uneven(blocks: Floats, scales: Floats) -> Bytes:
-    """Return the nearest levels of float32 (blocks, 32), given each block's scale, as uint8 (blocks, 16)."""
+    """Return float32 (blocks, 32) as uint8 (blocks, 16). Each weight gets the nearest level for its block's scale."""
     inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=np.abs(scales) > SMALLEST)
     places = np.searchsorted(_BORDERS, blocks * inverse.reshape(-1, 1)).astype(np.uint8)
     data: Bytes = places[:, :16] | (places[:, 16:] << np.uint8(4))
@@ -38,7 +38,10 @@ def pack_uneven(blocks: Floats, scales: Floats) -> Bytes:
 
 @jit
 def _fit_scale(blocks: Any, block: Any, inverse: Any) -> tuple[Any, Any]:
-    """Return the share of the squares that rounding blocks[block] * inverse explains, and its scale."""
+    """Round blocks[block] * inverse to levels, and fit a scale to the levels.
+
+    Returns how much the fit reduces the block's sum of squares, and the scale.
+    """
     xq, qq = np.float32(0), np.float32(0)
     for i in range(np.uint64(blocks.shape[1])):
         x = blocks[block, i]
@@ -74,7 +77,7 @@ def _fit_scales(blocks: Any, scales: Any) -> None:
 
 
 def fit_uneven(blocks: Floats) -> Floats:
-    """Return the scales, (blocks,), of float32 (blocks, 32), found as in fitting.py."""
+    """Return a scale for each block of float32 (blocks, 32), by the search of fitting.py."""
     scales = np.empty(len(blocks), np.float32)
     _fit_scales(blocks, scales)
     return scales
@@ -82,6 +85,5 @@ def fit_uneven(blocks: Floats) -> Floats:
 
 @jit
 def uneven(weights: Any, row: Any, offset: Any, high: Any) -> Any:
-    """Return the levels of the low nibbles of sixteen bytes from weights[row, offset], or of the high ones, as
-    Floats16."""
+    """Return the levels that `nibbles` selects, as Floats16."""
     return look_up(load_floats(LEVELS, np.uint64(0), np.uint64(0)), nibbles(weights, row, offset, high))

@@ -31,10 +31,11 @@ from cbtop.compute.quantization.uneven_levels import LEVELS
 U = np.uint64
 # Prefetch distances in bytes, into L1 and into L2.
 AHEAD, FAR_AHEAD = map(np.uint64, (L1_AHEAD, L2_AHEAD) if ASKS_TWICE else (4096, 8192))
-# Without AVX-512: an EPYC of Zen 2 reads Q4_0 and Q4_1 from memory at 0.90 to 0.95 of its bandwidth, with 4 KiB at
-# 0.80 and 0.83. Lines this near are already in L2 by the processor's own prefetching (see one_token_avx2).
+# Without AVX-512, a Zen 2 (EPYC) reads Q4_0 and Q4_1 from memory at 0.90 to 0.95 of its bandwidth with 768 bytes, and
+# at 0.80 and 0.83 with 4 KiB. The processor itself has already prefetched such near lines into L2 (see
+# one_token_avx2).
 NEAR_AHEAD = np.uint64(768) if TIER == "AVX2" else AHEAD
-UNEVEN = np.tile(LEVELS.astype(np.int8).view(np.uint8), 4)  # for each sixteen bytes of a vector
+UNEVEN = np.tile(LEVELS.astype(np.int8).view(np.uint8), 4)  # the levels for each sixteen bytes of a vector
 
 
 @jit_inlined
@@ -48,8 +49,10 @@ def ask_ahead(w: Any, row: Any, at: Any, lines: Any, ahead: Any = AHEAD) -> None
 
 @jit_inlined
 def ask_out_of_order(w: Any, row: Any, at: Any, lines: Any) -> None:
-    """Prefetch into L2 for reads out of order, in which no processor detects a stream. Without it four tokens times a
-    matrix of Q5_K in memory take a Zen 4 1.5 times as long."""
+    """Prefetch into L2 for reads that are not in memory order, which no processor recognises as a stream.
+
+    Without this, a product of four tokens and a Q5_K matrix in memory takes 1.5 times as long on a Zen 4.
+    """
     for line in range(U(lines)):
         prefetch_to_l2(w, row, at + FAR_AHEAD + U(64) * line)
         if ASKS_TWICE:
@@ -79,7 +82,7 @@ def four_bits_64(w: Any, row: Any, at: Any) -> Any:
 
 @jit_inlined
 def five_bits_64(w: Any, row: Any, at: Any) -> Any:
-    """Like `four_bits_64`, but adds the highest bits, which are in the sixteen words before."""
+    """Do the same as `four_bits_64`, but add the highest bits, which are in the sixteen words before the nibbles."""
     words = load_words(w, row, at)
     q, r, s, t, a, b, c, d = four_bits_64(w, row, at + U(64))
     return (
@@ -96,7 +99,7 @@ def five_bits_64(w: Any, row: Any, at: Any) -> Any:
 
 @jit_inlined
 def uneven_levels_64(w: Any, row: Any, at: Any) -> Any:
-    """Like `four_bits_64`, but returns the levels that the bits select, plus 128."""
+    """Do the same as `four_bits_64`, but return the levels that the bits select, plus 128."""
     table = load_64(UNEVEN, U(0), U(0))
     q, r, s, t, a, b, c, d = four_bits_64(w, row, at)
     return (
@@ -113,7 +116,7 @@ def uneven_levels_64(w: Any, row: Any, at: Any) -> Any:
 
 @jit_inlined
 def less_32(low: Any, low_shift: Any, high: Any, high_shift: Any) -> Any:
-    """Return six bits of a scale, four of `low` and above them two of `high`, less 32."""
+    """Return a scale of six bits minus 32. The lower four bits come from `low`, the upper two from `high`."""
     low = bits_and(shift_right(low, low_shift), np.int32(15))
     high = bits_and(shift_left(shift_right(high, high_shift), np.int32(4)), np.int32(48))
     return add(to_floats(bits_or(low, high)), splat(np.float32(-32)))
@@ -121,16 +124,21 @@ def less_32(low: Any, low_shift: Any, high: Any, high_shift: Any) -> Any:
 
 @jit_inlined
 def _of_either_half(a: Any, c: Any, whole: Any, low: Any, high: Any) -> Any:
-    """Return six bits, selected by the masks: all of a, or the low four of c below the two highest of a."""
+    """Return six bits.
+
+    The masks select all six of `a`, or the low four of `c` with the upper two of `a` above them.
+    """
     return bits_or(bits_or(bits_and(a, whole), bits_and(c, low)), bits_and(shift_right(a, np.int32(2)), high))
 
 
 @jit_inlined
 def six_bit_factors(w: Any, row: Any, base: Any, half: Any, part: Any) -> Any:
-    """Return scale and minimum of a sub-block stored as in Q4_K and Q5_K from `base` on (see
-    quantization/six_bits.py)."""
-    # Branch-free: before a branch LLVM loads all weights and activations of a step, runs out of registers, and cannot
-    # make loads part of the instructions that need them.
+    """Return scale and minimum of a sub-block.
+
+    They are stored from `base` on as in Q4_K and Q5_K (see six_bits.py).
+    """
+    # There is no branch here, because LLVM loads all weights and activations of a step before a branch. It then runs
+    # out of registers, and cannot make the loads part of the instructions that need them.
     is_last = np.int32(half)
     whole, low, high = np.int32(63) - np.int32(63) * is_last, np.int32(15) * is_last, np.int32(48) * is_last
     a = load_bytes(w, row, base + U(4 * ROWS) + part * U(ROWS))
@@ -144,7 +152,7 @@ def six_bit_factors(w: Any, row: Any, base: Any, half: Any, part: Any) -> Any:
     )
 
 
-# A turn of a block of Q5_K or Q6_K is the bytes of the low bits, then those with the upper bits.
+# In blocks of Q5_K and Q6_K, a turn is the bytes with the low bits, followed by the bytes with the upper bits.
 
 
 @jit_inlined
@@ -154,7 +162,7 @@ def _with_upper(w: Any, row: Any, low: Any, high: Any, low_shift: Any, high_shif
 
 @jit_inlined
 def with_uppers(w: Any, row: Any, low: Any, high: Any, apart: Any, low_shift: Any, high_shift: Any, mask: Any) -> Any:
-    """Return thirty-two columns, four from every `apart` bytes: nibbles, and above them bits of `high`, by `mask`."""
+    """Return 32 columns, four from every `apart` bytes: nibbles, with the bits of `high` in `mask` above them."""
     return (
         _with_upper(w, row, low, high, low_shift, high_shift, mask),
         _with_upper(w, row, low + apart, high + apart, low_shift, high_shift, mask),
@@ -177,17 +185,17 @@ def high_with(low: Any, high: Any, place: Any, mask: Any) -> Any:
     return low_with(shifted(low, np.int32(4)), high, place, mask)
 
 
-# Q2_K and Q3_K have a scale and a minimum for each sixteen columns. A byte of a turn's low bits has two bits each of
-# four columns, 32 apart.
+# Q2_K and Q3_K have a scale and a minimum for each sixteen columns. Each byte with low bits belongs to four columns
+# that are 32 apart, two bits each.
 
 
 @jit_inlined
 def two_bits_64(w: Any, row: Any, at: Any, half: Any, part: Any) -> Any:
-    """Return four columns 128 * half + 32 * part after those at `at`."""
+    """Return the four columns that begin 128 * half + 32 * part after the turn's first."""
     return masked(shifted(load_64(w, row, at + U(64) * U(half)), np.int32(2) * np.int32(part)), np.int32(3))
 
 
-# A format's functions and sizes: each format has a copy of the code below with its own.
+# Each format has a copy of the code below, with its own functions and sizes in place of these.
 _four: Any = None
 _factors_of_16: Any = None
 _TURN_BYTES, _BLOCK_BYTES = 2 * 64, 84
@@ -234,8 +242,10 @@ def _unpack(w: Any, row: Any, step: Any, part: Any) -> Any:  # compiled
 def of_sixteen_columns(
     name: str, block_bytes: int, turn_bytes: int, four: Any, factors_of_16: Any
 ) -> tuple[Any, BlockColumns]:
-    """Return `unpack` and `block` of a layout with a scale and a minimum for each sixteen columns, made from a
-    format's own `four` and `factors_of_16`, under @jit_inlined."""
+    """Return `unpack` and `block` of a layout whose every sixteen columns have a scale and a minimum.
+
+    They are made from the format's own `four` and `factors_of_16`, which are compiled by @jit_inlined.
+    """
     own = {"_four": four, "_factors_of_16": factors_of_16, "_TURN_BYTES": turn_bytes, "_BLOCK_BYTES": block_bytes}
     four_columns = jit_inlined(copy_of(_four_columns, f"four_columns_{name}", **own))
     factors = jit_inlined(copy_of(_factors, f"factors_{name}", **own))

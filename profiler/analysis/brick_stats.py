@@ -24,8 +24,8 @@ _NO_NODES = np.zeros(0, np.int64)
 class ClosedTime:
     """The part of a brick's time that is inside ended steps.
 
-    `once_ns` counts the time of a brick inside a brick of the same name only once. `calls_ns` adds up whole calls,
-    including adopted ones.
+    If a brick runs inside a brick of the same name, `once_ns` counts the time only once. `calls_ns` adds up whole
+    calls, including adopted ones.
     """
 
     once_ns: int
@@ -37,11 +37,10 @@ class ClosedTime:
 class BrickStats:
     """All calls of the bricks with one name and category.
 
-    Elements, tokens, flops and bytes are four different quantities. Elements are what the caller counted. Tokens are
-    counted once per step. Flops and bytes are computed from the declared work, and are None without declared work.
-    `exclusive_ns` excludes the bricks that ran inside this one. `calls.total_ns` adds up whole calls, so it counts a
-    call inside a brick of the same name twice. `closed` excludes adopted work. `exclusive_of_ns` is the whole time of
-    the calls that `exclusive_ns` covers.
+    Elements are what the caller counted. Tokens are counted once per step. Flops and bytes are computed from the
+    declared work, and are None without it. `exclusive_ns` excludes the bricks that ran inside this one.
+    `exclusive_of_ns` is the whole time of the calls in `exclusive_ns`. `calls.total_ns` adds up whole calls, so a
+    call inside a brick of the same name counts twice. `closed` excludes adopted work.
     """
 
     name: str
@@ -54,19 +53,19 @@ class BrickStats:
     flops: float | None
     bytes: float | None
     budget_us_per_token: float | None  # for all places of the brick together
-    budget_gb_per_sec: float | None  # the budgeted rate, if all places have the same
+    budget_gb_per_sec: float | None  # the budgeted rate; None if places have different rates
     size_bytes: float | None = None  # data of a collective; its `bytes` are the traffic on the links
     uncounted: int = 0  # calls that gave no count of elements
-    # Exclusive time in ended steps that was spent in other threads or tasks, so it is not part of their wall time.
+    # Exclusive time in ended steps that was spent in other threads or tasks. It is not part of the steps' wall time.
     adopted_ns: int = 0
-    dtypes: tuple[str, ...] = ()  # the data types that its calls multiply, as in `Work`
+    dtypes: tuple[str, ...] = ()  # the types of the numbers that are multiplied, as in `Work`
 
     @property
     def mean_exclusive_ns(self) -> float | None:
         """The mean exclusive time per call, or None if `exclusive_ns` covers none of these calls.
 
-        A window counts the calls that ended in the window, but its exclusive time comes only from steps that ended in
-        the window. So this mean covers a part of the calls.
+        In a window, the mean covers only some of the calls. A call counts if it ended in the window, but exclusive
+        time is known only for steps that ended in the window.
         """
         if not self.calls.total_ns:
             return 0.0
@@ -101,21 +100,21 @@ class CategoryStats:
 
 @dataclass(frozen=True, slots=True)
 class _Brick:
-    """The nodes of one brick that ran, and their static attributes."""
+    """One brick: its nodes that ran, and its static attributes."""
 
     name: str
     category: BrickCategory
     backend: str
     nodes: Column
     alike: tuple[Column, ...]  # `nodes` in groups with the same work and budget
-    outermost: Column  # the subset of `nodes` that is not inside a node of the same brick
+    outermost: Column  # those of `nodes` that are not inside a node of the same brick
     alike_outermost: tuple[Column, ...]
-    budget_gb_per_sec: float | None  # None unless all nodes have the same
+    budget_gb_per_sec: float | None  # None if nodes have different rates
     dtypes: tuple[str, ...]
 
 
 class _Bricks:
-    """Adds up columns for all bricks at once. A dozen NumPy calls per brick would take as long as all the rest."""
+    """Adds up columns for all bricks at once. Separate NumPy calls for each brick would double the time."""
 
     def __init__(self, bricks: Sequence[_Brick]) -> None:
         self.bricks = bricks
@@ -135,13 +134,13 @@ class _Bricks:
         return found
 
     def alike_sums(self, column: Column) -> list[list[int]]:
-        """Return the sum over each group in each brick's `alike`. `column` has one entry for every node."""
+        """Return the sum over each group of nodes in each brick's `alike`. `column` has one entry for every node."""
         summed = iter(np.add.reduceat(column[self._alike], self._alike_begins).tolist())
         return [list(islice(summed, groups)) for groups in self._alike_of]
 
 
 def _behind_each_other(groups: Sequence[Column]) -> tuple[Column, Column]:
-    """Return the joined groups and the index at which each group begins. No group may be empty."""
+    """Return the groups as one array, and the index at which each group begins. No group may be empty."""
     return np.concatenate([_NO_NODES, *groups]), np.cumsum([0, *(len(group) for group in groups)])[:-1]
 
 
@@ -155,7 +154,8 @@ def brick_stats(totals: PhaseTotals) -> list[BrickStats]:
     rows = zip(
         ran.bricks,
         totals.stats.calls_of([brick.nodes for brick in ran.bricks]),
-        # Calls that ended inside a call that still runs are not subtracted from earlier calls of the same node.
+        # While a call runs, calls inside it may have ended. They must not reduce the exclusive time of earlier calls
+        # of its node.
         ran.sums(np.maximum(closed_exclusive_ns, totals.exclusive_ns[nodes])),
         ran.sums(closed_exclusive_ns),
         ran.sums(np.where(is_adopted, closed_exclusive_ns, 0)),
@@ -199,7 +199,7 @@ def _by_brick(table: NodeTable, ran: Column) -> _Bricks:
     is_outermost = outermost(
         np.concatenate([_NO_NODES, *(part for parts in groups.values() for part in parts)]), table
     )
-    # A brick in several phases has one part per phase.
+    # `groups` has one part for each phase in which a brick ran.
     return _Bricks([_brick(table, *brick, np.concatenate(parts), is_outermost) for brick, parts in groups.items()])
 
 
@@ -224,7 +224,7 @@ def _brick(
 
 
 def name_and_category(node: Node) -> tuple[str, BrickCategory]:
-    """Return the key under which the calls of `node` and of other nodes are added up."""
+    """Return the name and category of `node`. The calls of all nodes with the same result are added up."""
     return node.name, BrickCategory.OTHER if node.category is None else node.category
 
 
@@ -273,7 +273,7 @@ _UNITS = ("flops", "bytes", "size_bytes")
 
 
 def _work_of(brick: _Brick, totals: PhaseTotals, alike: Sequence[tuple[Column, int, int]]) -> Iterator[float | None]:
-    """Yield the flops, the bytes and the size_bytes of all calls together. None if one call did not declare it.
+    """Yield the flops, the bytes and the size_bytes of all calls. A value is None if a call did not declare it.
 
     `alike` holds groups of nodes with the same work, with the calls and elements of each group.
     """
@@ -295,7 +295,7 @@ def _work_of(brick: _Brick, totals: PhaseTotals, alike: Sequence[tuple[Column, i
 
 
 def _work(node: Node, totals: PhaseTotals, unit: str) -> float | None:
-    """Return the work of all calls of `node`: a sum of what each call gave, or a linear function of elements."""
+    """Return the work of all calls of `node`. If the calls gave their amounts, add them up, else use the elements."""
     if unit != "size_bytes" and totals.stats.rare("amounts", (node.id,)):
         given = totals.stats.rare(f"{unit}_given", (node.id,))
         return None if given != totals.count[node.id] else totals.stats.rare(unit, (node.id,))
@@ -320,7 +320,7 @@ def _budget_of(groups: Sequence[Column], totals: PhaseTotals) -> float | None:
 
 
 def _budget_of_bytes(node: Node, totals: PhaseTotals) -> float | None:
-    """Return the time per token in µs that `node` may take, from its byte budget and the bytes moved per token."""
+    """Return the time per token in µs that `node` may take: the bytes per token, moved at the budgeted rate."""
     assert node.budget_gb_per_sec is not None
     moved, closed_us_per_token = _work(node, totals, "bytes"), totals.us_per_token(totals.closed_ns[node.id])
     if not moved or not closed_us_per_token:

@@ -12,7 +12,8 @@ PAGE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
-    """Allows `us_per_token` microseconds per token in each place of the brick. In 28 layers, it is 28 times as much.
+    """Allows `us_per_token` microseconds per token in each place of the brick. In 28 layers, this is 28 times as
+    much.
 
     Raises ValueError unless `us_per_token` is above zero.
     """
@@ -43,7 +44,7 @@ class TokenBudget:
 
 @dataclass(frozen=True, slots=True)
 class ByteBudget:
-    """Requires a rate of at least `gb_per_sec` (1e9 bytes a second). Raises ValueError unless it is above zero."""
+    """Requires at least `gb_per_sec` (1e9 bytes a second). Raises ValueError unless the rate is above zero."""
 
     gb_per_sec: float
 
@@ -74,7 +75,7 @@ class ByteBudget:
 
 
 def ceiling(budgets: Iterable[TokenBudget]) -> TokenBudget:
-    """Return the joint budget of bricks that run one after another. Times add up: tokens per second are 1 / sum.
+    """Return the joint budget of bricks that run one after another: the sum of their times per token.
 
     Raises ValueError if there are no bricks.
     """
@@ -82,7 +83,7 @@ def ceiling(budgets: Iterable[TokenBudget]) -> TokenBudget:
 
 
 def _positive(name: str, value: float) -> float:
-    number = float(value)  # converts a number of NumPy
+    number = float(value)  # NumPy number -> Python float
     if not 0 < number < MAX_QUANTITY:
         raise ValueError(f"{name} is {number}; a finite number above zero is wanted")
     return number

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cbtop.profiler.analysis.histograms import BUCKETS, Column, bucket_middle_ns
 
-# Nearest rank: the shortest duration that at least this share of the calls does not exceed.
+# A percentile is the shortest duration that at least this share of the calls does not exceed (nearest rank).
 PERCENTILES = (0.50, 0.95, 0.99, 0.999)
 SPARSE = 8  # skipping this many empty cells takes as long as sorting one
 
@@ -21,8 +21,8 @@ class Calls:
     """The statistics of a group of calls. Percentiles and `cv` come from histograms and are exact to one percent.
 
     Percentiles and `cv` are None if the histograms hold more or fewer calls than the group. This happens for a node
-    beyond MAX_HISTOGRAM_NODES, or if the histograms had no room. For such nodes, a result of NodeStats.since has no
-    minimum and maximum either.
+    beyond MAX_HISTOGRAM_NODES, or if the histograms had no room. A result of NodeStats.since then has no minimum and
+    maximum either.
     """
 
     count: int
@@ -52,19 +52,18 @@ def spread(
     *,
     with_cv: bool = True,
 ) -> list[NDArray[np.float64]]:
-    """Return the cv (if `with_cv`) and the percentiles of each group. `cells` are the histogram cells of its nodes.
+    """Return the cv (if `with_cv`) and the percentiles of each group. `cells` are the histogram cells of the nodes.
 
-    The values are NaN if the histogram of a group includes other calls.
+    The values of a group are NaN if its histogram does not hold exactly the calls of the group.
     """
     groups = len(low)
     place, bucket, counts = cells
-    # Key of each cell: its group, then its bucket. The running count of a group begins where the previous group's
-    # ends.
+    # A key is a group and a bucket. The keys of all groups are in one sequence, so that one running count serves all
+    # groups.
     least = int(bucket.min(initial=BUCKETS))
     buckets = int(bucket.max(initial=least)) - least + 1
     key = group[place] * buckets + (bucket - least)
-    # The nodes of a group have mostly the same buckets. If there are few empty cells, adding cells up is faster than
-    # sorting.
+    # The nodes of a group mostly use the same buckets. If few cells are empty, adding up is faster than sorting.
     if groups * buckets <= SPARSE * len(key):
         together = np.bincount(key, counts)  # exact: below 2 ** 53
         key = (together != 0).nonzero()[0]

@@ -1,4 +1,4 @@
-"""Takes fingerprints of a run's results, and finds the first place where a second run differs."""
+"""Takes fingerprints of a run's results, and finds the first place where a different run does not agree."""
 
 # Two correct runs differ in their last bits, because threads and backends add in different orders. Therefore
 # fingerprints are compared with a tolerance, never bit by bit.
@@ -18,7 +18,8 @@ from cbtop.profiler.traces.moments import TensorStats, tensor_stats
 
 SAMPLED_VALUES = 64  # number of values taken from a tensor, evenly spread
 MAX_FINGERPRINTS = 100_000
-# Far above the rounding error of float32 in a different order of addition. Far below the effect of one wrong value.
+# A different order of addition in float32 changes a result by far less than this. A wrong value changes it by far
+# more.
 DEFAULT_TOLERANCE = 1e-3
 
 
@@ -35,9 +36,8 @@ class Fingerprint:
 class DivergenceInfo:
     """The first place, in the order of execution, at which a run differs from its reference.
 
-    `quantity` is what differs (`mean`, `value[17]`, …). `expected` is the value of the reference, and `actual` the
-    value of the run. Either is None if the number does not exist there. If the run has no fingerprint for this place,
-    the quantity is `recorded`.
+    `quantity` is what differs (`mean`, `value[17]`, …). `expected` is the reference's value, `actual` is the run's. A
+    value that does not exist is None. If the run has no fingerprint for this place, `quantity` is `recorded`.
     """
 
     brick: str
@@ -48,7 +48,7 @@ class DivergenceInfo:
     actual: float | None
 
 
-_Place = tuple[str, int | None, int, int]  # brick, layer, position, and how often this brick ran there before
+_Place = tuple[str, int | None, int, int]  # brick, layer, position, number of earlier runs of this brick there
 
 
 class Fingerprints:
@@ -72,7 +72,7 @@ class Fingerprints:
         self._kept[brick, layer, position, turn] = fingerprint(tensor)
 
     def find_divergence(self, reference: Fingerprints, tolerance: float = DEFAULT_TOLERANCE) -> DivergenceInfo | None:
-        """Return the first fingerprint of `reference` that is missing or different in this run, or None if all agree.
+        """Return the first divergence from `reference`: a missing or different fingerprint. None if all agree.
 
         `tolerance` limits the error of one value, relative to the size of the tensor's values.
         """

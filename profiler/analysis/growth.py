@@ -25,7 +25,8 @@ class Growth:
     sums: NDArray[np.int64]  # shape (SUMS, nodes)
     cell: NDArray[np.int32]  # histogram cells without duplicates
     count: NDArray[np.uint32] | Column
-    # Increases by (index into SPARSE_COLUMNS, node), without the columns for points in time and extremes.
+    # What was added, by (index into SPARSE_COLUMNS, node). Points in time and extremes are left out, because they do
+    # not add.
     rare: dict[tuple[int, int], int]
 
     @property
@@ -39,7 +40,7 @@ class Growth:
         return arrays + SPARSE_BYTES * len(self.rare)
 
     def column(self, name: str) -> Column:
-        """Return one of SUMS, with one entry per node."""
+        """Return the row called `name` of `sums`. It has one entry per node."""
         found: Column = self.sums[SUMS.index(name)]
         return found
 
@@ -47,7 +48,7 @@ class Growth:
     def made(
         cls, node: Column, sums: Column, cell: Column, count: Column, rare: dict[tuple[int, int], int]
     ) -> Growth:
-        """Return these increases without zeros, in the smallest data types. `sums` has one row for each of SUMS."""
+        """Make a Growth without zeros, in the smallest data types. `sums` has one row for each of SUMS."""
         grew = (sums > 0).any(axis=0)
         counted = count > 0
         count = count[counted]
@@ -73,7 +74,7 @@ class Growth:
 
 
 def _each_once(parts: Sequence[NDArray[Any]]) -> tuple[Column, Callable[[Sequence[NDArray[Any]]], Column]]:
-    """Return the distinct values, ascending, and a function that sums the amounts of each (on the last axis)."""
+    """Return the distinct values, ascending. Also returns a function that sums the amounts of each value."""
     values = np.concatenate([NONE, *parts])
     order = np.argsort(values, kind="stable")  # each part is sorted, so a stable sort merges the parts
     values = values[order]

@@ -2,9 +2,10 @@
 
 Buckets are log-linear (the layout of HdrHistogram, with 64 buckets per octave). They are exact below 64 ns. Above
 that, a bucket is at most 1/64 of its value wide, so its midpoint is within 0.8 % of any duration in the bucket. The
-counts cover the whole life of the source, so percentiles of a sum of nodes are those of all their calls.
+counts cover the whole life of the source. Histograms of several nodes can be added, so percentiles of all their calls
+are known.
 
-The calls of a node are in few octaves. Only an octave with counts has a page of memory.
+A node's calls fall into few octaves, and only octaves with counts take memory: a page each.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ Column = NDArray[np.int64]
 
 SUB_BUCKET_BITS = 6
 SUB_BUCKETS = 1 << SUB_BUCKET_BITS
-MAX_DURATION_NS = (1 << 62) - 1  # no record that is counted is longer
+MAX_DURATION_NS = (1 << 62) - 1  # longer records are not counted
 OCTAVES = 62 - SUB_BUCKET_BITS + 1
 BUCKETS = OCTAVES * SUB_BUCKETS
-# A page takes 128 bytes, or 256 or 512 if a count needs that much. So a hostile source can use at most 64 MiB. There
-# is room for 8,192 nodes of 16 octaves.
+# A page takes 128 bytes, or 256 or 512 if a count needs that much. So all pages together take at most 64 MiB, even if
+# the source is hostile. 8,192 nodes of 16 octaves fit.
 MAX_PAGES = 1 << 17
 MAX_CELLS = 1 << 20  # maximum number of cells in one message
 _MIN_ROOM = 64  # minimum number of rows (nodes or pages) to allocate
@@ -73,8 +74,8 @@ def distinct(values: Column) -> Column:
 class Histograms:
     """Counts by cell. A cell is node * BUCKETS + bucket. Cells beyond MAX_PAGES are not counted.
 
-    A count takes two bytes. If one count needs more, all counts take four bytes, then eight. The tables grow by a
-    quarter, so that little more memory is allocated than used.
+    A count takes two bytes. If one count needs more, all counts take four bytes, then eight. A table that is full
+    grows by a quarter only, because doubling would waste memory.
     """
 
     def __init__(self) -> None:
@@ -104,7 +105,7 @@ class Histograms:
     def set(self, cell: Column, count: Column) -> Column:
         """Replace the counts of distinct cells by `count` (>= 0). Returns the increase of each cell.
 
-        For a cell without room, the increase is the whole count.
+        If there is no room for a cell, its increase is the whole count.
         """
         page = self._make_pages(cell)
         at = page.astype(np.int64) * SUB_BUCKETS + cell % SUB_BUCKETS
@@ -126,18 +127,18 @@ class Histograms:
         return slot[owner] * SUB_BUCKETS + inside
 
     def cells_of(self, nodes: Column) -> tuple[Column, Column, Column]:
-        """Return the cells with a count of each of `nodes`, ordered by the first two columns.
+        """Return the cells with a count of each of `nodes`, as columns: index in `nodes`, bucket, count.
 
-        The columns are: index in `nodes`, bucket, count.
+        They are ordered by index, then by bucket.
         """
         known = np.flatnonzero(nodes < len(self._pages))
         pages = self._pages[nodes[known]]
-        place, octave = (pages != 0).nonzero()  # nonzero takes a third of the time if the values are booleans
+        place, octave = (pages != 0).nonzero()  # nonzero is three times as fast for booleans
         owner, inside, count = self._cells_in(pages[place, octave])
         return known[place][owner], (octave * SUB_BUCKETS)[owner] + inside, count
 
     def sum(self, nodes: Iterable[int]) -> Column:
-        """Return the counts of `nodes` added up, by bucket."""
+        """Return the sum of the histograms of `nodes`, by bucket."""
         _, bucket, count = self.cells_of(np.fromiter(nodes, np.int64))
         summed = np.zeros(BUCKETS, np.int64)
         np.add.at(summed, bucket, count)

@@ -1,4 +1,4 @@
-"""Finds the layer of each node. Defines how many layers a comparison of layers needs."""
+"""Finds the layer of each node. Also says how many layers are needed to compare layers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.protocol.vocabulary import NodeKind
 
 BETWEEN = "between bricks"  # name for the time of a layer or step outside its bricks
-MIN_PEERS = 3  # minimum number of layers with the same stack and bricks, because a median of two is useless
+MIN_PEERS = 3  # minimum number of layers with the same stack and bricks; a median of two tells nothing
 
 
 def layer_of_nodes(totals: PhaseTotals) -> NDArray[np.int64]:
-    """Return the id of the outermost layer around each node, by node id. It is 0 for a node outside of all layers.
+    """Return the outermost layer around each node, by node id. The layer is 0 for a node outside of all layers.
 
     The outermost layer of a layer may be the layer itself.
     """

@@ -22,10 +22,10 @@ class PhaseTotals:
 
     Counts and times are from recorded steps. Plain steps are excluded, because nothing inside them is known.
 
-    `closed_ns` is the part of `total_ns` in steps that have ended. Exclusive time is a node's time minus the time of
-    nodes inside it that are shown separately. Inside a brick, only other bricks and steps are shown separately,
-    because its kernels and layers are the brick's own work. Inside other nodes, all nodes are shown separately.
-    Adopted work ran in parallel and is not subtracted.
+    `closed_ns` is the part of `total_ns` in steps that have ended. The exclusive time of a node is its time minus
+    that of the nodes inside it that are shown separately. A brick's kernels and layers are the brick's own work, so
+    inside a brick only other bricks and steps are shown separately. Inside other nodes, all nodes are. Adopted work
+    ran in parallel and is not subtracted.
     """
 
     step: Node | None
@@ -34,7 +34,7 @@ class PhaseTotals:
     stats: NodeStats
     # Arrays by node id. They are valid for the nodes of the phase.
     columns: dict[str, Column]  # count, elements, total_ns, closed_ns, loose_ns, overlap_ns
-    held: NDArray[np.bool_]  # mask of the bricks with time, and of the nodes inside such bricks
+    held: NDArray[np.bool_]  # mask of the bricks that have time, and of all nodes inside them
     adopted: NDArray[np.bool_]  # mask of adopted work, which is not part of the time of the node around it
 
     @classmethod
@@ -55,7 +55,7 @@ class PhaseTotals:
         columns["loose_ns"] = stats.sparse.dense("loose_ns", len(stats))[:size]
         columns["overlap_ns"] = stats.sparse.dense("overlap_ns", len(stats))[:size]
         total_ns, closed_ns = columns["total_ns"], columns["closed_ns"]
-        # A brick without time was never stopped. The nodes inside it belong to the node around it.
+        # A brick without time was never stopped, so the nodes inside it count for the node around it.
         held, adopted = _held_and_adopted(table, inside, (total_ns > 0) | (closed_ns > 0))
         return cls(
             step=step,
@@ -108,13 +108,13 @@ class PhaseTotals:
 
     @property
     def known_elements(self) -> dict[int, int]:
-        """The number of elements by node id. Excludes nodes with a call that gave no count."""
+        """The number of elements by node id, without nodes whose number is unknown."""
         unknown = self.stats.sparse["uncounted"].keys()
         return {node: n for node, n in self.elements.items() if node not in unknown} if unknown else self.elements
 
     @property
     def tokens(self) -> int | None:
-        """Tokens of the phase, which are the elements of its steps. None without steps or if a step has no count."""
+        """The number of tokens of the phase's steps. None without steps, or if a step did not count its tokens."""
         if self.step is None:
             return None
         all_of_them, plain = (self.stats.rare(name, (self.step.id,)) for name in ("uncounted", "plain_uncounted"))
@@ -144,7 +144,7 @@ class PhaseTotals:
 def _held_and_adopted(
     table: NodeTable, inside: Inside, is_timed: NDArray[np.bool_]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return two masks: the nodes at or below timed bricks (`is_timed`), and the nodes at or below adopted work."""
+    """Return two masks: the nodes at or below the bricks in `is_timed`, and the nodes at or below adopted work."""
     parent_of, kind_of = table.column("parent_of"), table.column("kind_of")
     held, adopted = np.zeros_like(is_timed), np.zeros_like(is_timed)
     for ids in inside.by_depth:
@@ -156,13 +156,13 @@ def _held_and_adopted(
 
 
 def exclusive_of(table: NodeTable, inside: Inside, time_ns: Column, nested_ns: Column, overlap_ns: Column) -> Column:
-    """Return, by node id, `time_ns` minus the time of the nodes inside that are shown separately.
+    """Return `time_ns` by node id, without the time of the nodes inside that are shown separately.
 
-    Each node inside is subtracted with its `nested_ns`. Its parent's `overlap_ns`, which several nodes share, counts
-    once.
+    A node inside is subtracted with its `nested_ns`. Where nodes overlap, the parent's `overlap_ns` is added back, so
+    that the same time is not subtracted twice.
     """
     parent_of, kind_of = table.column("parent_of"), table.column("kind_of")
-    in_brick, in_other = -overlap_ns, -overlap_ns  # time shown separately, inside a brick and inside any other node
+    in_brick, in_other = -overlap_ns, -overlap_ns  # time to subtract from a brick, and from any other node
     for ids in reversed(inside.by_depth):
         parent, kind = parent_of[ids], kind_of[ids]
         is_brick = kind == NodeKind.BRICK

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from cbtop.protocol.attributes import UNKNOWN_TYPE
 from cbtop.protocol.messages import UNSURE_PERCENT
 
-LIMITING_PERCENT = 60  # percent of a roof; a point below this for every roof is limited by something else
+LIMITING_PERCENT = 60  # percent of a roof; below this for every roof, something else limits the brick
 MEMORY, COMPUTE, NO_ROOF = "memory", "compute", "latency or overhead"
-SHARED = "several at once"  # several steps share the roofs, so a brick's own rate does not show what limits it
+SHARED = "several at once"  # what limits a brick is not known, because steps that run at once share the roofs
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class Distance:
 
     @property
     def above_roof(self) -> bool:
-        """Whether the rate exceeds the measured maximum. Then the declared work or the ceiling is wrong."""
+        """Whether the rate exceeds the roof. Then the declared work or the ceiling is wrong."""
         return self.percent_of_roof > 100
 
 
 def spread_percent(value: float, median: float | None) -> float | None:
-    """Return how far a roof's median is below its best value `value`, in percent. Returns None without a median."""
+    """Return how far the median of a roof's rounds is below the best, `value`, in percent. None if not known."""
     return None if median is None else 100 * max(value - median, 0.0) / value
 
 
@@ -74,8 +74,8 @@ def distance(
 ) -> Distance | None:
     """Return the distance of a point from the roof above it, or None unless both kinds of ceilings are known.
 
-    The roof is made of the highest ceiling of each kind. A lower ceiling (DRAM under a cache) also limits a point
-    that is near this ceiling.
+    The highest ceiling of each kind makes the roof. A point near a lower ceiling (DRAM below a cache) is limited by
+    that ceiling.
     """
     if not peaks_gflops or not peaks_gb_per_sec:
         return None

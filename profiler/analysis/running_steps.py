@@ -1,4 +1,4 @@
-"""Collects the time of the parts of each running step. When the step ends, adds this time to `closed_ns`."""
+"""Collects the times of a step's parts while the step runs, and adds them to `closed_ns` when the step ends."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cbtop.profiler.analysis.sparse_columns import SparseColumns
 from cbtop.protocol.ring import FLAG_CANCELLED, FLAG_LOOSE, FLAG_PLAIN, LANE_SHIFT, LANES
 from cbtop.protocol.ring_reader import Batch
 
-MAX_OPEN_GROUPS = 4096  # bound on steps that run at the same time, by node and lane; a host has sixteen lanes
-MAX_OPEN_PARTS = 64  # bound on the batches of parts per group, before they are added up
+MAX_OPEN_GROUPS = 4096  # limit for steps that run at the same time, by node and lane; a real host has sixteen lanes
+MAX_OPEN_PARTS = 64  # number of batches of parts per group until the parts are added up
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class _Inside:
     """The records of a batch that belong to steps, grouped by step and lane. Each group is in order of arrival."""
 
     node: Column
-    step: Column  # the step node around the node; itself for a step
-    group: Column  # group number: step and lane
-    outer: Column  # the node with a time that includes this record
+    step: Column  # the step around the record's node; for the record of a step, its own node
+    group: Column  # a number for each step and lane
+    outer: Column  # the parent, if its time includes this record
     start_ns: Column
     end_ns: Column
     duration_ns: Column
@@ -34,11 +34,11 @@ class _Inside:
 
 @dataclass(frozen=True, slots=True)
 class _Fate:
-    """The fate of each record: its time is added to `closed_ns`, dropped, or kept until its step ends."""
+    """What happens to each record: its time is added to `closed_ns`, dropped, or kept until its step ends."""
 
-    ended_in: Column  # index of the step that ended, among all ends in the batch
+    ended_in: Column  # index into all ends in the batch: the step that the record belongs to
     follows: NDArray[np.bool_]  # True if a step in the same lane ended earlier in the batch
-    late: NDArray[np.bool_]  # True if the record was deferred until after the end of its step
+    late: NDArray[np.bool_]  # True if the record came after the end of its step
     dropped: NDArray[np.bool_]  # True if the step was cancelled
     closing: NDArray[np.bool_]
     still_open: NDArray[np.bool_]
@@ -47,15 +47,14 @@ class _Fate:
 class RunningSteps:
     """The parts of running steps, by step and lane.
 
-    Steps that run at the same time have different lanes, and the records of a lane are in order. Records after the
-    last end of a step in a lane belong to the next step in the lane, even if that step ran earlier and waited for a
-    device. A record that was deferred until after the end of its step is recognised by its time. Many steps may share
-    the last lane. There, the end of a step closes all earlier parts, and a cancelled step closes none.
+    Steps that run at the same time have different lanes, and the records of a lane are in order. So records after the
+    end of a step belong to the next step in the lane. A record that came after the end of its own step is recognised
+    by its time. Many steps may share the last lane. There, the end of a step closes all earlier parts, and a
+    cancelled step closes none.
     """
 
     def __init__(self) -> None:
-        # By group: when the last step ended, whether it was cancelled, and how much of its time was outside its
-        # parts.
+        # By group: when its last step ended, whether that step was cancelled, and the step's time outside its parts.
         self._ended: dict[int, tuple[int, bool, int]] = {}
         # By group: node ids, and two rows of times. Row 0 is the whole time, row 1 the overlap with earlier parts.
         self._open: dict[int, list[tuple[Column, NDArray[np.int64]]]] = {}
@@ -63,7 +62,7 @@ class RunningSteps:
         self._last: dict[int, dict[int, tuple[int, int]]] = {}
 
     def is_open(self, step: int, lane: int) -> bool:
-        """Return whether a step of this node and lane is running and has parts that ended."""
+        """Return whether a step of this node is running in this lane, with at least one part that has ended."""
         return step * LANES + lane in self._open
 
     def close(
@@ -71,8 +70,8 @@ class RunningSteps:
     ) -> Column:
         """Add the time of the parts of ended steps to `closed_ns`.
 
-        Also counts how much longer the parts of a step took than the step, which nested calls cannot do. Also counts
-        how long parts of the same node ran at the same time, for example on two streams of a device.
+        If the parts took longer than their step, counts by how much. Nested calls cannot do that. Also counts how
+        long parts of the same node ran at the same time, for example on two streams of a device.
 
         Returns the changed nodes. Some of them may not be in the batch.
         """
@@ -134,7 +133,7 @@ class RunningSteps:
     ) -> Column:
         """Return the time of each ended step outside of its parts in this batch.
 
-        For late parts of steps that ended in earlier batches, subtract their time from the noted time of these steps.
+        Late parts may belong to steps that ended in earlier batches. For such steps, correct the noted time.
         """
         found = inside.duration_ns[ends]
         counted = fate.closing & ~inside.is_end & (inside.outer == inside.step)
@@ -171,10 +170,9 @@ class RunningSteps:
         return concerned
 
     def _shared_ns(self, group: Column, outer: Column, start_ns: Column, end_ns: Column) -> Column:
-        """Return how long each record overlaps parts of the same `outer` node that began before it.
+        """Return how long each record overlaps parts of the same `outer` node that began before the record.
 
-        For records in the shared lane, the result is 0, because it is not known which of them belong to the same
-        step.
+        The result is 0 in the shared lane, because records of different steps cannot be told apart there.
         """
         found = np.zeros(len(group), np.int64)
         parts = np.flatnonzero((outer > 0) & (group % LANES != LANES - 1))
@@ -212,7 +210,7 @@ class RunningSteps:
             del self._last[next(iter(self._last))]
 
     def _note_late(self, groups: Column, duration: Column, sparse: SparseColumns) -> None:
-        """Subtract time that was recorded after the end of a step from the noted remaining time of this step."""
+        """Subtract late parts from the noted times of their ended steps."""
         for group in distinct(groups).tolist():
             end_ns, is_cancelled, left_ns = self._ended[group]
             now_ns = left_ns - int(duration[groups == group].sum())
@@ -260,7 +258,7 @@ def _inside(batch: Batch, step_of: Column, part_of: Column) -> _Inside:
 
 
 def _note_over(sparse: SparseColumns, step: int, before_ns: int, left_ns: int) -> None:
-    """Count how much longer the parts of a step took than the step, beyond what `before_ns` has already counted."""
+    """Count by how much the parts of a step took longer than the step, beyond what was counted for `before_ns`."""
     more_ns = max(0, -left_ns) - max(0, -before_ns)
     if more_ns:
         over, over_ns = sparse["over"], sparse["over_ns"]
@@ -269,7 +267,7 @@ def _note_over(sparse: SparseColumns, step: int, before_ns: int, left_ns: int) -
 
 
 def _covered_ns(times_ns: Iterable[tuple[int, int]], begun_ns: int, ended_ns: int) -> Iterator[int]:
-    """Yield how much of each interval is covered by earlier intervals or by the one from `begun_ns` to `ended_ns`.
+    """Yield how much of each interval is covered by earlier intervals, or by the interval `begun_ns` to `ended_ns`.
 
     The intervals are ordered by their start.
     """

@@ -43,8 +43,8 @@ class SparseColumns:
     def values_of(self, nodes: Iterable[int]) -> tuple[Column, Column, NDArray[np.float64]]:
         """Return the values of `nodes` as columns: node, index into SPARSE_COLUMNS, value.
 
-        Values are float64, because FLOP may exceed 64 bits. Times are exact up to a hundred days, and then exact to
-        two nanoseconds.
+        Values are float64, because FLOP may exceed 64 bits. Times of more than a hundred days are rounded to two
+        nanoseconds.
         """
         wanted = set(nodes)
         found = [
@@ -57,7 +57,7 @@ class SparseColumns:
         return keys[:, 0], keys[:, 1], np.array([float(value) for _, _, value in found], np.float64)
 
     def add(self, name: str, node: Column, value: Column) -> None:
-        """Add each of `value` to the value of the node at the same index."""
+        """Add each entry of `value` to the node at the same index."""
         values = self._values[name]
         for one, number in zip(node.tolist(), value.tolist(), strict=True):
             values[one] = values.get(one, 0) + number
@@ -68,7 +68,7 @@ class SparseColumns:
         self._values[name][node] = min(known, value) if name.endswith("_least") else max(known, value)
 
     def add_all(self, other: SparseColumns, place: Column) -> None:
-        """Add the values of `other`. Its node n is `place[n]` here. Skips points in time, because clocks differ."""
+        """Add the values of `other`, whose node n is `place[n]` here. Skips points in time, because clocks differ."""
         for name, ours in self._values.items():
             theirs = [(node, value) for node, value in other[name].items() if node < len(place)]
             for node, value in theirs if name not in MOMENTS else ():
@@ -79,7 +79,7 @@ class SparseColumns:
                     ours[here] = ours.get(here, 0) + value
 
     def count(self, increases: dict[tuple[int, int], int], times: int) -> None:
-        """Add `increases` `times` times. Its keys are (index into SPARSE_COLUMNS, node). Values of 0 are removed."""
+        """Add `increases` `times` times. Their keys are (index into SPARSE_COLUMNS, node). Removes values of 0."""
         for (at, node), value in increases.items():
             values = self._values[SPARSE_COLUMNS[at]]
             values[node] = values.get(node, 0) + times * value
@@ -87,7 +87,7 @@ class SparseColumns:
                 del values[node]
 
     def take_recent(self, whole: SparseColumns, counted: SparseColumns) -> None:
-        """Copy the values of `counted`, which is a part of `whole`. Points in time are copied from `whole`."""
+        """Copy the values of `counted`, which covers a part of `whole`. Points in time come from `whole`."""
         for name in SPARSE_COLUMNS:
             self._values[name] = dict((whole if name in MOMENTS else counted)[name])
 

@@ -1,4 +1,4 @@
-"""Cumulative statistics per node, in columns. The daemon adds up records, and the viewer keeps a copy."""
+"""Cumulative statistics per node, in columns. The daemon adds up records. The viewer has a copy of the sums."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from cbtop.profiler.analysis.step_intervals import StepIntervals
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_FAILED, FLAG_LOOSE, FLAG_UNCOUNTED, UNKNOWN_AMOUNT
 from cbtop.protocol.ring_reader import Batch
 
-# The number of nodes with a histogram of their own. All other nodes of the same name and phase share one histogram.
-# For such nodes, percentiles are known per brick but not per place.
+# The number of nodes with a histogram of their own. Further nodes share one histogram for each name and phase, so
+# their percentiles are known per brick but not per place.
 MAX_HISTOGRAM_NODES = 8_192
 
 _ROW_OF = {name: at for at, name in enumerate(COLUMNS)}
 _SUM_ROWS = np.array([[_ROW_OF[name]] for name in SUMS])
 _OF_PLAIN = {"count": "plain", "total_ns": "plain_ns", "elements": "plain_tokens"}
-SANE = 1 << 62  # the sum of two times or counts below this does not overflow
+SANE = 1 << 62  # two times or counts below this can be added without overflow
 _ENDS = ("min_ns", "max_ns")
 _UNKNOWN_MINIMUM, _UNKNOWN_MAXIMUM = -1, np.iinfo(np.int64).max  # outside the range of the real values
 _NONE, _FIRST = np.zeros(0, np.int64), np.zeros(1, np.int64)
@@ -34,11 +34,11 @@ _NONE, _FIRST = np.zeros(0, np.int64), np.zeros(1, np.int64)
 def sane(batch: Batch, nodes: int) -> NDArray[np.bool_]:
     """Return a mask of the valid records.
 
-    A valid record has a node id from 1 to `nodes`. Its start is not negative and not after its end, or it holds
-    amounts of work.
+    A valid record has a node id from 1 to `nodes`. Its start is at least 0 and at most its end, except in a record of
+    amounts.
     """
     duration = batch.end_ns - batch.start_ns
-    amounts = batch.are(FLAG_AMOUNTS)  # the start and end of such a record are FLOP and bytes
+    amounts = batch.are(FLAG_AMOUNTS)  # such a record holds FLOP and bytes in place of start and end
     is_given = (batch.start_ns >= UNKNOWN_AMOUNT) & (batch.end_ns >= UNKNOWN_AMOUNT)
     good: NDArray[np.bool_] = (batch.node >= 1) & (batch.node <= nodes)
     good &= np.where(amounts, is_given, (batch.start_ns >= 0) & (batch.start_ns <= batch.end_ns) & (duration < SANE))
@@ -53,9 +53,9 @@ class NodeStats:
         self._size = 0
         self._table = np.zeros((len(COLUMNS), 0), np.int64)
         self._histograms = Histograms()
-        self._shared: dict[int, int] = {}  # by first_of: the owner of the histogram for all nodes beyond the bound
+        self._shared: dict[int, int] = {}  # by first_of: the node whose histogram all nodes beyond the bound share
         self.sparse = SparseColumns()
-        # In a result of `recent_part`: the table with all counts, until min_ns and max_ns are computed.
+        # In a result of `recent_part`: the table with all counts, from which min_ns and max_ns are computed.
         self._whole: NodeStats | None = None
         self.intervals = StepIntervals()
         self.running = RunningSteps()
@@ -65,7 +65,7 @@ class NodeStats:
         return self._size
 
     def column(self, name: str) -> Column:
-        """Return a view of one column: one entry per node id. Without records it is 0 (min_ns: NO_MINIMUM)."""
+        """Return a view of one column, by node id. A node without records has 0, or NO_MINIMUM as its min_ns."""
         if self._whole is not None and name in _ENDS:
             node = np.arange(self._size)
             found = self._ends(node, self._histograms.cells_of(node))
@@ -149,9 +149,9 @@ class NodeStats:
         return found
 
     def medians_ns(self, nodes: Column, fraction: float = PERCENTILES[0]) -> NDArray[np.float64]:
-        """Return the percentile at `fraction` of each node's calls. By default, this is the p50.
+        """Return the percentile at `fraction` of each node's calls, by default p50.
 
-        It is NaN for a node without calls, or if the node's histogram includes calls of other nodes.
+        The result is NaN for a node without calls, or if its histogram includes calls of other nodes.
         """
         found = np.full(len(nodes), np.nan)
         there = np.flatnonzero(self.column("count")[nodes])
@@ -163,7 +163,7 @@ class NodeStats:
         return found
 
     def _ends(self, node: Column, cells: tuple[Column, Column, Column]) -> tuple[Column, Column]:
-        """Return min_ns and max_ns of each of `node`. `cells` are their histogram cells."""
+        """Return min_ns and max_ns of each of `node`. `cells` are the histogram cells of these nodes."""
         if self._whole is None:
             return self._row("min_ns")[node], self._row("max_ns")[node]
         place, bucket, counts = cells
@@ -174,7 +174,7 @@ class NodeStats:
         at = np.flatnonzero(np.diff(begins))
         if len(at):
             first, last = begins[at], begins[at + 1] - 1
-            # A histogram that includes other nodes' calls shows nothing about the node itself.
+            # A shared histogram tells nothing about a single node.
             own = np.add.reduceat(counts, first) == count[at]
             at, first, last = at[own], first[own], last[own]
             least, most = (self._whole.column(name)[node[at]] for name in _ENDS)
@@ -200,10 +200,10 @@ class NodeStats:
     ) -> tuple[Column, Column]:
         """Count the records of `batch`. Returns the nodes and the histogram cells that changed.
 
-        `step_of[node]` is the step node above `node`. It is `node` itself for a step, and -1 outside of steps. When a
-        step ends, the time of its bricks is added to `closed_ns`. `part_of[node]` is the parent of `node` if its time
-        includes the time of `node`, else -1. `first_of[node]` is the first node with the same name and category in
-        the phase. If `first_of` is None, no node shares a histogram.
+        `step_of[node]` is the step above `node`, `node` itself for a step, or -1 outside of steps. `part_of[node]` is
+        the parent if its time includes the time of `node`, else -1. `first_of[node]` is the first node of the phase
+        with the same name and category. If `first_of` is None, no node shares a histogram. When a step ends, the time
+        of its bricks is added to `closed_ns`.
         """
         self.grow(int(batch.node.max(initial=-1)) + 1)
         odd = (batch.flags & (FLAG_LOOSE | FLAG_UNCOUNTED)) != 0
@@ -231,7 +231,7 @@ class NodeStats:
         return distinct(np.concatenate(changed)), cells[0]
 
     def _histogram_of(self, node: Column, first_of: Column | None) -> Column:
-        """Return the owner of the histogram of each node: the node itself, or a shared one beyond the bound."""
+        """Return the node whose histogram counts the calls of each node: the node itself, or a shared one."""
         beyond = np.flatnonzero(node > MAX_HISTOGRAM_NODES)
         if first_of is None or not len(beyond):
             return node
@@ -243,7 +243,7 @@ class NodeStats:
         return found
 
     def totals(self, node: Column) -> NDArray[np.int64]:
-        """Return all columns of `node`, of shape (COLUMNS, nodes). A result of `recent_part` has no extremes."""
+        """Return all columns of `node`, of shape (COLUMNS, nodes). They contain no extremes in a `recent_part`."""
         return self._table[:, node]
 
     def buckets(self, cell: Column) -> Column:
@@ -262,7 +262,7 @@ class NodeStats:
         count: Column,
         rare: dict[tuple[int, int], int],
     ) -> Growth:
-        """Replace the totals by `totals`, of shape (COLUMNS, nodes), and the counts of cells. Returns the increase.
+        """Replace the totals by `totals`, of shape (COLUMNS, nodes), and the counts of cells. Returns what was added.
 
         No node and no cell may occur twice.
         """
@@ -285,10 +285,10 @@ class NodeStats:
         return NodeStats().take_over(node, self.totals(node), cell, self.buckets(cell), rare)
 
     def since(self, growth: Growth) -> NodeStats:
-        """Return a table of only the counts in `growth`, which is the latest part of this table's counts.
+        """Return a table of only the counts in `growth`, the latest part of this table's counts.
 
-        min_ns and max_ns are estimates, within one percent. They are the middle of the first and last bucket with a
-        count, limited to the min_ns and max_ns of all calls.
+        min_ns and max_ns are estimates, within one percent: the middle of the first and last bucket with a count.
+        They are limited to the min_ns and max_ns of all calls.
         """
         counted = NodeStats()
         counted.count(growth)
@@ -302,7 +302,7 @@ class NodeStats:
         self._histograms.add(growth.cell.astype(np.int64), times * growth.count.astype(np.int64))
 
     def recent_part(self, counted: NodeStats) -> NodeStats:
-        """Return a table of `counted`, which is the latest part of this table's counts; see `since`.
+        """Return a table of `counted`, the latest part of this table's counts; see `since`.
 
         The result shares the histograms of `counted`.
         """

@@ -9,10 +9,10 @@ from cbtop.profiler.analysis.node_columns import ANY_STEP
 from cbtop.profiler.analysis.sparse_columns import SparseColumns
 from cbtop.protocol.ring_reader import Batch
 
-MOST_SQUARED = 1 << 32  # maximum tokens of a step in sums of squares, so that the sums do not overflow
-MAX_KEPT_INTERVALS = 1 << 12  # per step node; a later record of a step counts time before the kept intervals again
+MOST_SQUARED = 1 << 32  # a step counts at most this many tokens in sums of squares, so that they do not overflow
+MAX_KEPT_INTERVALS = 1 << 12  # per step node; time before these is counted again if a step is recorded late
 MAX_SAID_INTERVALS = 1 << 10  # maximum number of intervals in one message
-MAX_PARTS = 64  # per step node, before parts are joined
+MAX_PARTS = 64  # per step node; more parts than this are joined
 NONE = np.zeros(0, np.int64)
 
 
@@ -25,8 +25,8 @@ class StepIntervals:
     def since(self, from_ns: int, most: int) -> tuple[Column, Column, Column]:
         """Return the intervals when steps ran, as columns: node, begin in ns, length in ns.
 
-        These are the disjoint intervals of `union_ns` that end at `from_ns` or later. They are ascending for each
-        node. If there are more than `most` over all nodes, the earliest intervals of a node are left out.
+        The intervals of a node are disjoint and ascending, and end at `from_ns` or later. If there are more than
+        `most` over all nodes, the earliest ones of a node are left out.
         """
         found = [(NONE, NONE, NONE)]
         for step, parts in sorted(self._intervals.items()):
@@ -40,7 +40,10 @@ class StepIntervals:
         return node, begin, length
 
     def cover(self, batch: Batch, step_of: Column, sparse: SparseColumns) -> None:
-        """Update the intervals when steps ran, counting overlapping time once, and the sums of squared tokens."""
+        """Add the steps of `batch` to the intervals, to the time when steps ran, and to the sums of squared tokens.
+
+        Time when several steps ran counts once.
+        """
         if len(batch.node):
             first_ns = int(batch.start_ns.min())
             sparse["first_ns"][ANY_STEP] = min(sparse["first_ns"].get(ANY_STEP, first_ns), first_ns)
@@ -74,7 +77,7 @@ class StepIntervals:
         known = sum(int((part[1] - part[0]).sum()) for part in overlapping)
         more = int((ends - starts).sum()) - known
         sparse["union_ns"][step] = sparse["union_ns"].get(step, 0) + more
-        if len(parts) >= MAX_PARTS:  # the parts are in ascending order and do not overlap
+        if len(parts) >= MAX_PARTS:  # the parts are ascending and disjoint
             older = tuple(np.concatenate(column)[-MAX_KEPT_INTERVALS:] for column in zip(*parts, strict=True))
             parts[:] = [(older[0], older[1])]
         parts.append((starts[-MAX_KEPT_INTERVALS:], ends[-MAX_KEPT_INTERVALS:]))

@@ -1,4 +1,4 @@
-"""The books of a phase: how its wall time was spent, what ran outside it, and whether the sums are possible."""
+"""The books of a phase: how its wall time was spent, and what ran outside. Books close if the sums are possible."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INSIDE_LAYERS, BETWEEN_LAYERS, INNER_STEPS = "inside layers", "between layers", 
 class Beside:
     """Time outside the wall time of any step: number of calls, sum of times, and time by name, longest first.
 
-    If calls ran at the same time, the time of each counts in full.
+    If calls ran at the same time, the whole time of each counts.
     """
 
     calls: int
@@ -33,15 +33,15 @@ class Beside:
 class TimeBreakdown:
     """wall = bricks + gaps - overlap + unattributed, over the ended steps of a phase. Other times are separate.
 
-    The books do not close if the parts of a step took longer than the step (`over` steps, by `over_ns`). They also do
-    not close if the parts of a layer or brick took longer than that layer or brick (`exceeded`: its name, and by how
-    much). Then no share of the wall time can be trusted.
+    The books do not close if parts took longer than their whole. For steps, `over` is how many, and `over_ns` by how
+    much. For layers and bricks, `exceeded` has the name, and by how much. Then no share of the wall time can be
+    trusted.
     """
 
     wall_ns: int
     bricks_ns: int
     gaps_ns: dict[str, int]
-    overlap_ns: int  # time when two bricks or gaps ran at once, counted for each beyond the first
+    overlap_ns: int  # time when several bricks or gaps ran at once, for each one beyond the first
     open_ns: int  # brick time in a step that has not ended
     over: int
     over_ns: int
@@ -49,9 +49,9 @@ class TimeBreakdown:
     unmatched_calls: int  # calls stopped twice, out of order or after their step
     unmatched_ns: int
     cancelled: int  # number of steps cancelled or renamed inside; their bricks are not counted
-    # Number of steps that ran with fifteen others, so it is not known which bricks belong to them.
+    # Number of steps in the shared lane. Which bricks belong to them is not known.
     in_shared_lane: int
-    adopted: Beside | None  # time in other threads or tasks, for these steps
+    adopted: Beside | None  # time that other threads or tasks worked for these steps
 
     @property
     def unattributed_ns(self) -> int:
@@ -64,13 +64,13 @@ class TimeBreakdown:
 
 
 def books_of(totals: PhaseTotals, whole: PhaseTotals) -> TimeBreakdown | None:
-    """Return the books of the phase of `totals`, or None for a process without steps.
+    """Return the books of the phase in `totals`, or None for a process without steps.
 
-    All times come from measured records. The time of a brick is its own record. The gap `inside layers` is the time
-    of layers minus the bricks in them. `between layers` is the time of layers that contain layers, minus the inner
-    layers. `steps inside` are steps of a different phase that ran in a step of this phase. The rest of a step is
-    unattributed. Only gaps that can occur in this process are included. The time in a running step comes from
-    `whole`, the totals of the process's whole life.
+    All times come from measured records. The gap `inside layers` is the time of layers minus the bricks in them.
+    `between layers` is the time of layers that contain layers, minus the inner layers. `steps inside` is the time of
+    other phases' steps inside steps of this phase. The rest of a step is unattributed. Only gaps that can occur in
+    this process are included. `whole` has the totals since the process began. The time in running steps comes from
+    there.
     """
     step = totals.step
     if step is None:
@@ -97,7 +97,7 @@ def books_of(totals: PhaseTotals, whole: PhaseTotals) -> TimeBreakdown | None:
         for node in below_zero
         if table[node].kind in _HOLDERS
     ]
-    # Nodes inside a brick are excluded, because their time belongs to the brick.
+    # The time of a node inside a brick belongs to the brick.
     around = ids[~totals.adopted[ids] & ~totals.held[ids]]
     every, adopted = ids.tolist(), ids[kind_of[parent_of[ids]] == NodeKind.ADOPTED].tolist()
     return TimeBreakdown(
@@ -163,7 +163,7 @@ def _beside(nodes: list[Node], count: dict[int, int], time_ns: dict[int, int]) -
 
 
 def _parts(totals: PhaseTotals) -> tuple[Column, Column, Column]:
-    """Return the bricks and the layers that are not inside a brick, and all steps inside."""
+    """Return the bricks, the layers outside of bricks, and all steps inside."""
     ids = totals.inside.ids[~totals.adopted[totals.inside.ids]]
     kind, parent = totals.table.column("kind_of")[ids], totals.table.column("parent_of")[ids]
     is_step = kind == NodeKind.STEP

@@ -135,7 +135,7 @@ class Cupti(Protocol):
 
 
 def decoded(raw: bytes) -> KernelRecord | ExternalCorrelation | None:
-    """Return the content of a record, or None for a record of other kinds. Raises ValueError if it is invalid."""
+    """Return the content of a record, or None if its kind is not used. Raises ValueError for an invalid record."""
     if len(raw) < _CALL.size:
         raise ValueError(f"a record of {len(raw)} bytes")
     kind = _CALL.unpack_from(raw)[0]
@@ -385,7 +385,7 @@ _left_on: list[TorchsCupti] = []
 
 
 def _pass_over(_data: Any, _domain: int, _which: int, _called: Any) -> None:
-    """Do nothing. It is never called, because no call is subscribed to."""
+    """Do nothing. CUPTI never calls this function, because we subscribe to no calls."""
 
 
 @functools.cache

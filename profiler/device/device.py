@@ -40,7 +40,7 @@ class CudaDevice:
         for _ in range(FIRST_TRIES):
             self._next_pair_ns = 0
             self.look_at_clocks()
-            # One pair is enough: a second one right after it would show nothing of the clocks' drift.
+            # One pair is enough. The drift of the clocks shows only in pairs that are farther apart in time.
             if self.time.last is not None:
                 break
         _devices.add(self)

@@ -1,14 +1,15 @@
-"""Converts times of a device's clock to the host's. It uses pairs of readings and the line between them.
+"""Converts times of a device's clock to the host's clock, by lines between pairs of readings.
 
 All times are integer nanoseconds.
 
 Rules
 - A pair means that the device's clock showed `device_ns` when the host's monotonic clock showed `host_ns`, give or
-  take `error_ns`. A float cannot hold such a time exactly, because nanoseconds since the epoch take 61 bits.
+  take `error_ns`. A float cannot hold these times exactly: nanoseconds since the epoch take 61 bits.
 - Between pairs, and after the last pair, the difference of the clocks is taken from a line. The error of the line
   adds to the errors of the pairs. Between pairs, the drift may differ from its mean by WANDER_PPM. With a single
   pair, the drift may be up to MAX_DRIFT_PPM.
-- If this drift cannot explain a pair (the host slept, a clock was set), all earlier pairs are discarded.
+- If a new pair differs from the last pair by a larger drift (the host slept, a clock was set), all earlier pairs are
+  discarded.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import NamedTuple
 MAX_DRIFT_PPM = 100  # measured values are 6 to 24
 WANDER_PPM = 1
 MAX_PAIRS = 64
-BASELINE = 8  # number of newest pairs that give the slope after the last pair
+BASELINE = 8  # after the last pair, the line goes through the first and last of this number of newest pairs
 _MILLION = 1_000_000
 
 
@@ -86,8 +87,7 @@ class DeviceTime:
     def _line(self, device_ns: int) -> tuple[ClockPair, ClockPair]:
         """Return the two pairs that define the line for `device_ns`.
 
-        These are the pairs around `device_ns`. After the last pair, they are the first and the last of the newest
-        pairs.
+        These are the pairs before and after `device_ns`. If no pair is after `device_ns`, see BASELINE.
         """
         pairs = self._pairs
         if not pairs:

@@ -44,7 +44,7 @@ class Words(Protocol):
         """Set the first `count` words to 0."""
 
 
-Launch = Callable[[int], None]  # the argument is the address of the kernel's arguments, see `Arguments`
+Launch = Callable[[int], None]  # takes the address of the kernel's arguments (see `Arguments`)
 
 
 class DriverFunctions(NamedTuple):

@@ -67,7 +67,7 @@ class GraphDriver(Protocol):
         """Undo `instantiate`. The executable must not be running."""
 
     def upload(self, executable: int, stream: int) -> None:
-        """Do the preparation of the executable's first launch now, on `stream`."""
+        """Prepare the first launch of the executable now, on `stream`."""
 
     def launch_graph(self, executable: int, stream: int) -> None:
         """Launch the executable on `stream`."""

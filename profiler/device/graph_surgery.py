@@ -21,7 +21,7 @@ from cbtop.profiler.device.device import CudaDevice
 from cbtop.profiler.device.driver import Arguments, Driver
 from cbtop.profiler.device.graph_driver import DependencyEdge
 
-START, END = 0, -1  # no node has one of these handles
+START, END = 0, -1  # these two numbers are never handles of nodes
 MAX_NODES = 8192
 
 
@@ -67,11 +67,11 @@ class StampSites:
         return next(reversed(self.places))
 
     def place_of(self, last: Sequence[int] | None) -> int | None:
-        """Return the place after the nodes `last`, which the next node follows. None if no stamp is possible."""
+        """Return the place after the nodes `last`, before the next node. None if no stamp is possible there."""
         if last is None or not self.positions.keys() >= set(last):
-            return None  # also if `last` is an event, because the nodes before it are not known here
-        # If work returns from a different stream, the nodes that it waited for are in `last`. If one node of `last`
-        # is a place, all other nodes of `last` come before it.
+            return None  # an event has no position, and the nodes before it are not known here
+        # `last` has several nodes if work returns from a different stream. If one of these nodes is a place, all the
+        # others come before that place.
         place = max(last, key=self.positions.__getitem__, default=START)
         return place if place in self.places else None
 
@@ -191,7 +191,7 @@ class StampedGraph:
 
     def read(self) -> list[int] | None:
         """Return the device's time at each place in the last launch, or None until the launch has finished."""
-        if self._times is None:  # False if a signal interrupted an earlier read
+        if self._times is None:  # not None if a signal interrupted an earlier read
             if not self._words[self._count - 1]:
                 return None
             times = self._words.first(self._count)

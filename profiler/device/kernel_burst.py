@@ -7,7 +7,7 @@ Rules
   is not ours ran nevertheless, CUPTI is released but not finalized, and the process has no further burst.
 - The place of a kernel is known from its node in a graph. Without a graph, it is known from the number that was set
   during the call that launched the kernel.
-- The data of a burst and the wait for the end of a step are bounded. Everything beyond the bounds is counted.
+- The data of a burst and the wait for the end of a step are bounded. Data beyond the bounds is only counted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cbtop.protocol import clock
 from cbtop.protocol.attributes import Grid
 from cbtop.protocol.requests import State
 
-MAX_KERNELS = 5_000  # bound on the kernels of a burst; a kernel counts once for each place and launch configuration
+MAX_KERNELS = 5_000  # bound on the different kernels of a burst, by place and launch configuration
 MAX_RECORDS = 200_000  # bound on the records of a window, of any kind
 WAIT_S = 10.0  # maximum wait for the device to end a step
 NAP_S = 200e-6
@@ -174,7 +174,7 @@ class KernelWindow:
             kernels = self._read(burst)
             ours = {number for number, _ in self._of_node}
             self.is_left_on = not is_through or any([one.graph and one.graph not in ours for one in kernels])
-        except BaseException:  # also for an exception of a signal handler during the wait
+        except BaseException:  # a signal handler may have interrupted the wait
             self.is_left_on = True
             is_through = is_through or self._wait()
             self.is_left_on = not is_through
@@ -220,7 +220,7 @@ class KernelWindow:
 
     def _close(self, *, is_through: bool) -> None:
         try:
-            if is_through:  # otherwise an executable may still run
+            if is_through:  # an executable that may still run is not destroyed
                 while self._executables:
                     self._driver.destroy_executable(self._executables.pop())
         finally:

@@ -1,4 +1,4 @@
-"""Converts the times of launches that stamp themselves to the host's clock."""
+"""Converts times that kernels have stamped on a device to the host's clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class LaunchTimes:
         self._device = CudaDevice(CudaDriver())
 
     def offset_ns(self, device_ns: int) -> int | None:
-        """Return the host's clock minus the device's clock at `device_ns`, in ns. None if they were never read.
+        """Return the host's clock minus the device's clock at `device_ns`, in ns. None if the clocks were never read.
 
         Within a step, the offset may be treated as constant. At the measured drift of 24 ppm, a millisecond is off by
         24 ns.

@@ -18,7 +18,7 @@ from cbtop.profiler.device.kernels import ENDED, FIRST_PONG, PING, RESOLUTION
 ROUNDS = 12
 START_LIMIT_NS = 300_000
 ROUND_LIMIT_NS = 100_000
-KERNEL_LIMIT_NS = 2_000_000  # then the kernel ends, even if the host does not ask any longer
+KERNEL_LIMIT_NS = 2_000_000  # the kernel ends after this time, even without a request of the host
 
 
 class PingPong:
@@ -58,7 +58,7 @@ class PingPong:
             words[PING] = ROUNDS  # lets the kernel end now
 
     def _heard(self, index: int, deadline_ns: int) -> int | None:
-        """Return when the host saw the word at `index` change from 0, or None if that was not before the deadline."""
+        """Return when the host saw the word at `index` change from 0. None if the word is 0 until the deadline."""
         words, now_ns = self._words, self._now_ns
         while not words[index]:
             if now_ns() > deadline_ns:

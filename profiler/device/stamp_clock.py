@@ -3,7 +3,7 @@
 Rules
 - A mark does not wait. It takes the next of SLOTS words and enqueues a stamp after the caller's work. The code is in
   C if it was built (profiler/_stamps.c). MarkStamps does the same in Python.
-- The mark that is SLOTS later reuses the word. Before that, the value of the word is copied into the earlier mark.
+- After SLOTS marks, a word is used again. Before that, the value of the word is copied into the earlier mark.
 - A mark has no time if its work is captured instead of run, if a forked child makes it, or if the device is SLOTS
   marks behind.
 - A clock reads one device: the device of the context that is current when the clock is made.
@@ -139,7 +139,7 @@ class StampClock:
             try:
                 self._wait_for(stream, mark)
             except BaseException as error:
-                # An exception of a signal handler: the next call waits for this mark again.
+                # A signal handler interrupted the wait: the next call waits for this mark again.
                 if not isinstance(error, DriverError):
                     self._last.setdefault(stream, mark)
                 raise

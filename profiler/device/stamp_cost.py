@@ -1,9 +1,9 @@
 """Measures the cost of a stamp inside a graph: how much longer replays with stamps take than replays without.
 
-Each replay with stamps is compared with the next replay without. The cost per stamp is the median of these
-differences. Its error is the wider side of the median's 95 % interval by order statistics, or the largest deviation
-if there are few values. A graph of empty kernels cannot be used instead, because a stamp costs less there: 0.95 us on
-an H100. In a decoding model it costs 1.10 us, because it keeps the next kernel from beginning early.
+Each replay without stamps is compared with the last replay with stamps. The cost per stamp is the median of these
+differences. The error is the wider side of the median's 95 % interval by order statistics, or the largest deviation
+if there are few values. A graph of empty kernels would show too small a cost. On an H100, it shows 0.95 us. In a
+decoding model a stamp costs 1.10 us, because the next kernel cannot begin early.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ class StampCosts:
     def stamped(self, took_ns: int, stamps: int, beside_ns: int) -> None:
         """Add a replay with `stamps` stamps inside that took `took_ns`.
 
-        The stamps around the replay are `beside_ns` farther apart than its first and last stamp (pairs.py).
+        `beside_ns` is the time between the stamps around the replay (pairs.py), less the time between the first and
+        last stamp inside.
         """
         self._last = took_ns, stamps
         self._around.append(beside_ns)
 
     def plain(self, took_ns: int) -> None:
-        """Add a replay without stamps that took `took_ns` between the same two points."""
+        """Add a replay without stamps. `took_ns` is measured between the same points as for replays with stamps."""
         last, self._last = self._last, None
         if last is not None and last[1] > 0:
             self._found.append((last[0] - took_ns) / last[1])

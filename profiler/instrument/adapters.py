@@ -1,4 +1,4 @@
-"""Finds the active low-rank adapters of a layer of PEFT, without a call of PEFT.
+"""Finds the active low-rank adapters of a layer of PEFT, without calling PEFT.
 
 The active adapters may change between two steps: a preference loss runs the same model with and without its adapter.
 """

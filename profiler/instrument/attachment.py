@@ -76,10 +76,10 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Manifest
 
 _COPIES = "nn.DataParallel copies its model at each call: it cannot be instrumented (DistributedDataParallel can)"
-MAX_ASKING = 2  # first layers, and products before them, that check a step's mode; each check takes 0.2 us per step
-MOST_TRIES = 3  # attempts to attach to a model, if a signal handler of the host raises an exception each time
+MAX_ASKING = 2  # how many first layers, and first products, check the mode of a step; a check takes 0.2 us
+MOST_TRIES = 3  # after this number of exceptions from signal handlers, a model is given up
 _lock = threading.RLock()
-_attached: WeakModuleDict[Attachment] = WeakModuleDict()  # by the trunk's modules
+_attached: WeakModuleDict[Attachment] = WeakModuleDict()  # key: a model, or a module that contains a stack
 
 
 def _is_attached(module: nn.Module) -> bool:
@@ -131,7 +131,7 @@ class Attachment:
         return CallMaker(self.steps, self._said, self._mode, is_timed_there=self.timing.is_there)
 
     def _ask_first(self) -> None:
-        """Make the first layers, and the first matrix products before the layers, check the mode of each step."""
+        """Let the first layers and the first matrix products check the mode of each step."""
         calls = [call for section in self._sections.values() for call in section.calls]
         layers = [call for call in calls if type(call.key) is tuple and call.key[1] == 0]
         for call in (*[call for call in calls if call.may_be_first][:MAX_ASKING], *layers[:MAX_ASKING]):
@@ -164,7 +164,7 @@ class Attachment:
                     for call in section.calls:
                         call.swap_out()
                     for module in section.modules:
-                        if standing(module) is None:  # otherwise another model's wrapper replaces its call
+                        if standing(module) is None:  # not wrapped for another model
                             forget(module)
             self._sections = self._calls().sections(plan.sections, former)
             self._ask_first()
@@ -174,7 +174,7 @@ class Attachment:
             for place, section in self._sections.items():
                 if place not in places:
                     for module in section.modules:
-                        leave(module)  # as in `begin`
+                        leave(module)  # `begin` does the same
                     for call in section.calls:
                         if self.steps.calls_are_in is not False:
                             call.swap_in()
@@ -188,15 +188,15 @@ class Attachment:
 
     @property
     def _is_named(self) -> bool:
-        """Whether the process announces its manifest and roofs for this model."""
+        """Whether this is the model whose manifest and roofs the process announces."""
         manifest = self._models.manifest
         return manifest is not None and manifest.steps_of == self.model
 
     def announce(self, root: nn.Module, plan: Plan, *, has_same_devices: bool = False) -> None:
         """Announce the model and its roofs, if they are new.
 
-        A process announces only one model: the largest model with a cache or, without any, the largest model. Of
-        equally large models it announces the first.
+        A process announces only one model, the largest with a cache. If no model has a cache, it announces the
+        largest model. If two models are equally large, it announces the first.
         """
         manifest = manifest_of(root, plan, self._engine, self.timing, self.model)
         there = self._models.manifest
@@ -245,7 +245,7 @@ class Attachment:
     def detach(self) -> None:
         """Stop timing this model, and remove all attributes that cbtop has set.
 
-        A running step ends as it began.
+        A running step still ends on the path on which it began.
         """
         with _lock:
             if not self.is_attached:
@@ -273,7 +273,7 @@ class Attachment:
             module = other()
             if module is not None and standing(module) is None:
                 forget(module)
-        self._sections = {}  # their calls hold the path
+        self._sections = {}  # frees the path, to which the calls refer
 
     def _look_again(self) -> None:
         """Plan the model again if the host has replaced modules, or stores their weights differently.
@@ -406,7 +406,7 @@ def installed() -> BrickProfiler | None:
 def _begin(
     model: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str, timing: Timing | None = None
 ) -> Attachment:
-    for module in plan.trunk:  # it may be attached already, if the host has called it by itself
+    for module in plan.trunk:  # attached already if the host has called this module by itself
         part = _attached.get(module)
         if part is not None and (module is model or any([one is part.root() for one in plan.trunk])):
             part.detach()
@@ -497,7 +497,7 @@ def _look_before_call(module: nn.Module) -> None:
 
 
 def _met_generating(model: object) -> None:
-    """Attach to `model` when its `generate` is called, which may call only a part first (an encoder, a draft)."""
+    """Attach to `model` before its `generate` runs, because `generate` may first call only the model's encoder."""
     if _profiler is None or not issubclass(type(model), nn.Module) or is_known(model):
         return
     if not (is_compiling() or torch.jit.is_tracing() or is_symbolic()):
@@ -526,7 +526,7 @@ def _look_first_at(module: nn.Module) -> None:
 def _was_cut_short(module: nn.Module) -> None:
     """Count an exception that a signal handler raised while attaching to `module`.
 
-    The next call of `module` tries again, at most MOST_TRIES times in all: a deadline may interrupt every try.
+    The next call of `module` tries again. After MOST_TRIES exceptions, `module` is given up.
     """
     global _cut_short
     _cut_short += 1
@@ -569,7 +569,7 @@ def _look_at(module: nn.Module) -> None:
         if shall:
             with walked_once(module):
                 if any([issubclass(type(one), LazyModuleMixin) for one in kinds_of(module)]):
-                    return  # its weights get their shapes in this call; its next call attaches to it
+                    return  # the weights have no shapes before this call, so attach at the next call
                 attachment = attach(module, _profiler)
                 if not is_known(module):
                     attachment.begin()

@@ -1,8 +1,8 @@
 """The build of a layer: all facts that decide the plan of the layer. Layers with equal builds share one plan.
 
 Rules
-- Two layers with equal features have equal plans. A layer has no build, and is planned by itself, if the plan of one
-  of its modules depends on more than is compared here (a convolution, grouped experts, adapters, packed weights).
+- Two layers with equal features have equal plans. Some modules have a plan that depends on more than the features:
+  convolutions, grouped experts, adapters, packed weights. A layer with such a module has no build.
 - No code of the host runs: classes are compared by their ids, and only tensors of torch's own classes are read.
 """
 
@@ -70,7 +70,7 @@ class Builds:
                 features.extend((tensor.shape, tensor.dtype, tensor.device))
         if buffers:
             _add_buffers(buffers, features)
-        # The size attributes of a matrix product without children add nothing to the shapes of its weights.
+        # If a module has only weights, the shapes of the weights say as much as its size attributes (SIZES).
         if MARK_OF_EXPERTS in own or ((children or buffers or not parameters) and not own.keys().isdisjoint(SIZES)):
             raise _NotComparableError
         if children:

@@ -1,6 +1,6 @@
 """Replaces the calls of modules, without a change to any module. A table holds the replacements.
 
-`torch.nn.Module.__call__` reads the attribute `_compiled_call_impl`. If its value is not None, torch calls the value
+`torch.nn.Module.__call__` reads the attribute `_compiled_call_impl`. If the value is not None, torch calls the value
 instead of the module. While a model is attached, a descriptor (`Slot`) of this name in `torch.nn.Module` reads the
 table in this file. A module itself never changes: its `__dict__`, pickles, copies and hashes are the same as without
 cbtop. If the host sets the attribute (`Module.compile` does), the value is stored in the module's `__dict__`, as
@@ -33,7 +33,7 @@ plain_call: Callable[[Any], Callable[..., Any]] = attrgetter("_call_impl")
 #: Returns the state of `torch.jit.trace`, or None if no trace is running.
 _tracing_state: Callable[[], object] = torch._C._get_tracing_state
 
-#: The replacement of each module's call, by the module's id. None: the module is known, its call is not replaced.
+#: The replacement of each module's call, by the module's id. None: the module is known, but not replaced.
 _standing: dict[int, Any] = {}
 
 
@@ -81,7 +81,7 @@ def is_known(module: Any) -> bool:
 
 
 def put(module: Any, call: Any) -> None:
-    """Replace the call of `module` by `call`. If that is None, replace nothing, but do not report the first call."""
+    """Replace the call of `module` by `call`. With None, replace nothing and do not report the first call."""
     key = id(module)
     if key not in _standing:
         alive = _Alive(module, _ended)
@@ -91,7 +91,7 @@ def put(module: Any, call: Any) -> None:
 
 
 def leave(module: Any) -> None:
-    """Do not report the first call of `module`. If its call is replaced, it stays replaced."""
+    """Do not report the first call of `module`. A replaced call stays replaced."""
     if id(module) not in _standing:
         put(module, None)
 
@@ -211,8 +211,8 @@ def _tell(module: Any) -> None:
 class Slot(property):
     """The descriptor for `_compiled_call_impl` of `torch.nn.Module` while a model is attached.
 
-    Read from the class, the attribute is None, as it is without cbtop. If the hot path is compiled, C code reads the
-    table in the same way.
+    `torch.nn.Module._compiled_call_impl` is None, as it is without cbtop. If the hot path is compiled, C code reads
+    the table in the same way.
     """
 
     def __get__(self, module: Any, kind: type | None = None) -> Any:
@@ -254,7 +254,7 @@ def compile_lookup() -> None:
 
 @functools.cache
 def is_supported() -> bool:
-    """Whether this torch calls the attribute's value, and its Dynamo can be told to skip cbtop's frames."""
+    """Whether torch calls the value of the attribute, and Dynamo can be told to skip cbtop's frames."""
     called: list[None] = []
 
     class CallProbe(torch.nn.Module):  # type: ignore[misc]  # torch has no types here

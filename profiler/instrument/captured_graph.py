@@ -30,20 +30,20 @@ from cbtop.profiler.steps import ActiveStep
 from cbtop.protocol import clock
 from cbtop.protocol.vocabulary import SAMPLE, NodeKind
 
-FEW_STAMPS = 200  # stamps in a graph: with fewer, the time of a launch (10 us) would add 0.05 us or more to each
-COPIES = 4  # number of clones with stamps that take turns, if every step is recorded
-PLAIN_EVERY = 64  # after this number of replays with stamps, one without stamps is timed for comparison
-FIRST_PLAIN = 8  # the value of PLAIN_EVERY until the cost is known; it is 1 if every step is recorded
-MOST_HELD = 256  # replays that wait until the cost of stamps is known; a further one is recorded with a guessed cost
-MOST_WAITING = 1024  # replays of one graph that wait for the device, or for the end of the step around them
-ENOUGH_PLAIN = 128  # plain replays after which it is checked whether timing plain replays is too expensive
+FEW_STAMPS = 200  # with fewer stamps in a graph, the 10 us of a launch would add 0.05 us or more per stamp
+COPIES = 4  # if every step is recorded, this number of clones take turns
+PLAIN_EVERY = 64  # number of replays with stamps between two replays without, which are timed for comparison
+FIRST_PLAIN = 8  # used instead of PLAIN_EVERY until the cost of stamps is known
+MOST_HELD = 256  # if more replays wait for the cost of stamps, the oldest are recorded with a guessed cost
+MOST_WAITING = 1024  # number of replays of one graph that may wait to be recorded
+ENOUGH_PLAIN = 128  # number of plain replays between two checks of the cost of timing plain replays
 MAX_STAMPED = 32  # graphs with stamps; each takes some megabytes on the device
 
 
 class PendingReplay:
     """A replay that is not recorded yet. `stamped` is the clone that ran, with stamps at the places of `plan`.
 
-    `stamped` is None if the host's own graph ran. `plan` is None without stamps between the graph's ends.
+    `stamped` is None if the host's own graph ran. `plan` is None if a clone with stamps only at its ends ran.
     """
 
     __slots__ = ("around", "is_due", "is_of_all", "own_ns", "pair", "plan", "stamped", "step", "times")
@@ -59,13 +59,13 @@ class PendingReplay:
     ) -> None:
         self.pair = pair
         self.is_due = is_due  # whether to record this replay, with stamps or without
-        self.is_of_all = is_of_all  # whether all replays are timed, or only recorded ones
+        self.is_of_all = is_of_all  # whether replays that are not recorded are timed, too
         self.own_ns = 0  # nanoseconds that cbtop took for this replay, without the stamps inside the graph
         self.step = step  # the step around this replay; None if the replay is a step itself
         self.stamped: StampedGraph | None
         self.plan: StampPlan | None
         self.stamped, self.plan = ready or (None, None)
-        self.around: tuple[int, int] | None = None  # times of the stamps before and after; None: still running
+        self.around: tuple[int, int] | None = None  # times of the stamps around the replay; None: not read yet
         self.times: list[int] | None = None  # times of the stamps inside the graph
 
 
@@ -73,7 +73,7 @@ class PendingReplay:
 # - the number of its pair of stamps, and its stream
 # - whether to record the replay
 # - whether the device was idle (then the device waits for cbtop's work)
-# - the clone that runs instead of the host's graph, with stamps inside or only at its ends; None: no clone runs
+# - the clone that runs instead of the host's graph, and the plan of its stamps; None: the host's graph runs
 Begun = tuple[int, int, bool, bool, tuple[StampedGraph, StampPlan | None] | None]
 
 
@@ -89,18 +89,18 @@ class CapturedGraph:
         for span in capture.spans:
             _put_on_device(span, steps.on_device)
         self.profiler = steps.profiler
-        self._path = steps.profiler.parts.paths.host  # all paths have the same position
+        self._path = steps.profiler.parts.paths.host  # any path would do: all of them share one position
         calls = capture.calls
         self._tokens, self._sequences = sum(call.tokens for call in calls), calls[0].sequences
         self.phase = calls[0].phase
         self._key = (NodeKind.STEP, self.phase, steps.model) if steps.model else (NodeKind.STEP, self.phase)
-        self._is_checked = False  # whether it is known if the graph draws random numbers
+        self._is_checked = False  # True after a replay has shown whether the graph draws random numbers
         self._variants: list[tuple[StampedGraph, StampPlan]] = []
         self._ends: StampedGraph | None = None  # a clone with stamps only at its ends, for a graph with few stamps
         self._turn = 0
         self._stamped_since = 0  # number of replays with stamps since the last replay without stamps
         self._lost = 0  # steps lost since the last recorded one: too many waited, or the device's times were invalid
-        self._is_due = False  # whether to record the next replay, because the clone was in use for an earlier one
+        self._is_due = False  # True if a clone was in use, so that the next replay is recorded instead
         self._is_every = not isinstance(self.profiler, GovernedProfiler) and self.profiler.sample_every == 1
         self._is_plain_timed = True
         self._plain_ns: list[int] = []  # times of plain replays since the last check (see ENOUGH_PLAIN)
@@ -113,7 +113,7 @@ class CapturedGraph:
             self.leave_alone(capture.why_not)
 
     def _is_dropped_with(self, _: object, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Drop the clone when the host drops its graph. NCCL ends only when no graph contains kernels of NCCL.
+        """Drop the clones when the host drops its graph, because NCCL cannot end while a clone contains its kernels.
 
         At the end of the interpreter, the global names of this module may be deleted already. So `sys.is_finalizing`
         is a default argument.
@@ -139,7 +139,7 @@ class CapturedGraph:
             self._is_checked = True
             if (
                 before is None or _random_numbers_drawn(self.on.index) != before
-            ):  # torch counts the numbers that a replay draws
+            ):  # torch counts the random numbers that a replay draws
                 self.leave_alone("it draws random numbers")
             return
         begun_ns = clock.perf_counter_ns()
@@ -159,7 +159,7 @@ class CapturedGraph:
             original(graph)
         if begun is None:
             return
-        try:  # now that the device is busy
+        try:  # the device is busy now, so this work costs it no time
             after_ns = clock.perf_counter_ns()
             on, (pair, stream, is_recorded, was_idle, ready) = self.on, begun
             on.pairs.end(pair, stream)
@@ -173,7 +173,7 @@ class CapturedGraph:
             self.launches.append(launch)
             on.launched(self)
             on.settle()
-            if on.pairs.is_through():  # the device has finished, so it waited for the work after the launch
+            if on.pairs.is_through():  # the device is idle again, so this work made it wait
                 launch.own_ns += clock.perf_counter_ns() - after_ns
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, "some steps of captured graphs are not recorded")
@@ -212,7 +212,7 @@ class CapturedGraph:
         ready = ready or self._compared()
         was_idle = pairs.is_through()
         pair = pairs.begin(stream)
-        # `on.stream()` calls torch, and torch makes its context current in a thread's first call.
+        # A new thread may have no context. `on.stream()` calls torch, which makes a context current.
         if pair == NOT_HERE and on.stream() is not None:
             pair = pairs.begin(stream)
         if pair == NOT_HERE:
@@ -222,7 +222,7 @@ class CapturedGraph:
             return None
         try:
             if ready is not None and not ready[0].launch(stream):
-                ready = None  # another thread was faster
+                ready = None  # another thread has just launched this clone
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, "a captured graph is not looked into")
             self.leave_alone(in_words(error))
@@ -230,7 +230,7 @@ class CapturedGraph:
         return pair, stream, is_recorded, was_idle, ready
 
     def _is_looked_at(self, step: ActiveStep | None) -> bool:
-        """Return whether to time a replay that is not recorded, as a plain step or to measure the cost of stamps."""
+        """Return whether to time a replay that is not recorded. Such a replay is a plain step, or a comparison."""
         if step is None and self._is_plain_timed:
             return bool(self._path.recording)
         return bool(self._stamped_since)
@@ -331,7 +331,7 @@ class CapturedGraph:
             self._count_lost()
 
     def _is_told(self, launch: PendingReplay) -> bool:
-        """Read the stamps of a replay if the device has finished it. Returns whether it has."""
+        """Read the stamps of a replay. Returns False if the device has not finished the replay."""
         stamped = launch.stamped
         if stamped is not None and launch.times is None:
             launch.times = stamped.read()
@@ -465,7 +465,7 @@ def _random_numbers_drawn(index: int) -> int | None:
 
 
 def _put_on_device(span: CapturedCall, on_device: dict[Hashable, Hashable]) -> None:
-    """Replace the keys in `span`, and in its inner calls, by keys for the device. Drop its references to modules."""
+    """Give `span` and the calls inside it keys for the device, and drop their references to modules."""
     module, key = span.module, span.key
     span.module = None
     if isinstance(key, BrickDefinition):
@@ -480,7 +480,7 @@ def _put_on_device(span: CapturedCall, on_device: dict[Hashable, Hashable]) -> N
 
 
 def _is_burst_asked(steps: ModelSteps) -> bool:
-    """Return whether a burst (kernel records of a few steps) is requested. This replay may be a part of it."""
+    """Return whether a burst is requested: kernel records of a few steps."""
     try:
         return bool(steps.bursts.is_asked)
     except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host

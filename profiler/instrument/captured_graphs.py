@@ -10,18 +10,19 @@ Rules
 - A replay in an open step gives that step its layers and bricks. A replay outside any step is itself a step, from the
   first stamp to the last. The profiler decides which replays are recorded, as for any step.
 - Each replay has a stamp before it and one after it. A replay outside steps that is not recorded is a plain step. Its
-  time is the time between the two stamps, less the time around the graph that recorded replays show. If timing plain
-  replays is too expensive, only recorded replays are steps. Such steps have a different name, because their count and
-  rate are not those of all replays.
-- If the device is idle, work before a replay costs the host time. So only this comes before it: the decision whether
-  to record, the caller's stream, and a stamp, in C. All other work comes after it. The device counts as idle if it
-  has reached the stamp after the last replay. If the host has enqueued other work since, cbtop's cost is overstated.
-- The host does not wait for the device. The stamps are read at the next replay, or when the recording ends. The step
-  is recorded then, with times of the host's clock.
-- The cost of the stamps inside is the extra time of replays with stamps (stamp_cost.py). It is subtracted from each
-  interval, and nothing is recorded until it is known. In a graph with few stamps, the time from the stamp before the
-  graph to the graph's begin would distort the cost. So for such a graph the compared replay also runs a clone, with
-  stamps only at its ends.
+  time is the time between the two stamps, less their distance from the graph (known from recorded replays). If timing
+  plain replays is too expensive, only recorded replays are steps. Then the steps have a different name, because their
+  count and rate are not those of all replays.
+- If the device is idle, work before a replay costs time. So cbtop does little before a replay: it decides whether to
+  record, finds the caller's stream, and stamps, in C. All other work comes after the replay. The device counts as
+  idle if it has reached the stamp after the last replay. If the host has enqueued other work since, cbtop overstates
+  its own cost.
+- The host does not wait for the device. The stamps are read at the next replay, or when the recording ends. Then the
+  step is recorded, with the times converted to the host's clock.
+- Replays with stamps inside take longer than replays without (stamp_cost.py). This cost is subtracted from each
+  interval. Nothing is recorded until the cost is known. In a graph with few stamps, the time from the stamp before
+  the graph to the graph's begin would distort the cost. Then the compared replay runs a clone with stamps at its
+  ends.
 - The time between bricks is a brick "Other kernels", so that the bricks add up to the step. If every step is
   recorded, COPIES of the clone take turns, because the host may be ahead of its device.
 - No stamp is possible while kernels run concurrently, so calls that begin or end there are left out. A graph is not
@@ -125,8 +126,8 @@ def end() -> None:
 def _at_exit() -> None:
     """Run only the host's own replays from now on, and free all clones.
 
-    When the interpreter ends, a process group that was not destroyed waits until no graph contains collectives. At
-    that time cbtop is no longer told that the host's graphs are gone, so the clones must be freed before.
+    When the interpreter ends, a process group that was not destroyed waits until no graph contains collectives. That
+    includes clones. The clones must be freed now, because cbtop no longer learns when the host's graphs are freed.
     """
     with _lock:
         for captured in list(_graphs.values()):
@@ -228,7 +229,7 @@ def _instantiate(original: Callable[..., None]) -> Callable[..., None]:
     def instantiate(self: Any) -> None:
         captured = _graphs.get(self)
         if captured is not None and captured.is_stamped:
-            captured.leave_alone("its host has made it anew")  # and may have changed it
+            captured.leave_alone("its host has made it anew")  # the new graph may differ from the clone
         original(self)
 
     return instantiate

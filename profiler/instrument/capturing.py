@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 MAX_CALLS = 20_000
 OTHER = BrickDefinition("Other kernels", BrickCategory.OTHER, backend="torch on cuda", label="between bricks")
 
-Mark = Any  # a call that has begun: `begin` returns it, `end` takes it; each class has its own type
+Mark = Any  # stands for a running call: `begin` returns a mark, `end` takes it; its type differs between classes
 Last = list[int] | None  # nodes that the next captured node would depend on; None if the driver does not report them
 
 
 @dataclass(slots=True, eq=False)  # compared by identity: `in` need not compare fields
 class CapturedCall:
-    """A call between two places of the graph. `inside` are the calls that it made."""
+    """A call, with its first and last place in the graph. `inside` are the calls inside this call."""
 
     key: Hashable
     module: nn.Module | None  # the called module; None for a function
@@ -46,9 +46,9 @@ class Capture:
         self.last = last  # returns the nodes that the next captured node would depend on
         self.ended: Callable[[], None] = lambda: None  # called when the capture has ended
         self.steps: Any = None  # the ModelSteps of the model that is called in this capture
-        self.calls: list[Call] = []  # calls of that model
+        self.calls: list[Call] = []  # the model's calls
         self.spans: list[CapturedCall] = []
-        self.why_not = ""  # why this graph's times would be wrong; "" if they would not
+        self.why_not = ""  # the reason why times of this graph would be wrong; "" if there is none
         self.open: list[CapturedCall] = []  # running calls, outermost first
         self._count = 0
 

@@ -70,7 +70,7 @@ class Described:
     siblings: frozenset[str] = frozenset()
     holds: frozenset[str] = frozenset()
     in_layer: bool = True
-    gives_vocabulary: bool = False  # whether its weight has one row for each row of the token embedding
+    gives_vocabulary: bool = False  # whether the weight has as many rows as the token embedding
 
     @property
     def name(self) -> str:
@@ -140,7 +140,7 @@ Rule = Callable[[Described], bool]
 
 
 def _path(pattern: str, *also: Rule) -> Rule:
-    """Return a rule that matches a module inside a layer if the last name of its path matches `pattern`."""
+    """Return a rule for modules inside a layer whose last name matches `pattern`."""
     compiled = re.compile(rf"({pattern})$")
     return lambda it: it.in_layer and compiled.match(it.name) is not None and all([rule(it) for rule in also])
 
@@ -258,7 +258,7 @@ RULES: tuple[tuple[Rule, ModuleKind], ...] = (
     # A feed-forward network that is a Sequential: a norm may come before its first linear layer.
     (_path("[01]", _linear, _in_sequence_of_feed_forward), ModuleKind(BrickId.UP_PROJECTION)),
     (_path(r"\d+", _linear, _in_sequence_of_feed_forward), ModuleKind(BrickId.DOWN_PROJECTION)),
-    # Rotary position: inside a layer the module rotates queries and keys, outside it makes the tables for that.
+    # Rotary position. A module inside a layer rotates queries and keys. A module outside makes their tables.
     (_class(r"Rotary|RoPE", _leaf, lambda it: it.in_layer), ModuleKind(BrickId.ROPE_EMBEDDING)),
     (_class(r"Rotary|RoPE", _leaf, _outside), ModuleKind(ROTARY_TABLES)),
     # The head.
@@ -289,7 +289,7 @@ _PACKED_WEIGHT = frozenset({"_packed_params"})
 
 
 def classify(it: Described) -> ModuleKind | None:
-    """Return the kind of the module `it`, or None if it is only a container. Then classify its children instead."""
+    """Return the kind of the module `it`, or None for a container, whose children are to be classified instead."""
     if it.classes[0] in _NEVER_CALLED:
         return None
     for matches, kind in RULES:

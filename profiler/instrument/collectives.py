@@ -2,9 +2,9 @@
 
 Rules
 - torch compares its functions by identity (`P2POp`, its coalescing, Dynamo's rewriting), and programs import them by
-  name before anything is attached. So no public function is replaced. torch wraps each function in another one that
-  has the original in its closure, and this original is replaced. Asynchronous sends and receives have no such
-  wrapper. For them, the methods of the process group are timed, and `Work.wait`.
+  name before anything is attached. So no public function is replaced. torch's public functions are wrappers, and
+  cbtop replaces the wrapped function in their closures. Asynchronous sends and receives have no such wrapper. For
+  them, cbtop times `Work.wait` and the methods of the process group.
 - A call that returns before its work is done (`async_op=True`, a functional collective) is named a launch, and no
   rate is computed from it. The wait for the work is a brick of its own. Calls inside a collective belong to it.
 - Elements and `size_bytes` count the data of all ranks together. Bytes are bus bytes by the factors of nccl-tests
@@ -47,7 +47,7 @@ SCATTER = "Scatter"
 SEND = "Send"
 WAIT = "Wait"
 
-_IN_PARTS = frozenset({ALL_GATHER, ALL_TO_ALL, GATHER, REDUCE_SCATTER, SCATTER})  # each rank already has its own part
+_IN_PARTS = frozenset({ALL_GATHER, ALL_TO_ALL, GATHER, REDUCE_SCATTER, SCATTER})  # a rank does not send its own part
 # The functions of torch.distributed. For each function: its brick, the argument that holds its data, and whether that
 # argument is only one rank's part. A deprecated function calls its successor, which is timed.
 _FUNCTIONS = {
@@ -125,8 +125,8 @@ def _closed_over(function: Any) -> Any:
 def _method(original: Function, name: str) -> Function:
     """Wrap the C++ method `original` in a Python method. The name of its code is `name`.
 
-    If a Python class inherits the method, C++ looks for a Python method of this name. It finds this one, which calls
-    C++ again. C++ ends that recursion only if the calling frame has this name and the same `self`.
+    If a Python class inherits the method, C++ looks for a Python method of this name and finds the wrapper. The
+    wrapper calls C++ again. To end this recursion, C++ checks that the calling frame has this name and `self`.
     """
 
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -168,7 +168,7 @@ def _launched(original: Function, name: str, brick: str) -> Function:
 
 
 def _waits(original: Function) -> Function:
-    """Time the wait for a `Work` or a tensor as a brick. Its name has the operation if that is known."""
+    """Time the wait for a `Work` or a tensor as a brick. The brick is named after the operation, if known."""
 
     def brick_of(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         around = _around()
@@ -240,7 +240,7 @@ def _bus_factor(name: str, ranks: int) -> float:
     return 2 * others if name == ALL_REDUCE else others if name in _IN_PARTS else 1.0
 
 
-@functools.lru_cache(maxsize=256)  # all layers of a step are similar
+@functools.lru_cache(maxsize=256)  # the layers of a step repeat the same arguments
 def _brick(name: str, ranks: int = 0, itemsize: int = 0, has_bus: bool = False) -> BrickDefinition:
     """Return the brick called `name`. `ranks` and `itemsize` (bytes of an element) are 0 if unknown.
 
@@ -259,7 +259,7 @@ def _brick(name: str, ranks: int = 0, itemsize: int = 0, has_bus: bool = False) 
 def settle_before_groups_end(functions: TimedFunctions) -> None:
     """Release cbtop's copies of dropped graphs before a process group ends.
 
-    NCCL waits at that end until no graph contains its kernels.
+    Otherwise NCCL would wait for these copies, because they contain kernels of NCCL.
     """
     for name in ("torch.distributed", "torch.distributed.distributed_c10d"):
         functions.replace(sys.modules.get(name), "destroy_process_group", _ends_a_group)

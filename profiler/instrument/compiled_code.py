@@ -1,16 +1,16 @@
 """Maps each kernel that inductor's generated code launches to the modules of a model.
 
 Rules
-- Dynamo records the modules and functions around each node of its graph. cbtop stores them when inductor gets the
-  graph. In generated code, also from inductor's cache, the comment above each launch names these nodes (`Source
-  Nodes`). cbtop changes no setting of torch, and adds no compiler pass.
+- Dynamo records the modules and functions around each node of its graph. cbtop reads these when inductor gets the
+  graph. In generated code, the comment above each launch names the nodes of the graph (`Source Nodes`). Code from
+  inductor's cache has these comments, too. cbtop changes no setting of torch, and adds no compiler pass.
 - While a CUDA graph is captured, the capturing thread is traced, to see which line of generated code captures which
   nodes. If the host traces this thread itself (a debugger, some tools for coverage), cbtop does not trace it, and the
   kernels are not named.
-- Adjacent kernels of the same modules are one brick. A kernel of several modules is also one brick. Its name has all
-  of them: "Fused: ResidualAdd, RmsNorm".
-- A layer lasts from its first kernel to its last. A kernel fused from several layers belongs to the layer during
-  which it runs, if any. The same is true of a kernel that inductor has moved away from its layer.
+- Adjacent kernels of the same modules are one brick. A kernel of several modules is one brick, with all their names:
+  "Fused: ResidualAdd, RmsNorm".
+- A layer lasts from its first kernel to its last. If a kernel is fused from several layers, or if inductor has moved
+  a kernel away from its layer, the kernel belongs to the layer during which it runs, if any.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.instrument.wrapping import BrickCall
 
 COMPILER = "torch._inductor.compile_fx"
-MAX_FILES = 256  # number of files of generated code that are remembered, the newest
+MAX_FILES = 256  # number of files of generated code that are remembered
 MAX_NAME_CHARS = 200
 
 _NODES = re.compile(r"\s*# (?:Topologically Sorted|Unsorted) Source Nodes: \[([^\]]*)\]")
@@ -103,7 +103,7 @@ class GraphOrigins:
 
 
 def _relative(path: str) -> str | None:
-    """Return the path of a module, starting at the compiled module, from Dynamo's `path`. None if unknown."""
+    """Convert Dynamo's `path` of a module to a path that starts at the compiled module. None if unknown."""
     begin = _MODULE.match(path)
     if begin is None:
         return None
@@ -116,7 +116,7 @@ def _name_of(target: Any) -> str:
 
 
 def _elements(node: Any) -> int:
-    """Return the number of elements of a node's first tensor, or 0 without a tensor or if the number is a symbol."""
+    """Return the number of elements of a node's first tensor. Returns 0 if there is no tensor or no fixed number."""
     for argument in node.args:
         value = getattr(argument, "meta", {}).get("example_value")
         if isinstance(value, torch.Tensor):
@@ -219,7 +219,7 @@ class Ran(NamedTuple):
 
 
 def watch(capture: Capture) -> None:
-    """Trace the calling thread during `capture`, which begins now, if there is code that inductor has generated."""
+    """Trace the calling thread until `capture` ends. Does nothing if inductor has generated no code."""
     if _compiled:
         seen = Watch(capture)
         capture.ended = seen.end
@@ -235,7 +235,7 @@ class Watch:
         self._at = ("", 0)  # file and number of the current line
         self._last: Last = None
         self._depth = 0  # number of nested calls of generated code
-        self._model: CapturedCall | None = None  # the running call of a model that began before the capture
+        self._model: CapturedCall | None = None  # a model's call that was running when the capture began
 
     def begin(self) -> None:
         if sys.gettrace() is None:
@@ -267,7 +267,7 @@ class Watch:
         return self._stepped
 
     def _stepped(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
-        """Handle the begin of a line of generated code, or the return from a function of it."""
+        """Handle the begin of a line, or the return from a function, in generated code."""
         try:
             last = self._capture.last()
             if last != self._last:
@@ -310,7 +310,7 @@ class Watch:
 
 
 class Site(NamedTuple):
-    """A place of a model: a brick, and the path of its module (for a function: of the module that calls it)."""
+    """A brick of a model, with the path of its module. A function has the path of the module that calls it."""
 
     brick: BrickDefinition
     path: str
@@ -471,7 +471,7 @@ def _computed(origins: list[NodeOrigin], line: str) -> list[NodeOrigin]:
 
 
 def _layers(kernels: list[NodeGroup]) -> list[Hashable]:
-    """Return the layer that each kernel belongs to, by the last rule at the top of this file."""
+    """Return the layer of each kernel, by the last rule at the top of this file."""
     owners = [kernel.layer for kernel in kernels]
     while True:
         owned = [at for at, owner in enumerate(owners) if owner is not None]

@@ -37,7 +37,7 @@ _FLAG = "_is_compiling_flag"
 def _roles() -> dict[str, int]:
     """Return the roles of a model's arguments, by name. As in `describe`, arguments with other names are ignored.
 
-    The numbers of the roles TOKENS and CACHES also give the order in which `describe` looks for these arguments.
+    If a call has several arguments for tokens, or several for caches, `describe` uses the one with the lowest number.
     """
     ranked = [(name, rank) for rank, name in enumerate(phases.TOKENS)]
     ranked += [(name, CACHE + rank) for rank, name in enumerate(phases.CACHES)]

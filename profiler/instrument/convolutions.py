@@ -31,7 +31,7 @@ class _Settings(NamedTuple):
     groups: int
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
-    padding: tuple[int, ...]  # on both sides together
+    padding: tuple[int, ...]  # sum of both sides
     dilation: tuple[int, ...]
     output_padding: tuple[int, ...]
     is_transposed: bool

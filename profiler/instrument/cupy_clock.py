@@ -10,7 +10,7 @@ from cbtop.profiler.device.stamp_clock import StampClock
 
 
 def cupy_clock() -> StampClock:  # pragma: no cover - gpu
-    """Return a clock of the current CUDA device. Raises DriverError, or CuPy's error, if there is none."""
+    """Return a clock of the current CUDA device. Raises DriverError or CuPy's error if there is no device."""
     runtime, current_stream = cupy.cuda.runtime, cupy.cuda.get_current_stream
     runtime.deviceSynchronize()  # makes the context
     device = runtime.getDevice()

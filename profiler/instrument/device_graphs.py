@@ -51,7 +51,7 @@ class DeviceGraphs:
     def __init__(self, driver: Driver, index: int) -> None:
         self.device = CudaDevice(driver)
         self.index = index
-        #: Returns the caller's stream on this device, captured or not.
+        #: Returns the caller's stream on this device, even if the stream is being captured.
         self.current_stream: Callable[[], int] = raw_stream_of(index)
         self._waiting: dict[DeviceGraph, None] = {}  # graphs with replays that are not read yet
         self._dropped: dict[DeviceGraph, None] = {}  # graphs to close
@@ -102,7 +102,7 @@ class DeviceGraphs:
         self._waiting[graph] = None
 
     def drop(self, graph: DeviceGraph) -> None:
-        """Close `graph` as soon as it is not running. It is not replayed any longer."""
+        """Close `graph`, which is not replayed any longer, as soon as its last replay has ended."""
         self._dropped[graph] = None
 
     @property
@@ -111,7 +111,7 @@ class DeviceGraphs:
         return 2 * (self._in_line.stamp_ns or 0)
 
     def settle(self, *, may_wait: bool = False) -> None:
-        """Record finished replays, and close dropped graphs. With `may_wait`, wait up to WAIT_S for running ones."""
+        """Record finished replays, and close dropped graphs. With `may_wait`, wait for the others up to WAIT_S."""
         if self.device.is_of_parent or not (self._waiting or self._dropped):
             return
         if not self._settling.acquire(blocking=False):  # another thread is settling, or a signal interrupted this one

@@ -4,8 +4,8 @@ While a function made by `torch.compile` runs, Dynamo looks at each frame of Pyt
 of torch are skipped. If a module is called in such a frame, cbtop runs there, too, and Dynamo would compile cbtop and
 whatever it calls or imports: 2,000 frames at the first call of a model. So
 
-- our functions are marked as torch's own are. Dynamo skips them, and looks at the functions that they call, because
-  the host's model is one of these;
+- our functions are marked as torch's own are. Dynamo skips them, but not the functions that they call, such as the
+  host's model;
 - Dynamo's callback is off while cbtop does work that does not call the model.
 """
 
@@ -22,7 +22,7 @@ import torch
 P = ParamSpec("P")
 T = TypeVar("T")
 
-OUR_MODULES = "cbtop.profiler", "cbtop.protocol"  # those that run in the host's process
+OUR_MODULES = "cbtop.profiler", "cbtop.protocol"  # the parts of cbtop that run in the host's process
 DECORATED = staticmethod, classmethod, property, functools.cached_property, type(functools.cache(abs))
 INSIDE_DECORATED = "__func__", "fget", "fset", "fdel", "func", "__wrapped__"
 
@@ -50,10 +50,10 @@ def without_dynamo(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -
 def keep_dynamo_out() -> None:
     """Make Dynamo skip cbtop's frames but not the functions they call, as Dynamo does for torch.nn.
 
-    Dynamo still traces a function of cbtop that is called inside a function of the host that it compiles.
+    If Dynamo compiles a function of the host, and this function calls cbtop, Dynamo still traces cbtop there.
     """
     actions = _frames._FrameAction
-    as_it_is = _frames._FrameExecStrategy(actions.SKIP, actions.DEFAULT)  # for a frame, and for its callees
+    as_it_is = _frames._FrameExecStrategy(actions.SKIP, actions.DEFAULT)  # skip a frame, but not its callees
     codes = [
         function.__code__
         for name, module in list(sys.modules.items())
@@ -71,7 +71,7 @@ def keep_dynamo_out() -> None:
 def functions_of(member: object) -> Iterator[FunctionType]:
     """Yield our functions that run if `member` is called, or read as an attribute."""
     if isinstance(member, FunctionType):
-        inside = [vars(member).get("__wrapped__")]  # of a decorator, which may be the standard library's
+        inside = [vars(member).get("__wrapped__")]  # a decorated function, even if the decorator is not ours
         if member.__globals__.get("__name__", "").startswith(OUR_MODULES):
             yield member
     elif isinstance(member, DECORATED):

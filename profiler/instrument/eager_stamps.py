@@ -1,4 +1,4 @@
-"""Chooses how a model is timed. A model on a single CUDA device, current or not, is timed by stamps on the device.
+"""Chooses how a model is timed. If all of a model is on one CUDA device, stamps on that device time the model.
 
 Rules
 - A device's clock is made when the first model on the device is planned, never at import. A forked child makes no

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _LIBRARY = "transformers."
 MARK_OF_EXPERTS = "has_gate"  # every module of grouped experts has this attribute
-_LAYOUT = (MARK_OF_EXPERTS, "is_transposed", "_is_expert_parallel")  # the decorator of transformers sets these
+_LAYOUT = (MARK_OF_EXPERTS, "is_transposed", "_is_expert_parallel")  # set by the decorator of transformers
 _TOP_K = ("top_k", "num_experts_per_tok")
 
 

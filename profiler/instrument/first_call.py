@@ -27,7 +27,7 @@ EARLIER = ("transformers.generation.utils", "vllm", "sglang")
 
 def await_first_call(begin: Callable[[], None]) -> None:
     """Call `begin` once, before the first call of a module. Requires that torch has been imported."""
-    claims = [begin]  # the first of several threads takes it; the other threads do not wait for that thread
+    claims = [begin]  # a thread takes `begin` from this list; other threads find it empty and do not wait
 
     def first_call(module: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -45,7 +45,7 @@ def await_first_call(begin: Callable[[], None]) -> None:
             is_ours = True
             end()
             without_dynamo(begin)
-        except BaseException:  # from a signal handler of the host, at any point: the next call tries again
+        except BaseException:  # a signal handler of the host may raise anywhere; the next call tries again
             if is_ours:
                 claims.append(begin)
                 wait()
@@ -61,7 +61,7 @@ def await_first_call(begin: Callable[[], None]) -> None:
         stand_by()
 
     if not is_supported():
-        begin()  # it logs the reason
+        begin()  # logs why torch is not supported
         return
     keep_dynamo_out()
     wait()

@@ -80,7 +80,7 @@ _FUNCTIONS = {
 _METHODS = {
     "_get_embed_positions": (classification.ROTARY_TABLES, ("position_ids",)),
     "_split_heads": (classification.SPLIT_HEADS, ("tensor", "fused_qkv", "x")),
-    "_reshape": (classification.SPLIT_HEADS, ("tensor", "fused_qkv")),  # Bloom's
+    "_reshape": (classification.SPLIT_HEADS, ("tensor", "fused_qkv")),  # in Bloom
     "_merge_heads": (classification.MERGE_HEADS, ("tensor", "x")),
     "expand_kv": (classification.KV_EXPANSION, ("kv_nope",)),
 }
@@ -145,7 +145,7 @@ class TimedFunctions:
         self._swap_known(cache, "update", ("key_states",), _kv_write, is_method=True)
 
     def wrap_generate(self) -> None:
-        """Time the functions of `generate` that keep a step open until its token is chosen.
+        """Wrap `generate` and the functions in it that show when a token is chosen, so that steps end there.
 
         Must be called before the first `generate`.
         """
@@ -209,7 +209,7 @@ def _is_known(owner: Any, name: str, first: tuple[str, ...], *, is_method: bool)
     home = function.__globals__.get("__name__", "")
     parameters = inspect.unwrap(function).__code__.co_varnames
     found = parameters[is_method : is_method + 1]
-    is_at_home = str(home).partition(".")[0] in (LIBRARY, "torch")  # torch: `torch.no_grad` has decorated it
+    is_at_home = str(home).partition(".")[0] in (LIBRARY, "torch")  # wrapped by `torch.no_grad`
     return is_at_home and (not first or (bool(found) and found[0] in first))
 
 
@@ -224,10 +224,10 @@ def _timed_as(
 class FunctionCall:
     """Calls a function, and times the call as a brick if a step is recorded.
 
-    Without `brick_of`, the brick is `brick`, with the elements of the first tensor among the arguments from number
-    `first` on. Otherwise `brick_of` returns the brick and its elements. If the hot path is compiled, C code
-    does the same. The C code stores in `last` the result of `brick_of` for the last call of attention. The query of
-    attention is the argument number `queries`.
+    If there is a function `brick_of`, it returns the brick and its elements. Otherwise the brick is `brick`, with the
+    elements of the first tensor among the arguments from number `first` on. In attention, the query is the argument
+    number `queries`. If the hot path is compiled, C code does the same, and keeps the last result of attention in
+    `last`.
     """
 
     __slots__ = ("__weakref__", "brick", "brick_of", "first", "last", "name", "original", "queries")
@@ -446,7 +446,7 @@ def _attended(name: str, label: str, given: Sequence[Any], has_mask: bool, is_ca
     return _pairs(name, label, shapes, key.element_size(), dtype, not has_mask, is_causal and not has_mask)
 
 
-@functools.lru_cache(maxsize=256)  # all layers of a step are similar
+@functools.lru_cache(maxsize=256)  # the layers of a step repeat the same arguments
 def _pairs(
     name: str, label: str, shapes: Any, itemsize: int, dtype: str, is_known: bool, is_causal: bool
 ) -> tuple[Any, int]:

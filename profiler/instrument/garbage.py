@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-MANY_OBJECTS = 10_000  # young objects; a collection of this number takes 2 ms or more
+MANY_OBJECTS = 10_000  # to collect this number of young objects takes 2 ms or more
 
 
 class nothing_collected:  # noqa: N801 - used as a function

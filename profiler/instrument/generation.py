@@ -33,7 +33,7 @@ def generates(original: Function, met: Callable[[object], None] = lambda model: 
         finally:
             try:
                 _end_generate(depth)
-            except BaseException:  # from a signal handler: end the remaining steps (an ended step does not end again)
+            except BaseException:  # a signal handler interrupted the first attempt: end the remaining steps
                 _end_generate(depth)
                 raise
 
@@ -95,7 +95,7 @@ def _end_sampling(args: tuple[Any, ...]) -> None:
 
 @_unless_it_fails
 def _prepares_now() -> int:
-    """End the last step, even without a token, because the next inputs are prepared now. Returns the time in ns."""
+    """End a step that still waits for its token, because the next inputs are prepared now. Returns the time in ns."""
     waiting = _waiting()
     if waiting is not None:
         waiting.close()
@@ -143,7 +143,7 @@ def scores(original: Function) -> Function:
             return original(*args, **kwargs)
         finally:
             if step is not None:
-                step.is_running = False  # the scores are processed
+                step.is_running = False  # the step waits for its token again
 
     return process_scores
 
@@ -161,7 +161,7 @@ def chooses(original: Function) -> Function:
 
 
 def _waiting() -> Any:
-    """Return the step of the innermost `generate` that waits for its token, after its model has returned. Or None."""
+    """Return the step of the innermost `generate` if the step waits for its token, or None."""
     here = unit()
     step = here.open[-1] if here.open else None
     return (

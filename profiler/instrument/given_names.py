@@ -28,8 +28,8 @@ class Said:
     """The names that a profiler has given to one model and its bricks."""
 
     model: str  # the model's name
-    definitions: dict[Hashable, Hashable] = field(default_factory=dict)  # bricks of all plans, by `said_at(…)`
-    in_mode: dict[Hashable, BrickDefinition] = field(default_factory=dict)  # by plan's brick, mode, and image size
+    definitions: dict[Hashable, Hashable] = field(default_factory=dict)  # all bricks, by identity (see `said_at`)
+    in_mode: dict[Hashable, BrickDefinition] = field(default_factory=dict)  # by brick in the plan, mode, image size
 
 
 class Models:

@@ -8,17 +8,17 @@ Rules
   for each other pay for recording at the same time, not one after another.
 - k is 1 if the cost of recording every step is within the share. Then, once in PLAIN_PAIRS steps, two steps in a row
   are not recorded, so that the cost stays measured. The first step removes the timed calls, the second is plain.
-- The cost is measured in the process itself. Three sorts of steps pay for recording: recorded steps, the step in
+- The cost is measured in the process itself. Recording makes three sorts of steps longer: recorded steps, the step in
   which the timed calls are removed again, and steps that run in other threads during a recorded step. Each such step
-  is compared with the mean of the plain steps of its kind before and after it, so that a growth of the steps cancels
-  out. A plain step far from other plain steps is compared with the recorded steps before and after it instead. The
-  cost is the median of these differences, with a 95 % interval from order statistics. The time that plain steps take
-  to begin, to end and for their record is measured and added, and so is their part of a decision. One cost is not
-  measured: methods that stay wrapped check in plain steps, too, whether to record.
+  is compared with the mean of the plain steps of its kind before and after it. So a steady growth of the steps
+  cancels out. If a plain step has no other plain step nearby, it is compared with the recorded steps before and after
+  it. The cost is the median of these differences, with a 95 % interval from order statistics. The time that cbtop
+  takes in plain steps is measured and added, with a share of the time for decisions. One cost is not measured: in
+  plain steps, methods that stay wrapped also check whether to record.
 - k is so large that the upper end of the interval, spread over the steps, is within four fifths of the share. The
-  last fifth is for costs that the process cannot see (on an H200, a captured graph's plain replays of 4.9 ms took
-  5 us more than measured). If plain steps alone use up the share, a fifth of it is used for recording anyway:
-  recording nothing would save little more, and show nothing.
+  last fifth is for costs that the process cannot see. (On an H200, a captured graph's plain replays of 4.9 ms took
+  5 us more than measured.) If plain steps alone use up the share, a fifth of it is added for recording. Without any
+  recording, cbtop would show nothing and still cost almost as much.
 - One in FIRST_EVERY steps of a kind is recorded at any cost until FLOOR steps are recorded, because fewer steps give
   no reliable figure. The first WARM_UP_RECORDED steps of a warm-up (see warm_up.py) are recorded. Warm-up steps do
   not count for the cost.
@@ -47,26 +47,25 @@ MOST_EVERY = 10_000
 PASSED_OVER = 8  # the first steps of a kind, not used to measure the cost, because they may still fill caches
 SAMPLES = 121  # the newest measured differences that are kept
 ENOUGH = 11
-MAX_WAITING = 16  # steps that wait for a plain step; after more of them the last plain step is too long ago
-LOOKS = 9  # the newest decisions that are kept; the median of their durations counts
-LOOK_STEPS, LOOK_NS = 64, 250_000_000  # smallest number, and time in ns, of steps between two decisions
+MAX_WAITING = 16  # number of steps that may lie between two compared plain steps
+LOOKS = 9  # number of newest decisions whose median duration is used
+LOOK_STEPS, LOOK_NS = 64, 250_000_000  # least number of steps, and least time in ns, between two decisions
 LOOK_TIMES = 2_000  # the pause after a decision is at least this multiple of a decision's duration
 LEARNING_STEPS = 256  # if the cost is still unknown after this number of steps, fewer steps are recorded
 MAX_KINDS = 64
-REPLAYED = "replayed"  # part of the key of replays, so that they are counted apart from other steps of their name
+REPLAYED = "replayed"  # in the key of replays, so that replays are counted apart from other steps
 Z_95 = 1.96
 USED = 0.8  # part of the allowed share that is used
 LEAST_USED = 0.2  # part of the allowed share kept for recording, even if plain steps use up the rest
 ONE = 1 << 64
 GOLDEN = 0x9E3779B97F4A7C15  # the golden ratio's fraction, in parts of ONE
-# For small k, no step with a fraction in one of two ranges is recorded. The first range starts at PLAIN_FROM. The
-# second starts at PLAIN_AFTER and contains the steps right after those in the first. Both ranges are above
-# 1 / FIRST_EVERY, so they change nothing for larger k.
+# For k below FIRST_EVERY, steps with a fraction in one of two ranges are not recorded. The first range starts at
+# PLAIN_FROM. The second starts at PLAIN_AFTER. A step in the first range is followed by a step in the second.
 PLAIN_PAIRS = 64
 PLAIN_FROM = ONE * 3 // 10
 PLAIN_AFTER = (PLAIN_FROM + GOLDEN) % ONE
 PLAIN_WIDTH = ONE // PLAIN_PAIRS
-MOST_APART = 4  # largest distance, in steps, from a plain step to the recorded step after it, if they are compared
+MOST_APART = 4  # a plain step is compared with a recorded step at most this number of steps later
 
 
 class Sort(IntEnum):  # an IntEnum, because other enums are hashed by a Python function
@@ -105,8 +104,8 @@ NOTHING = Estimate(0, 0, 0)
 class Alone(NamedTuple):
     """A plain step far from other plain steps. It will be compared with the next recorded step.
 
-    `number` counts the steps of its kind. `before_ns` is the time of the last recorded step, which was `distance`
-    steps earlier. `after_ns` is the time of the step right before, if that step removed the timed calls, or None.
+    The plain step is the `number`-th step of its kind. The last recorded step was `distance` steps earlier, and took
+    `before_ns`. `after_ns` is the time of a step between them that removed the timed calls, or None.
     """
 
     number: int
@@ -151,7 +150,7 @@ class StepKind:
                 self.excess[waited].append(took_ns - (before_ns + after_ns) / 2)
 
     def compare_alone(self, recorded_ns: int) -> None:
-        """Compare the plain step `alone` with the recorded steps before and after it. The latter has just ended."""
+        """Compare the plain step `alone` with the recorded steps around it. The later one took `recorded_ns`."""
         alone, self.alone = self.alone, None
         apart = self.seen - alone.number if alone else 0
         if alone and 0 < apart <= MOST_APART:
@@ -215,22 +214,22 @@ class Governor:
         self.allowed_share = allowed_percent / (100 + allowed_percent)  # share of the time, including recording
         self._announce = announce
         self.models_by_kernels: set[str] = set()  # models with steps that only kernel_steps.py records
-        self.floor = FLOOR  # a benchmark that chooses the recorded steps itself sets it to 0
+        self.floor = FLOOR  # 0 in a benchmark that chooses the recorded steps itself
         self.forget()
 
     def forget(self) -> None:
         """Reset all measurements, because they were made in another process."""
         self.every = FIRST_EVERY
-        self._begun: dict[object, int] = {}  # number of the next step, by kind; C begins only steps of these kinds
-        self._early: dict[object, list[int]] = {}  # below the floor: number of the next step, and of recorded steps
+        self._begun: dict[object, int] = {}  # by kind: number of the next step; C begins steps of these kinds only
+        self._early: dict[object, list[int]] = {}  # kinds below the floor: number of the next step, recorded steps
         self._has_announced = False
         self._kinds: dict[object, StepKind] = {}
         self._models: dict[object, GovernedModel] = {}
         self._own: deque[float] = deque(maxlen=SAMPLES)  # overhead of beginning and ending a plain step, in ns
-        self.told_ns = 0  # time of the last `ended`, which counts as overhead of the next step
-        self.look_ns = 0  # time of the last decision, which counts as overhead of all steps until the next decision
-        self._looks: deque[int] = deque(maxlen=LOOKS)  # times of the last decisions
-        self.has_looked = False  # whether the last `ended` made a decision; then its time is no plain step's overhead
+        self.told_ns = 0  # duration of the last call of `ended`; counts as overhead of the next step
+        self.look_ns = 0  # duration of the last decision; counts as overhead of all steps until the next
+        self._looks: deque[int] = deque(maxlen=LOOKS)  # durations of the last decisions
+        self.has_looked = False  # whether the last `ended` made a decision; its duration is `look_ns` then
         self._seen = self._recorded = self._lived_ns = 0
         self._look_at_step, self._look_at_ns, self._looked_at_step = 0, 0, 0
         self._recent_ns = 0.0
@@ -258,7 +257,7 @@ class Governor:
                 early = self._early[key] = [(len(self._begun) + len(self._early)) << 32, 0]
             if early is not None:
                 return self._is_sampled_early(key, early)
-            key = None  # further kinds count as one kind; otherwise the first step of each would be recorded
+            key = None  # all further kinds count as one, so that not every first step is recorded
             number = self._begun.get(key, 0)
         self._begun[key] = number + 1
         return self._is_next(number, self.every)
@@ -335,7 +334,7 @@ class Governor:
                 if kind.waiting:
                     waiting, kind.waiting = kind.waiting, []
                     kind.compare(waiting, before, duration_ns)
-            elif not (sort is AFTER and mark.model.is_many):  # unknown which of many models it is
+            elif not (sort is AFTER and mark.model.is_many):  # many models: unknown whose calls were removed
                 if kind.alone is not None and sort is RECORDED:
                     kind.compare_alone(duration_ns)
                 kind.waiting.append((sort, duration_ns))
@@ -368,7 +367,7 @@ class Governor:
         if cost is None and self._seen < LEARNING_STEPS:
             return
         steps, self._looked_at_step = self._seen - self._looked_at_step, self._seen
-        if steps <= 0:  # another thread has just looked
+        if steps <= 0:  # another thread has just decided
             return
         self.has_looked = True
         # Take the median duration of decisions, because other programs may have interrupted one of them.
@@ -381,7 +380,7 @@ class Governor:
         for kind in kinds:
             kind.recent /= 2
         if cost is None and self.models_by_kernels and not self._recorded:
-            return  # kernel_steps.py announces their cost
+            return  # kernel_steps.py announces the cost for these models
         if cost is None:
             self.every = min(MOST_EVERY, 2 * self.every)
             self._announce(Sampling(self.every, None, None, None, self.allowed_percent))

@@ -28,7 +28,7 @@ from cbtop.protocol import clock
 if TYPE_CHECKING:
     from torch import nn
 
-KEPT = 12  # number of the newest steps; their times are announced
+KEPT = 12  # number of newest steps whose times are announced
 _EMPTY_CALLS = 64
 _OUTERMOST = -1
 
@@ -36,9 +36,9 @@ Times = dict[Keys, list[float]]  # the times of all calls in ns, by the keys fro
 
 
 class NotingCost(NamedTuple):
-    """Nanoseconds that cbtop's own work for one call adds.
+    """The time that cbtop's own work for one call takes, in ns.
 
-    `inside_ns` is in the time of that call, `outside_ns` is in the time of the call around it.
+    `inside_ns` falls into the time of the call itself, `outside_ns` into the time of the call around it.
     """
 
     inside_ns: float
@@ -60,7 +60,7 @@ class HostCalls(Capture):
 
     @property
     def recording(self) -> HostCalls:
-        """The object to be ended by `end_step` after the model's call, as in `PlacedCalls`."""
+        """The object whose `end_step` is called after the model's call. `PlacedCalls` has the same property."""
         return self
 
     def is_in_call_of(self, steps: object) -> bool:
@@ -131,7 +131,7 @@ class HostSteps:
         return len(self._steps)
 
     def times(self) -> Times:
-        """Return the times in all these steps, by the keys from the step inwards."""
+        """Return the times of all kept steps, by the keys from the step inwards."""
         found: Times = {}
         for step, times in self._steps:
             for keys, all_ns in times.items():

@@ -6,7 +6,8 @@ Rules
   step is in no statistics, because it takes longer than other steps. Its module calls are recorded as during the
   capture of a graph (capturing.py).
 - At the end of each step the host waits for the device: a burst is for diagnosis, not for production.
-- If cbtop does not clone a captured graph, the host replays the graph with CUPTI closed. Its kernels are not shown.
+- If cbtop does not clone a captured graph, the host replays the graph with CUPTI closed, and no kernels of this graph
+  are shown.
 - Any failure ends the burst with one logged line and an answer to the request. The host's step runs as usual.
 """
 
@@ -52,7 +53,7 @@ new_cupti: Callable[[], Cupti] = TorchsCupti
 new_driver: Callable[[], Driver] = CudaDriver
 is_on_cuda: Callable[[], bool] = torch.cuda.is_initialized
 
-one_at_a_time = threading.Lock()  # held by the owner of CUPTI, because a process can have only one
+one_at_a_time = threading.Lock()  # held while CUPTI is in use, because only one part of a process can use it
 _here: dict[int, Recording] = {}  # the current step of a burst, by thread
 _is_left_on = False
 
@@ -127,14 +128,14 @@ class _Nobody:
 
 
 class Bursts:
-    """Handles the requests for bursts to the process of one profiler, with their results and answers."""
+    """Handles the requests for bursts that reach one profiler. Announces the results, and answers the requests."""
 
     def __init__(self, profiler: BrickProfiler) -> None:
         self._profiler = weakref.ref(profiler)
         recorder = profiler.parts.recorder
         self._recorder = recorder if isinstance(recorder, RingRecorder) else None
-        #: The object with the current request in its `asked_word`. If there is no new request, `asked_word` equals
-        #: `looked_at`, so a step can check this without a call.
+        #: Holds the current request in `asked_word`. Without a new request, `asked_word` equals `looked_at`. So
+        #: a step can check this without a call.
         self.asked: Any = self._recorder or _Nobody
         self.looked_at = 0  # the last request that was handled, as a word
         self._request: Request | None = None
@@ -189,7 +190,7 @@ class Bursts:
             window.begin()
             enter_here(recording)
             around: Any = steps.path.position.step
-            if around is not None:  # the step around would be longer than other steps, so do not record it
+            if around is not None:  # the burst makes the step around it longer, so do not record that step
                 around.cancel()
         except BaseException as error:
             one_at_a_time.release()
@@ -229,7 +230,7 @@ class Bursts:
         log_own_error(error, _FAILED)
 
     def announce(self, burst: KernelBurstResults, number: int = 0) -> None:
-        """Make a node for every kernel under its brick, and announce the kernels' measurements.
+        """Announce the measurements of all kernels. Each kernel becomes a node under its brick.
 
         `number` is the number of the request, or 0 without a request.
         """

@@ -1,12 +1,12 @@
 """Records some steps of an eager model on a CUDA device by their kernels.
 
 Stamps between modules make a step of small kernels wait for the host, so stamps would time launches. Therefore CUPTI
-records the kernels of some steps. A brick takes as long as its kernels together. The step takes as long as the plain
-step before it, or as its kernels if they take longer. If the device was idle when the step began, the rest of the
-step's time is idle time. Otherwise the device may have run earlier work in it.
+records the kernels of some steps. A brick takes as long as its kernels together. A step takes as long as the plain
+step before it, or as all its kernels if that is longer. If the device was idle when the step began, it was also idle
+when no kernel of the step ran. Otherwise it may have run earlier work then.
 
 Rules
-- All other steps are plain. A step that CUPTI records is counted once, with this record.
+- All other steps are plain. Each step is counted once.
 - A window (one step with CUPTI open) costs the host 20 to 35 ms: for opening, waiting for the device, and closing.
   The next window is due when its cost is within the share allowed, or within 5 % until FLOOR steps are recorded.
 - The host is timed in a plain step half-way between two windows (host_steps.py). The next window comes at least two
@@ -40,8 +40,8 @@ FLOOR_SHARE = 5 / 105  # share of the time until FLOOR steps are recorded
 LEAST_WINDOWS = 5  # windows that are needed to state their cost
 LEAST_TOLD = 3  # windows that are needed to report whether the device was idle when steps began
 MOSTLY = 0.8  # if at least this share of the steps began with an idle device, that is reported
-KEPT = 3  # number of the newest windows; the graph shows their kernels
-TOLD_EVERY = 8  # number of windows between two announcements of kernels
+KEPT = 3  # number of newest windows whose kernels are shown
+TOLD_EVERY = 8  # kernels are announced once in this number of windows
 
 
 class KernelSteps:
@@ -62,7 +62,7 @@ class KernelSteps:
         self._began_ns = self._first_ns = self._paid_ns = 0
         self._plain_ns = 0
         self._call: Any = None
-        self.times_host = False  # whether the next step that is due measures the host's times, and is no window
+        self.times_host = False  # True: the next step that is due measures the host's times. False: it is a window
         self._host = HostSteps()
         self._half_pause_ns = LEAST_PAUSE_NS
         profiler: Any = steps.profiler
@@ -203,7 +203,7 @@ class KernelSteps:
 def _parts(took_ns: dict[Keys, int], begin_ns: int, elements: dict[Keys, int]) -> list[tuple[Keys, int, int, int]]:
     """Return the layers and bricks of a step as parts (keys, begin ns, end ns, elements).
 
-    They follow each other in the order of their first kernels. `took_ns` are the times of their kernels.
+    The parts follow each other in the order of their first kernels. `took_ns` has the time of the kernels by keys.
     """
     inside: dict[Keys, list[Keys]] = {}
     for keys in took_ns:

@@ -26,9 +26,9 @@ END_SUFFIX = ".end"  # suffix of a run's FIFO, the same as in `cbtop.commands.ru
 
 
 class LaunchedRecorder(RingRecorder):
-    """A recorder that removes the file `nothing_yet` when there is a step, or a logged reason why there is none.
+    """A recorder that removes the file `nothing_yet` at the first step, or when recording fails and logs the reason.
 
-    For the summary of the run, it also writes the pid of a process that records steps into the run's FIFO.
+    At the first step of a process, the recorder also writes the pid into the run's FIFO, for the run's summary.
     """
 
     def __init__(self, nothing_yet: str) -> None:
@@ -49,7 +49,7 @@ class LaunchedRecorder(RingRecorder):
         if has_step:
             self._tell()
         if self._nothing_yet and (self.failures or has_step):
-            with suppressed(OSError):  # another process of the run has removed it
+            with suppressed(OSError):  # another process may have removed the file
                 os.unlink(self._nothing_yet)
             self._nothing_yet = ""
 

@@ -7,8 +7,8 @@ Both results are addresses, for `cb_eval` and `cb_eval_user_data` in the paramet
 Rules
 - One step in `sample_every` is recorded. In other steps the callback declines all nodes, and ggml computes the whole
   graph at once.
-- The nodes of a recorded step are computed and waited for one by one. Otherwise ggml would run several at once, fuse
-  some, or replay a device's graph. So a recorded step is slower than other steps. The backend of its bricks says so.
+- In a recorded step, ggml computes the nodes one by one and waits for each. In other steps ggml may run several nodes
+  at once, fuse nodes, or replay a device's graph. So a recorded step is slower. The backend of the bricks says so.
 - A step is one graph. A batch longer than `n_ubatch` has several graphs. The other work of llama_decode, and the
   choice of a token, are not part of the step.
 - A step is a decode if every token gives logits, even a prompt with all logits. It is a prefill if only some tokens
@@ -83,7 +83,7 @@ class _Callback:
         self.function, self.user_data = compiled.create(
             name_of, operation_of, elements_of, rows_of, profiler.sample_every, self._wake
         )
-        self._steps.show()  # opens the ring, so that it is closed at exit after the last hand-over
+        self._steps.show()  # opens the ring first, so that `_finish` runs before the ring is closed at exit
         atexit.register(self._finish)
         os.register_at_fork(after_in_child=self._stop)
         _thread.start_new_thread(self._run, ())
@@ -94,7 +94,7 @@ class _Callback:
             while True:
                 os.read(self._wake, 8)
                 self._hand_over()
-        except Exception as error:  # noqa: BLE001 - not the host's: its signal handlers run in another thread
+        except Exception as error:  # noqa: BLE001 - signal handlers raise only in the main thread
             self._stop()
             _log.warning("cbtop: llama.cpp is no longer shown: %s: %s", type(error).__name__, error)
 
@@ -178,7 +178,7 @@ _MANY = (
     MOE_EXPERTS,
     MIXER,
 )
-_ADDS = r"MUL_MAT|ADD"  # a product, and its bias
+_ADDS = r"MUL_MAT|ADD"  # a product and the addition of its bias
 # Rules: name of a node without its layer, operation, brick. The first matching rule counts.
 _RULES = tuple(
     (re.compile(name), re.compile(operation), ModuleKind(brick))

@@ -41,13 +41,13 @@ def manifest_of(model: nn.Module, plan: Plan, engine: str, timing: Timing, steps
 
 
 def _config_of(module: nn.Module) -> Any:
-    """Return the attribute `config` of `module`, or None if there is none or if it is a property or a function."""
+    """Return the attribute `config` of `module`. Returns None if there is none, or only a property or function."""
     config = attribute_of(module, "config")
     return None if hasattr(type(config), "__get__") else config
 
 
 def _setting(config: Any, name: str) -> Any:
-    """Return the setting `name` of a config. transformers stores some under other names (see `attribute_map`)."""
+    """Return the setting `name` of a config, which may store it under another name (see `attribute_map`)."""
     names = attribute_of(config, "attribute_map")
     return attribute_of(config, names.get(name, name) if type(names) is dict else name)
 

@@ -64,12 +64,12 @@ class ModelCall(CallWrapper):
     ) -> tuple[Callable[..., Any], OpenStep | Forward | None]:
         """Begin a step. Returns the callable to call with these arguments, and the step, or None without a step.
 
-        The caller calls the callable and then ends the step. If the caller is C code, no Python frame of cbtop is on
-        the stack while the model runs.
+        The caller of `begin` calls the callable and then ends the step. If C code does this, no Python frame of cbtop
+        is on the stack while the model runs.
         """
         called = self.instead
         if called is None:
-            called = self.module()._call_impl  # type: ignore[union-attr]  # it exists, because it is being called
+            called = self.module()._call_impl  # type: ignore[union-attr]  # a module that is being called is alive
         steps = self._steps
         if is_compiling() or is_tracing() or (dispatch_modes() and is_symbolic()):
             return called, None
@@ -86,7 +86,7 @@ class ModelCall(CallWrapper):
         if steps.is_of_runner:
             steps.is_called_by_runner()
             return called, None
-        try:  # the same check as in `begun`, but without its frames: every step has such calls inside it
+        try:  # calls inside a step are frequent, so handle them here without the call of `begun`
             here = steps.path.position.unit
             step = here.open[-1] if here is not None and here.open else None
             generation = here.generations[-1] if here is not None and here.generations else None

@@ -82,9 +82,9 @@ def _parameters(module: nn.Module) -> list[dict[str, inspect.Parameter]]:
     found = []
     inner: nn.Module | None = module
     while inner is not None:
-        forward = getattr(type(inner), "forward", None)  # a scripted module's class has none
+        forward = getattr(type(inner), "forward", None)  # None for a scripted module
         if forward is not None:
-            _, *parameters = inspect.signature(forward).parameters.items()  # the first is the module
+            _, *parameters = inspect.signature(forward).parameters.items()  # without `self`
             found.append(dict(parameters))
         children = children_of(inner)
         inner = children[0][1] if len(children) == 1 else None

@@ -2,7 +2,7 @@
 
 Rules
 - Modules are distinguished by `id`, because a class may be unhashable, or define `__eq__`, `__bool__` or `__len__`.
-- An attribute that torch's classes do not have is not read from modules of these classes, because a miss in
+- If no class of torch has an attribute, it is not read from torch's own modules, because a miss in
   `Module.__getattr__` takes 1 us.
 - All functions take time linear in the number of modules. `first_tensor` stops at the first tensor.
 """
@@ -189,10 +189,10 @@ def attribute_of(thing: Any, name: str) -> Any:
     if name in own:
         return own[name]
     value = _of_class(type(thing), name)
-    if type(value) is MemberDescriptorType:  # of __slots__
+    if type(value) is MemberDescriptorType:  # the class defines it in __slots__
         try:
             return value.__get__(thing)
-        except AttributeError:  # an empty slot
+        except AttributeError:  # the slot is empty
             return None
     return value if _is_plain(value) else None
 

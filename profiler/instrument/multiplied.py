@@ -26,7 +26,7 @@ PRODUCT, CONVOLUTION = "matmul", "conv"
 
 
 class Mode(NamedTuple):
-    """The state of a program that, together with the weights, decides which types products multiply."""
+    """The state of a program. The state and the weights decide which types products multiply."""
 
     autocast: torch.dtype | None = None  # None: autocast is off
     adapters: Any = None  # state of the adapters of the first layer that has any (see adapters.py)

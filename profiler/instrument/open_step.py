@@ -119,10 +119,10 @@ class Called(Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether, outside of `generate`, a step stays open after the call because a token may be chosen."""
+        """Whether a step outside of `generate` stays open after the call, because a token may be chosen then."""
 
     def may_wait(self, generation: Generation | None) -> bool:
-        """Return whether, inside `generation`, a step stays open after the call because a token may be chosen."""
+        """Return whether a step inside `generation` stays open after the call, because a token may be chosen then."""
 
 
 class OpenStep:
@@ -259,7 +259,7 @@ class OpenStep:
                     opened[-1].close()
                 try:
                     self.active.__exit__(kind, error, trace)
-                except BaseException:  # from a signal handler: end the rest (ended parts do not end again)
+                except BaseException:  # a signal handler interrupted the first attempt: end the rest
                     self.active.__exit__(kind, error, trace)
                     raise
                 if kind is None and self.active.key[1].endswith(WARM_UP):
@@ -275,7 +275,7 @@ class OpenStep:
                     try:
                         for step in ended:
                             step.steps.recorded_steps.discard(step)
-                    except BaseException:  # from a signal handler: discard the rest
+                    except BaseException:  # a signal handler interrupted the loop: discard the rest
                         for step in ended:
                             step.steps.recorded_steps.discard(step)
                         raise
@@ -383,7 +383,7 @@ class EndedAfterCall(Protocol):
 def call_in(
     step: EndedAfterCall | None, called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Call `called`, and end `step` after it, if there is one."""
+    """Call `called`. If there is a `step`, end the step after the call."""
     try:
         result = called(*args, **kwargs)
         if step is not None:

@@ -2,7 +2,7 @@
 
 Nothing here waits for a device: facts that are only in the contents of a device tensor are unknown. Known arguments
 are Hugging Face's names, the names in hand-written models (llama's reference, gpt-fast) for the positions of new
-tokens, and a first tensor of token ids (sequences x tokens). From a spectrogram, a picture, or a first tensor of
+tokens, and a first tensor of token ids (sequences x tokens). If the input is a spectrogram, a picture, or a tensor of
 other numbers, the tokens are unknown. Its shape gives only the phase, and the sequences if their axis is known.
 """
 
@@ -25,14 +25,14 @@ FORWARD = "forward"  # not known to be prefill, decode or encode
 # Names of arguments for token ids or their embeddings. The decoder's are first, because a step counts the decoder's
 # tokens.
 TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds", "tokens", "idx")
-PICTURES = ("input_features", "pixel_values")  # their shape has no axis of tokens
+PICTURES = ("input_features", "pixel_values")  # the shape of a picture has no axis of tokens
 CACHES = ("past_key_values", "cache_params", "state")
 # Names of arguments for the positions of new tokens.
 POSITIONS = ("start_pos", "input_pos", "cache_position", "cache_pos", "past_length", "seqlen_offset")
 PACKED = "cu_seq_lens_q"  # where the sequences of a packed row end
 _STAND = frozenset(POSITIONS)
 TYPES_OF_IDS = (int64, int32)
-_LENGTH = "get_seq_length"  # method that returns a cache's length; the class must define it, not a `__getattr__`
+_LENGTH = "get_seq_length"  # method that returns the length of a cache; must be defined in the class
 _OF_CACHE, _OF_LAYER = ("self_attention_cache", "layers"), ("is_initialized", "has_previous_state")
 
 
@@ -116,7 +116,7 @@ def describe_captured(
     axis: int | None = None,
     takes_ids: bool = True,
 ) -> Call:
-    """Describe a replay of a captured call with these arguments. With one new token per sequence it is a decode.
+    """Describe a replay of a captured call with these arguments: a decode if each sequence has one new token.
 
     The cache is not asked for its length, because that could launch work, which would be captured.
     """
@@ -299,9 +299,9 @@ def _is_fresh(cache: Any, layers: list[Any]) -> bool:
 
 
 def _truth(value: object) -> bool:
-    """Whether a value is True, or any value inside a list or dictionary is.
+    """Return whether `value` is True, or contains True if it is a list or dictionary.
 
-    A cache layer with several states has a list that states for each whether it was used.
+    A cache layer with several states has a list that tells which of the states were used.
     """
     if isinstance(value, (list, tuple)):
         return any(map(_truth, value))

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _LISTS = ("ModuleList", "Sequential")
 _NO_PRODUCTS = frozenset({BrickId.EMBEDDING, BrickId.ACTIVATION, BrickId.RMS_NORM, BrickId.LAYER_NORM})
-LEAST_BLOCK_WEIGHTS = 1 << 17  # a block with this number of weights takes some 20 us, and timing it takes 1 us
+LEAST_BLOCK_WEIGHTS = 1 << 17  # a block of this size runs for some 20 us; timing adds 1 us
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class TimedModule(NamedTuple):
     module: nn.Module
     key: Hashable
     product: Product | None = None
-    place: Hashable = None  # (path in layer, path of stack): equal for similar layers, and for all experts of a list
+    place: Hashable = None  # (path in layer, path of stack); similar layers share it, and so do the experts of a list
 
 
 @dataclass(slots=True)
@@ -70,12 +70,12 @@ class Section:
     time. `visited` are the ids of the modules that only this section plans.
     """
 
-    place: Hashable  # path and key of the layer, the classes around it, and the settings that its bricks depend on
+    place: Hashable  # the layer's path and key, the classes around the layer, and settings that decide its bricks
     state: list[object] | None = None
     visited: set[int] = field(default_factory=set)
     parts: list[TimedModule] = field(default_factory=list)
     others: list[nn.Module] = field(default_factory=list)
-    is_unchanged: bool = False  # the known section stays; `parts` and `others` are empty
+    is_unchanged: bool = False  # True: the section of the previous plan stays, and `parts` and `others` are empty
 
 
 class _Pattern(NamedTuple):
@@ -105,7 +105,7 @@ class Plan:
     trunk: list[nn.Module] = field(default_factory=list)  # modules that contain a stack; a call of one begins a step
     parts: list[TimedModule] = field(default_factory=list)  # timed modules: layers and bricks
     others: list[nn.Module] = field(default_factory=list)  # modules whose calls are neither timed nor reported
-    sections: list[Section] = field(default_factory=list)  # contain all of `parts` and `others`
+    sections: list[Section] = field(default_factory=list)  # together they have all `parts` and `others`
 
     @property
     def layers(self) -> list[TimedModule]:
@@ -276,7 +276,7 @@ class _Planner:
         self.known: Mapping[Hashable, Known] = {}
         self.mode = PLAIN
         self._has_met_layers = False
-        self._shares_modules = False  # whether the current section omits modules that it shares with another
+        self._shares_modules = False  # whether the current section omits modules of an earlier section
         self._is_timed_there = is_timed_there
         self._shows_blocks = not is_timed_there and device_of(root) == "cpu"
         self._stacks = stacks

@@ -1,10 +1,11 @@
 """Follows engines that run their model through a runner. Each run is a step, with the model's bricks inside.
 
 Rules
-- For each engine, one file here has the names of its classes, and describes a run. It imports nothing of the engine.
+- For each engine, one file here has the names of its classes, and describes a run. The file does not import the
+  engine.
 - An unexpected runner is reported in one line, and runs on uninstrumented.
 - The model's own calls are not steps, because the engine also calls the model to warm up and to capture graphs.
-- An engine that runs a compiled model or captured graphs calls no module of it. Then only steps are shown.
+- If an engine runs a compiled model or captured graphs, it calls no modules, and only steps are shown.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Engine:
 
     name: str
     model_of: Callable[[Any], nn.Module]
-    bricks: Callable[[Any], tuple[bool, str]]  # whether the runner calls the modules; what to report if not always
+    bricks: Callable[[Any], tuple[bool, str]]  # whether runs call modules; what to report if not all runs do
     describe: Callable[..., Call | None]  # describes a run with these arguments; None: the run is not a step
     samples_later: Callable[[Any], bool]  # whether tokens are chosen after a run with this result, in the same step
 
@@ -113,7 +114,7 @@ def runs(original: Function, engine: Engine) -> Function:
 def loads(original: Function, engine: Engine) -> Function:
     """Wrap a function that loads the model, so that the model is attached at the runner's first run.
 
-    The model's first call, which may be a part of a warm-up, does not attach it.
+    The model is not attached at its own first call, which may be a part of a warm-up.
     """
 
     @functools.wraps(original)
@@ -139,7 +140,7 @@ def samples(original: Function) -> Function:
 def ends(original: Function, accepted: Callable[[Any], int | None]) -> Function:
     """Wrap a function that ends the step of the last run.
 
-    `accepted` returns the number of tokens of the step from the function's result, or None if unknown.
+    `accepted` gets the result of the function. It returns the number of tokens of the step, or None if unknown.
     """
 
     @functools.wraps(original)
@@ -208,7 +209,7 @@ def _attachment_of(runner: Any, engine: Engine) -> Attachment | None:
 
 def _leave(runner: Any, engine: Engine, error: Exception) -> None:
     _say_other(engine, error)
-    with suppressed(TypeError):  # the runner cannot be a weak key: its next run tries again
+    with suppressed(TypeError):  # the runner may not allow weak references; then its next run tries again
         _attachments[runner] = None
 
 

@@ -5,7 +5,7 @@ Rules
 - The names here are those of SGLang's runtime (srt). No SGLang was available: this code is tested on stand-ins with
   the same names and signatures.
 - A step begins with the runner's `forward`, and ends with the worker's `forward_batch_generation`, which chooses the
-  tokens. Without such a worker call around it (a draft's forwards, embeddings), a step ends with `forward`.
+  tokens. If no worker calls the runner (forwards of a draft, embeddings), the step ends with `forward`.
 - The tokens of a step that verifies are the draft's tokens. The number of accepted tokens is known only later, and on
   the device.
 """

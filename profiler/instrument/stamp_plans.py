@@ -10,7 +10,7 @@ from cbtop.profiler.instrument.capturing import OTHER, CapturedCall, Last
 
 
 class StampedInterval:
-    """A layer or brick between two stamps of a plan. `keys` lead to it from the step inwards."""
+    """A layer or brick between two stamps of a plan. `keys` are its keys, from the step inwards."""
 
     __slots__ = ("begin", "elements", "end", "keys")
 
@@ -45,9 +45,9 @@ class StampPlan:
     def _walk(
         self, spans: list[CapturedCall], keys: tuple[Hashable, ...], begin: int, end: int, *, names_gaps: bool
     ) -> None:
-        """Store the intervals of `spans`, which are between the places `begin` and `end`.
+        """Store the intervals of `spans`. All of the spans are between the places `begin` and `end`.
 
-        A span is stored after the spans inside it. With `names_gaps`, the gaps between spans are stored, too.
+        Spans inside a span are stored first. With `names_gaps`, the gaps between spans are stored, too.
         """
         at, some = begin, False
         for span in spans:

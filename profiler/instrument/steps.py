@@ -2,7 +2,8 @@
 
 Rules
 - The outermost call of a model, or of a part of the model that contains a stack, is a step.
-- A `generate` inside a model's call has its own steps. A call that is made to choose a token is in the token's step.
+- If a model's call runs `generate`, this `generate` has its own steps. A call that helps to choose a token is a part
+  of the token's step.
 - If an engine's runner runs the model, the runner's call is the step, and the model's own calls are not steps.
 """
 
@@ -42,7 +43,7 @@ class ModelSteps(TimedModel):
         self._shared_with: dict[ref[ModelSteps], object] = {}  # models that share a part with this one
 
     def after_fork(self) -> None:
-        """Make a new lock in a child process, and keep only the steps of its only thread."""
+        """Make a new lock in a child process, and keep only the steps of the thread that has forked."""
         swaps.lock = threading.RLock()
         self.recorded_steps.intersection_update(unit().open)
 
@@ -67,7 +68,7 @@ class ModelSteps(TimedModel):
         return found[-1] if found else None
 
     def is_called_by_runner(self) -> None:
-        """Handle a call of the model by its runner. Time nothing if the call is outside of a step (a warm-up)."""
+        """Handle a call of the model by its runner. A call outside of a step is a warm-up, and is not timed."""
         try:
             if self.open_in(unit()) is None:
                 self.follow(None)
@@ -109,7 +110,7 @@ class ModelSteps(TimedModel):
                     generation = here.generations[-1] if here.generations else None
                     if mine.generation is generation or not call.may_wait(generation):
                         mine.active.own_ns += clock.perf_counter_ns() - called_ns
-                        return None  # otherwise `generate` runs inside the model's call, and has its own steps
+                        return None  # no new step unless `generate` runs inside the model's call
             if self._shared_with:
                 others = [ref(step.steps) for step in here.open if step.is_running]
                 if not self._shared_with.keys().isdisjoint(others):
@@ -127,5 +128,5 @@ class ModelSteps(TimedModel):
         return step
 
     def share(self, other: ModelSteps) -> None:
-        """Store that `other` shares a part with this model. Calls in steps of `other` are not steps of this one."""
+        """Store that `other` shares a part with this model. A call in a step of `other` is no step of this model."""
         self._shared_with[ref(other, self._shared_with.pop)] = None

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.path import Path
 
 DYNAMO = "torch._dynamo"
-# The models whose calls are timed, and the object that times the calls. Nothing is recorded while this is empty.
+# The models whose calls are timed now, each with the object that times the calls.
 swapped_in: dict[ref[Any], HotPath | Path | Timing | Capture] = {}
 Function = Callable[..., Any]
 
@@ -58,9 +58,9 @@ class SwapTarget(Protocol):
 
 
 class TimedFunction:
-    """A plain Python function. While it is timed, a call runs the result of `wrapper` for a copy of the function.
+    """A plain Python function. While it is timed, a call runs `wrapper(copy)`, with a copy of the function.
 
-    If `traceable`, the change can stay while Dynamo compiles.
+    With `traceable`, Dynamo can compile the function while it is timed.
     """
 
     is_seen_by_dynamo = True
@@ -86,7 +86,7 @@ class TimedFunction:
 
 
 class TimedEntry:
-    """A function in a cell or a class. While it is timed, the result of `wrapper` is there instead."""
+    """A function in a cell or a class. While it is timed, the cell or class has `wrapper(function)` instead."""
 
     is_seen_by_dynamo = True
 
@@ -138,7 +138,7 @@ class Swaps:
         # interrupt cbtop while it holds the lock, and the host's signal handler may call a model.
         self.lock = threading.RLock()
         self._functions: list[SwapTarget] = []  # oldest first
-        self._are_in: bool | None = False  # whether the functions are being timed; None: some of them may be
+        self._are_in: bool | None = False  # whether the functions are timed; None: perhaps only some are
         self._stay_out = False
         self._watched: Any = None  # Dynamo's list of callbacks for the begin of compiling
 

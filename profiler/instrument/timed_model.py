@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from cbtop.profiler.path import Path
     from cbtop.profiler.profiler import BrickProfiler
 
-LOOK_EVERY = 8  # recorded steps per check of the model; a check of 400 modules takes as long as timing them
+LOOK_EVERY = 8  # recorded steps per check of the model; a check takes as long as timing all modules
 MODULES_PER_STEP = 200  # modules that are checked per recorded step, on average; this takes 0.3 ms
 
 
@@ -90,7 +90,7 @@ class TimedModel(ABC):
         self.calls: Sequence[BrickCall] = ()
         self.training: Any = None  # its TrainingSteps, if an optimizer changes its weights
         self.in_python = False  # whether Python code handles its calls, although the hot path is compiled
-        self.is_of_runner = False  # whether a runner's calls are the steps, and the model's calls are not
+        self.is_of_runner = False  # True: each call of a runner is a step. False: each call of the model
         self.on_device: dict[Hashable, Hashable] = {}  # for a brick timed by the host: the same brick on the device
         self.measured: Callable[[str], None] = lambda how: None  # receives how the device's times are measured
         self.root: Callable[[], nn.Module | None] = lambda: None  # the model
@@ -103,7 +103,7 @@ class TimedModel(ABC):
         self.weight_version: int | None = None  # version of the first weight that requires a gradient
         self.looks = 0  # number of recorded steps that have begun
         self.look_every = LOOK_EVERY  # number of recorded steps per check of the model
-        self.calls_are_in: bool | None = False  # whether the timed calls are swapped in; None: some may be
+        self.calls_are_in: bool | None = False  # whether the timed calls are swapped in; None: perhaps only some are
         self.recorded_steps: set[object] = set()  # recorded steps that are running
 
     def time_on(self, timing: Timing) -> None:
@@ -148,7 +148,7 @@ class TimedModel(ABC):
     def ask(self) -> None:
         """Update the bricks for this step if autocast or the adapters have changed.
 
-        A call takes 0.2 us, or 0.35 us under autocast. That is too long for each brick, so it is made once per step.
+        This is called once per step, not for each brick, because it takes 0.2 us, or 0.35 us under autocast.
         """
         try:
             device, autocast, adapters = self._device, None, None
@@ -180,10 +180,10 @@ class TimedModel(ABC):
                 self.changed()
 
     def look_for_gradients(self) -> None:
-        """Announce that the process trains if the first weight that requires a gradient has one, or has changed.
+        """Announce that the process trains, if the first weight that requires a gradient shows that.
 
-        Optimizers change weights in place, and torch counts these changes. Most programs clear gradients before the
-        next step, so the gradient alone is not enough.
+        In training, the weight has a gradient, or torch has counted a change in place by an optimizer. The gradient
+        alone is not enough, because most programs clear gradients before the next step.
         """
         root = self.root()
         if root is None:

@@ -58,7 +58,7 @@ def compiled_versions(code: CodeType) -> list[Any]:
 
 
 def is_in_bad_fork() -> bool:
-    """Whether this process was forked from a process that uses CUDA. Then it cannot use CUDA."""
+    """Whether this process cannot use CUDA, because it was forked from a process that uses CUDA."""
     return bool(cuda._is_in_bad_fork())
 
 

@@ -47,13 +47,13 @@ def register() -> None:
 
 
 def _model_of(runner: Any) -> nn.Module:
-    model: nn.Module = runner.get_model()  # without the wrapper that replays its graphs
+    model: nn.Module = runner.get_model()  # the model itself, not vLLM's wrapper that replays graphs
     return model
 
 
 def _bricks(runner: Any) -> tuple[bool, str]:
     config = runner.vllm_config.compilation_config
-    if int(config.mode if hasattr(config, "mode") else config.level):  # the latter until 0.11
+    if int(config.mode if hasattr(config, "mode") else config.level):  # `level` until vLLM 0.11
         return False, "compiles its model: its steps are shown, its bricks with enforce_eager"
     graphs = config.cudagraph_mode.value  # one number, or two: for decode steps and for other steps
     if any(graphs) if isinstance(graphs, tuple) else graphs:
@@ -90,5 +90,5 @@ def _describe(
 def _accepted(output: Any) -> int | None:
     chosen = getattr(output, "sampled_token_ids", None)
     if not isinstance(chosen, list) or not all(isinstance(tokens, list) for tokens in chosen):
-        return None  # they are still on the device
+        return None  # the chosen tokens are still on the device
     return sum(map(len, chosen))

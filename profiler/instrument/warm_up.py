@@ -1,9 +1,10 @@
 """Decides which steps of a kind are warm-up steps: the first steps compile, tune, allocate and fill caches.
 
 Rules
-- A warm-up ends when the steps no longer become faster. That is so if the faster of the last two steps took at least
-  SETTLED times as long as the faster of the two steps before. Steps with less and less work become faster, too.
-  So a warm-up also ends when the time per token no longer decreases (without tokens: per sequence).
+- A warm-up ends when the steps no longer become faster. For this, the faster of the last two steps is compared with
+  the faster of the two steps before: it must take at least SETTLED times as long. Steps with less and less work
+  become faster, too. So a warm-up also ends when the time per token no longer decreases (without tokens: per
+  sequence).
 - If another kind of the same model has settled, a warm-up ends after its first step.
 - A warm-up ends after MOST steps in any case. Some programs never settle, and their steps must be shown.
 - Warm-up steps have a different name, so that figures of later steps do not include them.

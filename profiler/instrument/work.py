@@ -3,7 +3,8 @@
 Rules
 - The elements of a call are those of its first tensor (`rows x columns`). The work is a linear function of them.
 - Bytes are the weights as stored (packed bytes and scales for 4-bit weights) and the activations.
-- Unknown work stays unknown: of custom classes, of the experts that a router chooses, of masks with unknown contents.
+- Work that is not known is not guessed. Examples are custom classes, the experts that a router chooses, and masks
+  with unknown contents.
 - The multiplied type is part of the work. Under autocast it differs from the type of the weights (see multiplied.py).
 - If only the host times a module on another device, its work is unknown. The host sees only the launch, and no rate
   is computed from a launch.
@@ -51,10 +52,10 @@ from cbtop.protocol.vocabulary import LAUNCHES, BrickId
 if TYPE_CHECKING:
     from torch import nn
 
-_NORM_FLOPS = 4  # per element of an RMS norm: square, sum, scale, times weight; a layer norm also has a mean
+_NORM_FLOPS = 4  # per element of an RMS norm: square, add, scale, multiply by the weight
 _NORMS = {BrickId.RMS_NORM: _NORM_FLOPS, BrickId.LAYER_NORM: _NORM_FLOPS + 1}
-# Attributes with the sizes of a linear layer: in torch and most libraries, in AutoGPTQ, in vLLM and SGLang (first the
-# sizes of one rank), in GPT-2's Conv1D.
+# Attributes with the sizes of a linear layer: in torch and most libraries, in AutoGPTQ, in vLLM and SGLang (for one
+# rank, for all ranks), in GPT-2's Conv1D.
 _COLUMNS = ("in_features", "infeatures", "input_size_per_partition", "input_size", "nx")
 _ROWS = ("out_features", "outfeatures", "output_size_per_partition", "output_size", "nf")
 SIZES = frozenset((*_COLUMNS, *_ROWS, "embedding_dim", "weight"))  # attributes that decide the work of a module
@@ -127,7 +128,7 @@ def _work_of_product(module: nn.Module, mode: Mode) -> Work:
     if all([one is None for one in (*own_parameters(module).values(), *own_buffers(module).values())]):
         return Work(flops_per_element=2 * rows, dtype=UNKNOWN_TYPE)  # the weights are stored elsewhere
     weight = own_parameters(module).get("weight", attribute_of(module, "weight"))
-    shape = tuple(getattr(getattr(weight, "_local_tensor", weight), "shape", ()))  # a DTensor's local part
+    shape = tuple(getattr(getattr(weight, "_local_tensor", weight), "shape", ()))  # the local part of a DTensor
     if len(shape) > 2:
         return _work_of_matrices(module, rows, mode)
     if home_of_class(type(module)) == _TORCHS and len(shape) == 2 and all(shape):
@@ -228,7 +229,7 @@ def _type_of_experts(experts: nn.Module, mode: Mode) -> str:
 
 
 def _read_bytes(module: nn.Module, mode: Mode) -> int:
-    """Return the bytes of weights that a call reads at least. Autocast may have cached smaller converted weights."""
+    """Return the least number of bytes that a call reads from weights. Autocast may have cached smaller copies."""
     stored = stored_bytes(module)
     if mode.autocast is None:
         return stored
@@ -261,7 +262,7 @@ def device_of(*modules: nn.Module) -> str:
 
 
 def backend_of(*modules: nn.Module, is_timed_there: bool = False) -> str:
-    """Return the backend of the first of `modules` that has weights. It is marked if the host times a device."""
+    """Return the backend of the first of `modules` that has weights, with LAUNCHES if the host times a device."""
     device = device_of(*modules)
     if device == "cpu":
         return "torch"
@@ -270,7 +271,7 @@ def backend_of(*modules: nn.Module, is_timed_there: bool = False) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _may_add(kind: Any) -> bool:
-    """Whether a norm of class `kind` may first add a residual. vLLM's and SGLang's do, except in the first layer."""
+    """Whether a norm of class `kind` may first add a residual, as norms of vLLM and SGLang do."""
     methods = (getattr(kind, name, None) for name in ("forward", "forward_native"))
     return any(["residual" in inspect.signature(method).parameters for method in methods if method is not None])
 
@@ -339,7 +340,7 @@ def _tensor_bytes(tensor: Tensor) -> int:
 
 
 def _itemsize(module: nn.Module) -> int:
-    """Return the bytes of one activation. It has the type of the first floating-point weight; 0 without any."""
+    """Return the bytes of one activation, which are those of the first floating-point weight. 0 if there is none."""
     for tensor in tensors_of(module):
         if tensor.is_floating_point():
             return int(tensor.element_size())

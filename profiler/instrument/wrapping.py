@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 KeyIn = Callable[[Any, Any, Any], Hashable]  # takes a reference to a module, a mode, an image size; returns a brick
-MAX_KEYS = 64  # remembered bricks of a module; after that, a convolution's work is unknown for new image sizes
+MAX_KEYS = 64  # bricks per module; a convolution with more has unknown work for new image sizes
 
 
 def is_symbolic() -> bool:
@@ -83,7 +83,7 @@ class CallWrapper:
         instead = self.instead  # read only once, because another thread may change it
         if instead is not None:
             return instead(*args, **kwargs)
-        return self.module()._call_impl(*args, **kwargs)  # type: ignore[union-attr]  # it is being called: it lives
+        return self.module()._call_impl(*args, **kwargs)  # type: ignore[union-attr]  # alive while it is called
 
     def swap_in(self) -> None:
         """Start replacing the module's call. Does nothing if the call is replaced already."""
@@ -121,7 +121,7 @@ class CallWrapper:
 
 
 def _chain(there: object) -> list[CallWrapper]:
-    """Return the wrappers of a module, starting with `there`: one for each model. Each wrapper calls the next."""
+    """Return the wrappers of a module, from `there` on. Each model has one wrapper, which calls the next wrapper."""
     found = []
     while isinstance(there, CallWrapper):
         found.append(there)
@@ -174,8 +174,8 @@ class BrickCall(CallWrapper):
         self._key = key
         self._key_in = key_in
         self._mode = mode
-        # Keys by (mode, size). None until there is a second key. C code borrows references to these keys, because
-        # `key_in` keeps every key alive that it has returned.
+        # Keys by (mode, size). None until there is a second key. C code may borrow references to these keys, because
+        # the function `key_in` keeps alive every key that it has returned.
         self._keys: dict[Hashable, Hashable] | None = None
         self.asks: Callable[[], None] | None = None
         self.may_be_first = False  # whether this may be the first product in a step

@@ -17,7 +17,7 @@ ABOUT = "weights of the last query, over all its heads; sink, uniform and recent
 # The error of a float32 softmax over 100,000 positions is below 1e-5. A larger error is a bug, not rounding.
 SUM_TOLERANCE = 1e-4
 SINK_WEIGHT = 0.5  # more weight on the first position than on all other positions together
-UNIFORM_ENTROPY_SHARE = 0.95  # share of the entropy of equal weights
+UNIFORM_ENTROPY_SHARE = 0.95  # as a share of the entropy that equal weights would have
 RECENCY_WINDOW = 4
 RECENCY_MASS = 0.5
 NO_POSITION = -1

@@ -37,7 +37,7 @@ class TensorStats:
 
 @dataclass(frozen=True, slots=True)
 class _Moments:
-    """The mean of values that were divided by a scale, and the sum of their squared distances from this mean."""
+    """The mean of scaled values, and the sum of the squared distances from the mean."""
 
     count: int
     mean: float
@@ -61,7 +61,7 @@ def tensor_stats(tensor: NDArray[Any]) -> TensorStats:
     flat = tensor.reshape(-1)
     nan_count = inf_count = 0
     low, high = math.inf, -math.inf
-    scale = 0.0  # a power of two that is at least the largest magnitude of the chunks read
+    scale = 0.0  # a power of two, not below any magnitude so far
     moments = _Moments(0, 0.0, 0.0)
     for first in range(0, flat.size, CHUNK_ELEMENTS):
         values = flat[first : first + CHUNK_ELEMENTS].astype(np.float64)

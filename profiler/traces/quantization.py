@@ -30,9 +30,9 @@ class ErrorSource(Enum):
 
     KERNEL = "kernel as it ran"  # the output of the kernel itself, as the model used it
     ACTIVATIONS = (
-        "if activations were Q8_0"  # the exact product with activations rounded to Q8_0, which the model does not use
+        "if activations were Q8_0"  # the exact product with activations in Q8_0, which the model itself does not use
     )
-    # A product with quantised weights, compared with the product with their float originals, if both exist.
+    # Here, the product with quantised weights is compared with the product with the float weights.
     WEIGHTS = "weights"
 
 

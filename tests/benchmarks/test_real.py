@@ -16,7 +16,7 @@ from benchmarks.real.comparison import HEADER, Comparison, Overhead, Row, Share,
 from benchmarks.real.names import brick_of
 from benchmarks.real.programs import FOLDER, PROGRAMS, Program
 
-HELPERS = {"steady", "llama", "blocks"}
+HELPERS = {"steady", "llama", "blocks", "slow_layer"}
 QUICK = ("gpt", "train")  # neither imports transformers
 DEADLINE_S = 300
 ROOT = FOLDER.parents[1]

@@ -11,7 +11,7 @@ from cbtop.errors import UsageError
 from cbtop.protocol.errors import RecordingError, VersionError
 from cbtop.viewmodels.merge_mode import MergeMode
 
-if TYPE_CHECKING:  # imported for types only, because these modules load numpy and zmq
+if TYPE_CHECKING:  # imported for types only, because numpy and zmq load slowly
     from cbtop.feeds.feed import Views
     from cbtop.viewmodels.source import SourceView
 

@@ -36,13 +36,14 @@ WAYS = {
     "gpu_layer_bytes": ON_GPU,
     "gpu_prompt_bytes": ON_GPU,
 }
-ON_THREADS = "one thread", "threads"  # the two methods of crossovers that are not in WAYS
+ON_THREADS = "one thread", "threads"  # the two methods behind each crossover that is not in WAYS
 
 
 def use_kept_crossovers() -> str:
-    """Use the crossovers measured on this machine. Returns a line about them, or about why they are not used.
+    """Use the crossovers measured on this machine, or else the defaults. Returns a line with the values, or with the
+    reason why stored values cannot be used.
 
-    The line is empty if no crossover was stored or measured. The defaults are used then.
+    The line is empty if no crossover was stored or measured.
     """
     from cbtop.compute.backends import available_threads  # imported here, because it loads Numba
 
@@ -71,7 +72,7 @@ def go_by_kept_crossovers(line: ProgressLine) -> None:
 
 
 def measured_crossovers(found: Iterable[Crossover]) -> Crossovers:
-    """Return the crossovers of the processor. Those that were not measured have their defaults."""
+    """Return the crossovers of the processor. A crossover that was not measured has its default."""
     measured = {
         one.name: one.value for one in found if one.provenance is Provenance.MEASURED and one.name in CROSSOVERS
     }

@@ -1,4 +1,4 @@
-"""Format test cases as JUnit XML, which CI systems read."""
+"""Format test cases as JUnit XML for CI systems."""
 
 from __future__ import annotations
 

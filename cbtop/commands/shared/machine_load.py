@@ -5,23 +5,23 @@ from __future__ import annotations
 import os
 import time
 
-TYPE_CHECKING = False  # not imported at run time: `typing` takes longer to import than the rest
+TYPE_CHECKING = False  # false at run time, because `typing` takes longer to import than the rest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 PROC_STAT = "/proc/stat"
-# Seconds of error of the kernel's counts. They count ticks of 10 ms, and the count of each processor may be late or
-# early by one tick. Most of these errors cancel out in the sum over many processors.
+# Seconds by which the kernel's counts may be wrong: the minimum, and the error per processor. A processor's count is
+# in ticks of 10 ms and may be wrong by one tick. Over many processors, most errors cancel out.
 TICKS_S, TICKS_S_OF_EACH = 0.03, 0.004
 QUIET_PROCESSORS = 0.1  # number of processors that other processes may use on a quiet machine
-# The share of all processors that may be used instead, if that is more. A large machine has more services.
+# Large machines have more services, so this share of all processors is allowed if it is more than QUIET_PROCESSORS.
 QUIET_SHARE = 0.01
 
 
 class MachineLoad:
     """The processor time that other processes have used since this object was made.
 
-    `own_s` returns the processor time of the measurement itself, which is subtracted.
+    `own_s` returns the processor time of the measurement itself. This time is subtracted.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class MachineLoad:
         return None if now_s is None or self._before_s is None else max(now_s - self._before_s, 0.0)
 
     def is_quiet(self) -> bool:
-        """Return whether other processes used so little that they do not disturb a measurement. False if it is not
+        """Return whether other processes used too little time to disturb a measurement. False if that is not
         known."""
         others_s = self.others_s()
         processors = os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Measure the machine's current pace: the time of constant work while nothing of ours runs.
+"""Measure the machine's current pace: the time of constant work while cbtop does nothing else.
 
 A virtual machine shares its processors' caches, clock and memory with other machines that it cannot see.
 """

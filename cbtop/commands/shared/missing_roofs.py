@@ -1,4 +1,4 @@
-"""Measure the roofs that a run lacks, once, in the first quiet second.
+"""Measure the roofs that a run lacks, once, as soon as the machine is quiet.
 
 Rules
 - The command has priority. Nothing is measured in its processes or on a GPU. Nothing is measured while a processor
@@ -23,7 +23,7 @@ from cbtop.protocol.errors import DecodeError, RoofsError
 from cbtop.protocol.messages import Ceiling, Manifest
 from cbtop.protocol.roofs import DeviceRoofs, cpu_name, known_roofs, roofs_of_cpu, way_out_on_cpu
 
-QUIET_S = 0.9  # least time between two looks at the machine's load; the looks are a second apart
+QUIET_S = 0.9  # the machine's load is judged over at least this many seconds
 AFTER_S = 8.0  # seconds to wait for a quiet second after the command has ended
 LOOK_S = 0.1  # time between two looks after the command has ended
 MAX_ATTEMPTS = 3
@@ -36,7 +36,7 @@ class MissingRoofs:
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
-        self._asked: set[int] = set()  # ids of processes with a known manifest
+        self._asked: set[int] = set()  # ids of processes that need not be read again
         # reader and messages of each ring
         self._catalogs: dict[Path, tuple[CatalogReader, list[Manifest | Ceiling]]] = {}
         self._threads: int | None = None  # number of threads without roofs
@@ -131,7 +131,7 @@ class MissingRoofs:
 
 
 def missing_threads(said: Iterable[Manifest | Ceiling]) -> int | None:
-    """Return the number of threads of a process if it announced that it knows no roofs for them, otherwise None."""
+    """If a process has announced that it knows no roofs, return its number of threads, otherwise None."""
     manifest, roofs = None, {}
     for message in said:
         match message:

@@ -45,8 +45,8 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class ComparisonOutcome:
-    """The result of a comparison. `sides` are the texts of both sides, `model` is "" for commands, and `rounds` is
-    the requested number."""
+    """The result of a comparison. `sides` are the texts of both sides. `model` is "" for commands. `rounds` is the
+    number of rounds that was requested."""
 
     kind: str
     sides: tuple[str, str]
@@ -216,7 +216,7 @@ def _outcome(
 
 
 def _fields(outcome: ComparisonOutcome, pair: PairedTest) -> dict[str, Any]:
-    """Return the fields of a pair of tests, for both sides. They have llama-bench's keys if their meaning is the
+    """Return the fields of a pair of tests, for both sides. Where llama-bench has the same field, the key is the
     same."""
     low, high = pair.interval or (None, None)
     found: dict[str, Any] = {

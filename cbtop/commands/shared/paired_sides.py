@@ -72,7 +72,7 @@ class _SettingParser(argparse.ArgumentParser):
 
 
 def setting(text: str, otherwise: Setting) -> Setting:
-    """Return the setting `otherwise`, changed by the options in `text`. Raises UsageError if they are invalid."""
+    """Return the setting `otherwise`, changed by the options in `text`. Raises UsageError for invalid options."""
     parser = _SettingParser(add_help=False, allow_abbrev=False, prog="--paired")
     parser.add_argument("-t", "--threads", type=count)
     parser.add_argument("--exact", action="store_true")
@@ -93,8 +93,7 @@ def setting(text: str, otherwise: Setting) -> Setting:
 def turns_of_settings(
     bench: Bench, settings: Sequence[Setting], tests: Sequence[Test], should_stop: ShouldStop
 ) -> list[tuple[Turn, Turn]]:
-    """Return a pair of turns for each test. The turns are short, so that both sides meet the same state of the
-    machine."""
+    """Return a pair of turns for each test. The turns are short, so that the machine changes little between them."""
 
     def turn(of: Setting, test: Test) -> Turn:
         return lambda: {test.name: bench.took_ns(of, test, should_stop)}
@@ -150,7 +149,7 @@ class Process:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process and those it has started, unless it has already ended."""
+    """End the process and its descendants, unless the process has already ended."""
     if process.poll() is not None:
         return
     os.killpg(process.pid, signal.SIGTERM)
@@ -200,7 +199,8 @@ def processes(sides: Sequence[Side], arguments: Sequence[str]) -> Iterator[list[
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cbtop-paired-")))
             _unpack(one.what, directory / "checkout")
             environment = {key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"}
-            # Kernels are cached by the path of their sources. No other run will have this path again.
+            # Numba caches kernels by the path of their source. No later run has this path, so the cache is temporary,
+            # too.
             environment |= {"PYTHONPATH": str(directory / "checkout"), "NUMBA_CACHE_DIR": str(directory / "kernels")}
             command = (sys.executable, "-m", "cbtop", "bench", *arguments)
             found.append(Process(command, f"{name}, revision {one.what},", directory / "checkout", environment))

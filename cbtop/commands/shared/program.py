@@ -19,8 +19,7 @@ from contextlib import suppress
 
 KEPT_LINES = 5000
 MAX_LINE_CHARS = 4096
-# Seconds to wait for output after the program has ended. Other processes may still write, such as a recorder its
-# summary.
+# Seconds to wait for output after the program has ended. Another process may still write a summary.
 LAST_WORDS_S = 5.0
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])")
 
@@ -59,8 +58,7 @@ class Written:
 
 
 def _plain(line: str) -> str:
-    """Return the visible text of a line, without colours. If a carriage return overwrote the line, this is its last
-    text."""
+    """Return the visible text of a line, without colours. Text before the last carriage return was overwritten."""
     parts = [part for part in _ESCAPE.sub("", line).split("\r") if part]
     return parts[-1].expandtabs() if parts else ""
 
@@ -99,7 +97,8 @@ class Program:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code as in a shell: 128 plus the signal that ended the program. None while it runs."""
+        """The exit code, or 128 plus the signal that ended the program, as in a shell. None while the program
+        runs."""
         return None if self.is_running or self._code is None else self._code if self._code >= 0 else 128 - self._code
 
     def written(self) -> Sequence[str]:
@@ -117,8 +116,8 @@ class Program:
             os.kill(self._pid, number)
 
     def pass_on(self) -> int:
-        """Print the stored lines and all further output until the program has ended. Signals are forwarded to it.
-        Returns its exit code."""
+        """Print the stored lines and all further output until the program has ended. Forward signals to the program,
+        and return its exit code."""
         signal.signal(signal.SIGINT, lambda *_: self.interrupt())
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda number, _: self.send_signal(number))

@@ -1,4 +1,5 @@
-"""Run several processes (ranks) that decode one model. They start together, get the same orders, and end together."""
+"""Run several processes (ranks) that decode one model. All ranks start together, get the same orders, and end
+together."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from cbtop.protocol.ranks import JOB_VARIABLE, ranks_of
 
 PIPES_VARIABLE = "CBTOP_RANK_PIPES"
 POLL_S = 0.02
-# Seconds for a step to end, and for a process to end. The process that watches the ranks allows five for both.
+# Seconds to wait for the end of a step, and then of a process. `cbtop demo` waits five seconds for both.
 STOP_S = 2.0
 ENDING_S = 15.0  # seconds to wait for the other ranks after a rank is done, while a driver frees GPU memory
 SIZE_BYTES = 4
@@ -33,15 +34,15 @@ class FirstRank:
     """Sends data from the first rank to all other ranks, through pipes made by their parent."""
 
     def __init__(self, number: int, count: int, pipes: Sequence[int]) -> None:
-        """Create one end. `pipes` are the pipes to each other rank in the first rank, and the pipe from the first
-        rank in others."""
+        """Create one end. The first rank has a pipe to each other rank. Every other rank has one pipe, from the first
+        rank."""
         self.number, self.count = number, count
         self._pipes = pipes
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> FirstRank | None:
-        """Return this process's end of the pipes that `run_ranks` has made, or None if this process is not one of its
-        ranks."""
+        """Return this process's end of the pipes that `run_ranks` has made, or None if this process is not its
+        rank."""
         pipes, ranks = environment.get(PIPES_VARIABLE), ranks_of(environment)
         if pipes is None or ranks.rank is None or ranks.world_size is None:
             return None
@@ -59,7 +60,7 @@ class FirstRank:
                 # below PIPE_BUF, so that it is one write
                 os.write(pipe, len(made).to_bytes(SIZE_BYTES, "big") + made)
         except (BrokenPipeError, EOFError):
-            time.sleep(2 * STOP_S)  # our parent knows the reason, and will end this process first
+            time.sleep(2 * STOP_S)  # meanwhile our parent, which knows the reason, ends this process
             raise ComputeError("another rank has ended") from None
         return made
 
@@ -90,7 +91,7 @@ def run_ranks(count: int, command: Sequence[str], is_stopped: Callable[[], bool]
             if until_s == math.inf and is_stopped():
                 processes[0].terminate()
                 until_s = time.monotonic() + STOP_S
-            elif until_s == math.inf and 0 in codes:  # a rank has ended normally, and all ranks end together
+            elif until_s == math.inf and 0 in codes:  # one rank has ended normally, so all others must end soon
                 until_s = time.monotonic() + ENDING_S
             time.sleep(POLL_S)
             codes = [process.poll() for process in processes]
@@ -136,8 +137,8 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _failed(codes: Sequence[int | None]) -> int | None:
-    """Return the rank that caused the end: a killed one, otherwise the first with an error, otherwise one still
-    running."""
+    """Return the rank to blame for the end: the first killed rank, or else the first with an error, or else the first
+    that still runs."""
     for is_it in (lambda code: code is not None and code < 0, bool, lambda code: code is None):
         for number, code in enumerate(codes):
             if is_it(code):

@@ -13,10 +13,11 @@ from cbtop.viewmodels.verdicts import judged
 def view_of(source: Source, waiting_percent: float | None = None) -> SourceView | None:
     """Read `source` to its end. Returns its view with verdicts, or None if the source cannot be read.
 
-    `waiting_percent` is the share of its last seconds that the process waited for a processor, or None if it is not
-    known.
+    `waiting_percent` is the share of its last seconds in which the process waited for a processor, or None if
+    unknown.
 
-    The view shows the phase that the screen would open with, or the longest phase if that has no step.
+    The view shows the same phase as the screen when it opens. If that phase has no step, the view shows the longest
+    phase.
     """
     source.poll()
     while source.is_behind:

@@ -1,7 +1,7 @@
 """The process next to a run. It prints a summary when the run ends, and measures roofs that the run lacks.
 
-This process is a fork of `cbtop run`. The program may run for days, so that nothing is loaded before a step is
-recorded.
+This process is a fork of `cbtop run`. It loads nothing until a step is recorded, because the program may run for
+days.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def summarize_at_end(fifo: int, pidfd: int | None, path: str, pid: int, next_com
     """
     _close_all_but({fifo, pidfd})
     try:
-        os.environ["OPENBLAS_NUM_THREADS"] = "1"  # otherwise numpy would start a thread for each processor
+        os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy must not start a thread for each processor
         os.nice(LESS_URGENT)
         watched = _Watched(os.path.dirname(path))
         pids = list(_recording_pids(fifo, pidfd, pid, watched))
@@ -53,9 +53,9 @@ def summarize_at_end(fifo: int, pidfd: int | None, path: str, pid: int, next_com
         with suppressed(OSError):  # another run has removed the FIFO, because this run was killed
             os.unlink(path)
     if watched.roofs is not None:
-        os.close(fifo)  # the command waits until the FIFO is closed, which is the end of the summary
+        os.close(fifo)  # the summary is complete, and the command waits until this FIFO is closed
         with open(os.devnull, "r+b", buffering=0) as nothing:
-            # otherwise a process that reads the command's stderr would wait for this one
+            # otherwise a reader of the command's stderr would wait until this process ends
             os.dup2(nothing.fileno(), STDERR)
         watched.roofs.measure_after()
 
@@ -65,11 +65,11 @@ class _Watched:
 
     def __init__(self, directory: str) -> None:
         self.waits = _Waits()
-        self.roofs: MissingRoofs | None = None  # set when the first step is recorded, because it takes long to load
+        self.roofs: MissingRoofs | None = None  # None until the first step is recorded, because loading takes long
         self._directory = directory
 
     def begin(self) -> None:
-        """Load what the end of the run needs. This takes half a second, and the end should not wait for it."""
+        """Load what the end of the run needs. Loading takes half a second, which is too long to wait at the end."""
         if self.roofs is None:
             import cbtop.commands.shared.run_summary  # noqa: F401
             from cbtop.commands.shared.missing_roofs import MissingRoofs
@@ -77,7 +77,7 @@ class _Watched:
             self.roofs = MissingRoofs(self._directory)
 
     def look(self, pids: Iterable[int]) -> None:
-        """Look at the waits of these processes, and start measuring their roofs if that is possible now."""
+        """Note how long the processes `pids` wait for a processor. Start measuring their roofs if possible."""
         self.waits.look(pids)
         if self.roofs is not None:
             self.roofs.look(pids)
@@ -146,7 +146,8 @@ def _lines(fifo: int) -> list[bytes]:
 
 
 def _close_all_but(kept: set[int | None]) -> None:
-    """Close all descriptors above stderr except `kept`. An open pipe of the command would keep its reader waiting."""
+    """Close all descriptors above stderr except `kept`. If this process kept a pipe open, the pipe's reader would
+    wait."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > STDERR and int(name) not in kept:
             with suppressed(OSError):  # the descriptor of the directory itself

@@ -21,7 +21,7 @@ from cbtop.errors import CbtopError, NoDataError, UntrustedError, UsageError
 from cbtop.protocol.endpoint import runtime_dir
 from cbtop.protocol.errors import DecodeError, KeysError, RecordingError, VersionError
 
-if TYPE_CHECKING:  # imported for types only, because these modules load numpy and zmq
+if TYPE_CHECKING:  # imported for types only, because numpy and zmq load slowly
     from cbtop.client.stream_recorder import StreamRecorder
     from cbtop.comparison.runs import Run
 
@@ -48,7 +48,7 @@ def add_runs_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def runs_of(where: str, options: argparse.Namespace) -> list[Run]:
-    """Return the runs that `where` names: several for a file of runs, otherwise one.
+    """Return the runs that `where` names. Only a file of runs may have several.
 
     Raises UsageError if `where` is invalid or names several processes, and NoDataError if nothing was recorded.
     """
@@ -69,7 +69,7 @@ def run_of_command(command: Sequence[str], title: str, options: argparse.Namespa
     """Run `command` isolated from other processes and record all of it.
 
     The machine's pace is measured before and after. The command's output goes to stderr, because stdout is for the
-    report. Raises CbtopError if the command fails; the message names it by `title`.
+    report. Raises CbtopError, with `title` in the message, if the command fails.
     """
     from cbtop.commands.shared.machine_pace import machine_pace
 
@@ -91,7 +91,7 @@ def run_of_command(command: Sequence[str], title: str, options: argparse.Namespa
 def _record_command(command: Sequence[str], title: str, options: argparse.Namespace, path: Path) -> None:
     """Run `command`, and record all processes into `path` until the command has ended.
 
-    Raises CbtopError if the command fails; the message names it by `title`.
+    Raises CbtopError, with `title` in the message, if the command fails.
     """
     process = subprocess.Popen(command, stdout=sys.stderr.fileno())
     try:

@@ -27,7 +27,7 @@ NO_COLOR = "NO_COLOR"
 
 @dataclass(frozen=True, slots=True)
 class SettingsKey:
-    """A key of the file. It sets the option with the same name. `parse` is the argparse type of that option."""
+    """A key of the file, for the option with the same name. `parse` is the argparse type of the option."""
 
     parse: Callable[[str], Any]
     default: Any = None
@@ -64,13 +64,13 @@ class Config:
 
 
 def config_file() -> Path:
-    """Return `$XDG_CONFIG_HOME/cbtop/config.toml`, or that path in `~/.config` without the variable. It may not
+    """Return the path of config.toml in `$XDG_CONFIG_HOME/cbtop`, or else in `~/.config/cbtop`. The file may not
     exist."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")) / "cbtop" / "config.toml"
 
 
 def read_config() -> Config:
-    """Read the file, which may not exist. Raises UsageError if it exists and cannot be read."""
+    """Read the file, if it exists. Raises UsageError if it cannot be read."""
     import tomllib  # imported here, because most users have no file
 
     path = config_file()
@@ -87,8 +87,7 @@ def read_config() -> Config:
 
 
 def settle(options: argparse.Namespace, settings: Mapping[str, SettingsKey]) -> None:
-    """Set each option that is not on the command line from the other sources. Raises UsageError for an invalid
-    value."""
+    """Set each option that is not on the command line. Raises UsageError for an invalid value."""
     config = read_config()
     for told in unknown_keys(config, settings):
         sys.stderr.write(f"cbtop: {told}\n")

@@ -35,14 +35,14 @@ class ShortMeasurement:
     """A running measurement for `threads` threads. Call `poll` until the measurement has ended, or `close` to end it
     early.
 
-    Only one measurement runs on a machine at a time. Raises UnmeasuredError if another one runs, and OSError if it
-    cannot be started.
+    Only one measurement runs on a machine at a time. Raises UnmeasuredError if there already is one, and OSError if
+    the process cannot be started.
     """
 
     def __init__(self, threads: int) -> None:
         self._threads, self._begun_s = threads, time.monotonic()
         os.makedirs(cache_dir(), exist_ok=True)
-        # locks the cache directory itself, so that no lock file is left
+        # lock the cache directory itself, because a lock file would remain
         self._lock = os.open(cache_dir(), os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

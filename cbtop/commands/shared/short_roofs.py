@@ -29,7 +29,7 @@ from cbtop.protocol.process import busiest_wait_ns, processor_times
 MIB = 1 << 20
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "BLIS_NUM_THREADS"), "1")
 LESS_URGENT = 19  # value for nice(2)
-# Size of the buffer, in last-level caches. With four, little of the last round is still cached.
+# The buffer is this many times as large as the last-level caches, so that little of it stays cached.
 CACHES_PER_BUFFER = 4
 SMALLEST_BUFFER_BYTES, LARGEST_BUFFER_BYTES = 64 * MIB, 512 * MIB
 SHARE_OF_FREE_MEMORY = 8
@@ -40,7 +40,7 @@ RECENT_S = 0.1  # seconds within which the work of other processes is noticed
 KIND_S = 0.4  # seconds for all rounds of one roof
 MIN_ROUNDS, MAX_ROUNDS = 5, 12
 MAX_FILL_S = 0.5
-MAX_SPREAD_PERCENT = 10  # largest difference of the median below the best round, the same as for an unsure roof
+MAX_SPREAD_PERCENT = 10  # largest distance of the median from the best round; beyond it, any measured roof is unsure
 MAX_WAIT_PERCENT = 5  # largest share of the time that the busiest thread may wait for a processor
 SYSFS_CPU = Path("/sys/devices/system/cpu")
 
@@ -62,8 +62,8 @@ class _Threads:
             threading.Thread(target=self._work, args=(index,), daemon=True).start()
 
     def run(self, task: Callable[[int], object]) -> float:
-        """Run `task` in each thread, with the number of the thread. Returns the seconds from the first begin to the
-        last end.
+        """Run `task` in each thread, with the number of the thread. Returns the seconds from the start of the first
+        thread to the end of the last.
 
         The threads read the clock themselves, because the caller may get a processor only after they have ended.
         """
@@ -98,7 +98,7 @@ def measured(threads: int) -> list[dict[str, Any]]:
     parts: list[Any] = [None] * threads
     size_bytes = buffer_bytes(threads) // threads // 64 * 64
 
-    # runs in the thread that will read the part, so that the memory is near its processor
+    # each thread fills the part that it will read, so that the memory is near its processor
     def fill(index: int) -> None:
         parts[index] = np.ones(size_bytes // 4, np.float32)
 

@@ -25,8 +25,7 @@ from cbtop.reports import OVERVIEW, REPORTS, VIEWS
 from cbtop.text import ascii_signs
 from cbtop.viewmodels.merge_mode import MergeMode
 
-# Imported for types only. Declaring options must not load numpy or zmq, which take longer than the rest of `cbtop
-# --help`.
+# Imported for types only, because numpy and zmq take longer to load than the rest of `cbtop --help`.
 if TYPE_CHECKING:
     from cbtop.feeds.feed import Feed
     from cbtop.feeds.replay import ReplayFeed
@@ -38,10 +37,11 @@ if TYPE_CHECKING:
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.25, 5.0
 MIN_WINDOW_S, MAX_WINDOW_S = 1.0, 3600.0
-YOUNG_OBJECTS = 5_000  # a frame of the screen makes about 2,000 objects, which are freed with the next frame
+# new objects before a collection; a frame makes about 2,000, which are freed with the next frame
+YOUNG_OBJECTS = 5_000
 THEMES = ("dark", "light")
 TABS = {"overview": OVERVIEW, "graph": "tree"}  # names of views as the screen's tabs show them
-ALL = math.inf  # all data instead of the recent window
+ALL = math.inf  # a window of all data
 
 
 def add_show_arguments(parser: argparse.ArgumentParser) -> None:
@@ -182,8 +182,7 @@ def viewer_keys(options: argparse.Namespace) -> ViewerKeys | None:
 
 
 def is_headless(options: argparse.Namespace) -> bool:
-    """Return whether to print a report instead of opening the screen: if it is requested, or without a suitable
-    terminal.
+    """Return whether to print a report, because the user asked for it or there is no suitable terminal.
 
     Textual reads keys from stdin and draws on stderr. A user who redirects stdout wants text.
     """
@@ -228,8 +227,8 @@ def show_on_screen(
     """Open the screen on `feed`, with the output of `program` as a view. Returns the exit code when the screen
     closes."""
     settle_colours(options)
-    # Objects that are loaded before the screen opens stay alive. Collecting garbage among them would cost a tenth of
-    # the start time, and later several frames every ten seconds.
+    # Objects that are loaded here live as long as the screen. Searching them for garbage would cost a tenth of the
+    # start time, and later several frames every ten seconds.
     gc.disable()
     # Imported here, because Textual takes a fifth of a second to load. Reports and --help do not need it.
     from cbtop.client.stream_recorder import save_history
@@ -370,7 +369,7 @@ def _seconds(text: str, least: float, most: float) -> float:
     return value
 
 
-# The keys of config.toml. Each sets the option of the same name.
+# The keys of config.toml. Each key sets the option of the same name.
 SETTINGS = {
     "view": SettingsKey(_view, OVERVIEW),
     "window": SettingsKey(_window),

@@ -17,12 +17,12 @@ Orders = Mapping[str, tuple[str, bool]]  # (title of the column, whether the lar
 
 
 def sort_file() -> Path:
-    """Return `$XDG_STATE_HOME/cbtop/sort.json`, or that path in `~/.local/state` without the variable."""
+    """Return the path of sort.json in `$XDG_STATE_HOME/cbtop`, or else in `~/.local/state/cbtop`."""
     return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "cbtop" / "sort.json"
 
 
 def remembered_orders() -> dict[str, tuple[str, bool]]:
-    """Return the stored orders, without those that cannot be read."""
+    """Return the stored orders. Orders that cannot be read are left out."""
     try:
         with sort_file().open("rb") as file:
             found = json.loads(file.read(MAX_FILE_BYTES))

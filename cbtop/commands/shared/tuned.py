@@ -23,7 +23,7 @@ def tuned_setting(options: argparse.Namespace, path: Path | None) -> Setting:
 
     Raises UsageError if no setting is stored, or if an option contradicts it.
     """
-    # Imported here, because Numba loads slowly. Without --tuned, only the workload of `cbtop demo` needs it.
+    # Imported here, because Numba loads slowly and is rarely needed without --tuned.
     from cbtop.compute.backends import available_threads
     from cbtop.compute.demo_model import demo_model
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from cbtop.protocol.device_messages import DeviceSample, Unknown
 
-MAX_APART_NS = 10_000_000_000  # samples further apart do not describe the present
+MAX_APART_NS = 10_000_000_000  # a rate over a longer time does not describe the present
 MAX_RATES = 4_096
 NO_ANSWER_YET = "it has not answered yet"
 TWO_SAMPLES = "a mean needs two samples"
@@ -25,7 +25,7 @@ class Sampler(Protocol):
         """A short name."""
 
     def sample(self, pids: Collection[int]) -> DeviceSample:
-        """Return the state of its devices and of their processes, and of the processes in `pids`."""
+        """Return the state of the devices, of the processes that use them, and of the processes in `pids`."""
 
     def close(self) -> None:
         """Close everything opened; the next sample opens it again."""
@@ -38,17 +38,17 @@ class NotKnownError(Exception):
 class Rates:
     """Converts growing counters to mean rates between two samples.
 
-    The first sample has no rate, nor has a sample whose counter decreased because it wrapped or its driver restarted.
+    There is no rate for the first sample, or if the counter decreased because it wrapped or its driver restarted.
     """
 
     def __init__(self) -> None:
         self._read: dict[tuple[object, ...], deque[tuple[int, float]]] = {}
 
     def per_second(self, counter: tuple[object, ...], now_ns: int, value: float, over_ns: int = 0) -> float:
-        """Return the mean rate of a counter since its previous sample. Its value is `value` at `now_ns`.
+        """Return the mean rate of a counter since its previous sample. At `now_ns`, the counter is `value`.
 
-        With `over_ns`, the rate is the mean since the newest sample that is at least that old, or else since the
-        oldest sample. Raises NotKnownError if there is no rate.
+        With `over_ns`, the rate covers at least `over_ns`, or the time since the oldest sample if no sample is that
+        old. Raises NotKnownError if there is no rate.
         """
         read = self._read.pop(counter, None) or deque()
         self._read[counter] = read
@@ -78,9 +78,10 @@ class Figures:
         self._unknown: dict[str, str] = {}
 
     def ask(self, names: str, query: Callable[[], object]) -> None:
-        """Store the result of `query` under `names`. For several names, separated by blanks, the result is a tuple.
+        """Store the result of `query` under `names`. If `names` are several, separated by blanks, the result is a
+        tuple.
 
-        A figure is not available if `query` raises, or gives a NotKnownError in place of its value.
+        A figure is not available if `query` raises, or gives a NotKnownError in place of the figure.
         """
         each = names.split()
         try:

@@ -15,7 +15,7 @@ from cbtop.protocol.roofs import cpu_name
 from cbtop.protocol.vocabulary import DeviceKind
 
 MAX_PROCESSES = 512
-# fields of cpu_times that do not count as busy; the guests' time is already in user and nice
+# fields of cpu_times that are not added to the busy time; user and nice already contain the time of guests
 NO_WORK = ("idle", "iowait", "guest", "guest_nice")
 
 
@@ -60,7 +60,8 @@ class Cpu:
         """Do nothing, because nothing is open."""
 
     def _busy_percent(self) -> float:
-        """Return the busy percentage of all processors since the previous sample, with their total time as clock."""
+        """Return the busy percentage of all processors since the previous sample. The clock is their own total
+        time."""
         times = self._api.cpu_times()._asdict()
         busy_s = sum(time_s for name, time_s in times.items() if name not in NO_WORK)
         all_s = busy_s + times.get("idle", 0.0) + times.get("iowait", 0.0)

@@ -2,9 +2,9 @@
 
 # - A card, MIG device or container may reject any single call as unsupported, so each figure is queried separately.
 # - Handles are requested every time (4 µs), so that a lost GPU is found when it returns.
-# - A forked child that calls NVML breaks NVML for its parent (driver 580: "Unknown Error" until it is opened again).
-#   So nothing here runs at exit or in a child.
-# - Sampling a GPU takes 52 ms (H100, driver 580), of these 11 ms of processor time. The two calls for PCIe take 42
+# - If a forked child calls NVML, its parent gets "Unknown Error" until the parent opens NVML again (driver 580). So
+#   nothing here runs at exit or in a child.
+# - Sampling a GPU takes 52 ms, including 11 ms of processor time (H100, driver 580). The two calls for PCIe take 42
 #   ms, because each waits for 20 ms. Byte counters for PCIe exist, but have only 32 bits.
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cbtop.protocol.process import pid_namespace, process_start
 from cbtop.protocol.vocabulary import DeviceKind
 
 MAX_GPUS = 64
-MAX_PROCESSES = 64  # processes per device; those with the most memory are kept
+MAX_PROCESSES = 64  # processes per device; the processes with the most memory are kept
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel: the pid namespace of the machine itself
 ALL_LINKS = 0xFFFFFFFF  # scope of an NVLink field: the sum over all links
 # the energy counter changes every 100 ms, so a mean over one second would be off by a tenth
@@ -62,7 +62,7 @@ class Nvml:
         self._is_open = False
         self._rates = Rates()
         self._known: dict[int, tuple[str, str]] = {}  # uuid and name of each GPU that has answered, by index
-        self._seen_us: dict[str, int] = {}  # by uuid: the driver's time of the latest known use by a process
+        self._seen_us: dict[str, int] = {}  # by uuid: the driver's time of the last sample of process use
 
     def sample(self, pids: Collection[int]) -> DeviceSample:
         """Return a sample of every GPU and MIG device with all their processes, or why no GPU was found."""
@@ -80,7 +80,7 @@ class Nvml:
         return DeviceSample(self.name, begun_ns, pid_namespace=pid_namespace(), devices=tuple(devices))
 
     def driver(self) -> str:
-        """Return the driver's version as text, after a sample that found devices."""
+        """Return the driver's version as text. Call this only after a sample that found devices."""
         told = Figures(_words)
         told.ask("driver", self._api.nvmlSystemGetDriverVersion)
         return f"driver {told.known.get('driver', 'n/a')}"
@@ -174,7 +174,7 @@ class Nvml:
             return _percent(rates.gpu), _percent(rates.memory)
 
         def memory() -> tuple[float, float]:
-            try:  # version 2 does not count memory reserved by the driver as used, like nvidia-smi
+            try:  # like nvidia-smi, version 2 leaves out memory reserved by the driver
                 found = api.nvmlDeviceGetMemoryInfo(handle, version=api.nvmlMemory_v2)
             except (api.NVMLError, TypeError):
                 found = api.nvmlDeviceGetMemoryInfo(handle)
@@ -258,7 +258,8 @@ class Nvml:
         )
 
     def _busy(self, handle: Any, uuid: str) -> dict[int, float]:
-        """Return the percentage of SM time of each process since the previous sample. Missing processes used none."""
+        """Return the percentage of SM time of each process since the previous sample. Processes without SM time are
+        missing."""
         api = self._api
         try:
             samples = api.nvmlDeviceGetProcessUtilization(handle, self._seen_us.get(uuid, 0))
@@ -288,8 +289,8 @@ def _slowed_by(reasons: int) -> str:
 def _are_ours(pids: Collection[int]) -> bool:
     """Whether the driver's pids belong to our pid namespace.
 
-    Outside containers they do. In a container they may be pids of the machine. There they are only trusted if each is
-    a local process with an open NVIDIA device.
+    Outside containers, they do. In a container, they may be pids of the machine, so each pid must be a local process
+    with an open NVIDIA device.
     """
     return pid_namespace() in (None, INITIAL_PID_NAMESPACE) or all(map(_holds_gpu, pids))
 

@@ -1,7 +1,7 @@
-"""Runs the samplers while viewers listen. Each runs in its own thread and with its own interval.
+"""Runs the samplers while viewers listen. Each sampler has its own thread and its own interval.
 
-A driver may take long to answer, or hang, so the daemon's loop never waits for it. The last sample stays available,
-with the time when it was taken.
+A driver may take long to answer, or hang, so the daemon's loop never waits for it. Until the driver answers, viewers
+get the last sample and its time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class NewestSamples:
         self._runs = [_Run(sampler(), interval_s) for sampler in samplers]
 
     def listen(self, pids: Collection[int]) -> None:
-        """Start or continue sampling. Include the processes in `pids`, and those found on a device."""
+        """Start or continue sampling. Include the processes in `pids`, and all processes found on a device."""
         for run in self._runs:
             run.listen(frozenset(pids).union(*(other.pids_found for other in self._runs if other is not run)))
 
@@ -72,7 +72,7 @@ class _Run:
         self._pids = frozenset(pids)
         if self._is_heard.is_set():
             return
-        # Until the sampler answers, viewers get this sample.
+        # Viewers get this sample until the sampler answers.
         self.latest = DeviceSample(self._sampler.name, time.perf_counter_ns(), trouble=NO_ANSWER_YET)
         self._is_heard.set()
         if self._thread is None:

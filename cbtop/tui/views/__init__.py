@@ -1,4 +1,4 @@
-"""The views, in the order of their tabs and keys. To add one, add a file here and an entry in this list."""
+"""The views, in the order of their tabs and keys. A new view needs a file here and an entry in this list."""
 
 from __future__ import annotations
 

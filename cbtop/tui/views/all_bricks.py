@@ -1,4 +1,4 @@
-"""A picture of all bricks of a phase: the durations of their calls on one scale, and the sums of their categories."""
+"""A picture of all bricks of a phase: how long the calls of each brick took, and the sum of each category."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from cbtop.tui.widgets.upright import Bar, Spacing, upright
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.source import SourceView
 
-LEAST_LINES = 6  # Lines of the picture. It is useless with fewer.
-MAX_BAR_HEIGHT = 6  # Lines per brick.
+LEAST_LINES = 6  # Minimum height of the picture, in lines.
+MAX_BAR_HEIGHT = 6
 _NAME_WIDTH = 20
 _FIGURES_WIDTH = 22
 
@@ -61,7 +61,7 @@ def _histogram(row: BrickRow, begin_us: float, end_us: float, inner: int, tall: 
     for one in row.durations:
         first = _column(one.from_us, begin_us, end_us, inner)
         last = max(first + 1, _column(one.to_us, begin_us, end_us, inner))
-        # A bar may be wider than a cell. Spread its count over its cells.
+        # If a bar covers several cells, spread its count over these cells.
         for column in range(first, min(last, inner)):
             counts[column] += one.count / (last - first)
     bars = [Bar(count or None, look.role) for count in counts]
@@ -93,7 +93,7 @@ def _column(us: float, begin_us: float, end_us: float, inner: int) -> int:
 
 
 def _axis(begin_us: float, end_us: float, inner: int) -> Line:
-    """Return the time axis. It shows the begin times of some cells, and the end time of the last cell."""
+    """Return the time axis with the begin times of some cells, and the end time of the last cell."""
     text, last = "", units.duration(end_us)
     for column in range(0, inner, 18):
         label = f"╷{units.duration(begin_us * (end_us / begin_us) ** (column / inner))}"

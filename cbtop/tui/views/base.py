@@ -16,7 +16,7 @@ from cbtop.viewmodels.source import SourceView
 
 
 class View(Vertical):
-    """One screenful. It draws the view model that it is given, and does not know its origin."""
+    """One screenful. A view draws a view model and does not know where the data comes from."""
 
     title: ClassVar[str]
     doc: ClassVar[str]  # One paragraph for the help.
@@ -26,8 +26,8 @@ class View(Vertical):
     wants_data: ClassVar[bool] = True  # Whether the view needs a process with recorded data.
     needs_records: ClassVar[bool] = False  # Whether the view needs every record, not only statistics.
 
-    # `source` is not a reactive, because a reactive would repaint every line. Drawings know what has changed.
-    # Comparing sources would make all their lazy parts.
+    # `source` is not a reactive. A reactive would repaint every line, but drawings know what has changed. It would
+    # also compare sources, for which all their lazy parts would have to be made.
     source: var[SourceView | None] = var(None, always_update=True)
 
     def watch_source(self, source: SourceView | None) -> None:
@@ -43,7 +43,7 @@ class View(Vertical):
         """Show the data of `source`."""
 
     def let_go(self) -> None:
-        """Drop the data that a key holds, because the screen has moved in time."""
+        """Drop the data that the user holds with a key, because the screen has moved in time."""
 
     def cells(self) -> Cells | None:
         """Return the view's table as text, or None if the view has no table."""

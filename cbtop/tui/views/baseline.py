@@ -12,7 +12,7 @@ from cbtop.tui.widgets.lines import Line, clean, join, join_fitting, width_of
 def baseline_lines(found: Comparison | None, width: int) -> list[Line]:
     """Return tokens/s and step time compared with the baseline, then other differences.
 
-    The first two share one line if possible. Returns [] without a baseline.
+    If possible, tokens/s and step time share one line. Returns [] without a baseline.
     """
     if found is None:
         return []
@@ -40,9 +40,9 @@ def change_text(change: Change | None) -> str:
 
 
 def change_role(change: Change | None, *, of_rate: bool = False) -> str:
-    """Return the colour role of a change of a time, or of a rate if `of_rate`.
+    """Return the colour role of a changed time, or of a changed rate if `of_rate`.
 
-    Slower and faster have different roles.
+    A longer time is bad, and so is a lower rate.
     """
     if change is None or not change.is_beyond_noise:
         return "faint"

@@ -1,4 +1,7 @@
-"""The time breakdown of a step as an equation and as a bar: wall time = bricks + gaps + unattributed time."""
+"""The time breakdown of a step, as an equation and as a bar.
+
+wall time = bricks + gaps + unattributed time
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from cbtop.viewmodels.not_instrumented import not_instrumented
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.time_breakdown import TimeBreakdownView
 
-RESIDUAL_BOUND_PERCENT = 5.0  # A larger share of unattributed time is worth a warning.
-BETWEEN_BOUND_PERCENT = 10.0  # A larger share of time between steps is worth a warning.
+RESIDUAL_BOUND_PERCENT = 5.0  # Warn if the share of unattributed time is larger.
+BETWEEN_BOUND_PERCENT = 10.0  # Warn if the share of time between steps is larger.
 
 
 class TimeBreakdownPanel(SourceDrawing):
@@ -49,8 +52,8 @@ def books_rule(source: SourceView, title: str, width: int) -> Line:
 def beside_books(source: SourceView) -> list[Line]:
     """Return notes on the time breakdown, the worst first.
 
-    Notes are about parts that do not add up to the wall time, much time that is not instrumented, much time between
-    steps, and time outside the wall time.
+    A note says that the parts do not add up to the wall time, that much time is not instrumented or is between steps,
+    or that there is time outside the wall time.
     """
     trouble = breakdown_text.books_trouble(source.books)
     found: list[Line] = [((trouble.partition(":")[0], "bad strong"),)] if trouble else []
@@ -89,8 +92,8 @@ def books_equation(source: SourceView, books: TimeBreakdownView, width: int) -> 
     """Return `wall 8.45 ms = bricks 8.10 + inside layers 0.31 + unattributed 0.04 (0.5 %)`.
 
     The values are means of the recorded steps. Overlapping time is subtracted once (`- overlap 0.20`). Without a
-    breakdown, returns the reason. If space is short, the unattributed time is called `?` as in the bar, then the gaps
-    become one sum. Nothing is cut off.
+    breakdown, returns the reason. If space is short, `?` stands for the unattributed time, as in the bar. If space is
+    still short, the gaps become one sum. Nothing is cut off.
     """
     none = breakdown_text.no_books(source)
     line: Line = ((clean(f"n/a: {none}"), "dim"),) if none else _fitting(books, _recorded_steps(source), width)

@@ -23,7 +23,7 @@ from cbtop.viewmodels.merged import RankRow, RanksView
 
 NEAR_BUDGET_PERCENT = 90.0
 TREND_WIDTH = 10
-DRAWN_TRENDS = 64  # Number of cached drawings. A trend changes once a second, but the screen is drawn more often.
+DRAWN_TRENDS = 64  # Number of cached drawings. A trend is drawn often, but changes only once a second.
 
 
 def _name(row: BrickRow, width: int) -> Line:
@@ -60,7 +60,7 @@ def _trend(row: BrickRow, width: int) -> Line:
 
 @lru_cache(maxsize=DRAWN_TRENDS)
 def _drawn_trend(trend_us: tuple[float | None, ...], width: int, role: str) -> Line:
-    """Draw a trend in `width` cells. If several seconds share a cell, draw the highest value."""
+    """Draw a trend in `width` cells. If several seconds share a dot, draw their highest value."""
     if not any(trend_us):
         return ((units.NOT_MEASURED, "faint"),)
     each = -(-TREND_S // (width * DOTS_ACROSS))
@@ -82,7 +82,7 @@ def limit_cell(row: BrickRow) -> Line:
 
 
 def rank_columns(columns: Sequence[Column[BrickRow]], ranks: RanksView) -> tuple[Column[BrickRow], ...]:
-    """Return the name and share columns from `columns`, and one column per rank."""
+    """Return the name and share columns of `columns`, then one column per rank."""
     rows = {(row.brick, row.category): row for row in ranks.rows}
 
     def of(row: BrickRow) -> RankRow | None:
@@ -170,7 +170,7 @@ def _name_column(longest_name: int) -> Column[BrickRow]:
 
 
 def _share_column(largest_percent: float) -> Column[BrickRow]:
-    """Return the column with the bar of wall %. The bar of a brick with `largest_percent` fills the column."""
+    """Return the column with bars of wall %. The bar of a brick with `largest_percent` fills the column."""
 
     def share(row: BrickRow, width: int) -> Line:
         fraction = None if row.percent is None else row.percent / max(largest_percent, 1e-9)
@@ -198,7 +198,7 @@ def brick_columns(
     of_ranks: bool = False,
     longest_name: int = 0,
 ) -> tuple[Column[BrickRow], ...]:
-    """Return the columns. Columns for budgets, checks, launches and ranks are included only if requested."""
+    """Return the columns of the table. Budgets, checks, launches and ranks are included only if requested."""
     return (
         _name_column(longest_name),
         *((_RANK,) if of_ranks else ()),

@@ -22,11 +22,11 @@ from cbtop.viewmodels.source import SourceView
 
 Fact = tuple[str, str, str]  # (name, value, colour role).
 
-# Figures derived from a roof. They are grey with a `?` if the roof is uncertain.
+# Figures derived from a roof. If the roof is uncertain, these figures are grey and have a `?`.
 ROOFED = ("percent_of_roof", "bound")
-# Lines of the panel. Fewer than the first are useless. The second is enough for everything.
+# Minimum height of the panel in lines, and the height that shows everything.
 LEAST_LINES, ALL_LINES = 5, 26
-TWO_COLUMNS = 110  # Cells. From this width on, pictures are to the right of the figures.
+TWO_COLUMNS = 110  # Minimum width, in cells, to show pictures to the right of the figures.
 
 _FACT_WIDTH = 26
 _LABEL_WIDTH = 13
@@ -42,7 +42,7 @@ class BrickDetail(Drawing):
         self._pictures = Pictures()
 
     def let_go(self) -> None:
-        """Drop cached drawings, because the screen moves to a different moment."""
+        """Drop the pictures of the previous moment."""
         self._pictures.let_go()
 
     def show_brick(self, brick: BrickRow | None, source: SourceView) -> None:
@@ -87,7 +87,7 @@ def detail_lines(
 
 
 def _fixed(lines: list[Line]) -> ScreenPart:
-    """Return a part of the screen with these lines, and a blank line below them if there is room."""
+    """Return a part with these lines. If there is room, the part ends with a blank line."""
     return ScreenPart(lambda width, height: [*lines, BLANK], len(lines), len(lines) + 1)
 
 
@@ -107,7 +107,7 @@ def _groups(brick: BrickRow, source: SourceView, width: int) -> list[list[Line]]
 def _facts(rows: Sequence[Statistic], brick: BrickRow, *, is_window: bool) -> list[Fact]:
     """Return (name, value, role) of each statistic.
 
-    In a window, names of figures derived from it are marked `derived`.
+    In a window, some figures are derived instead of measured. Their names are marked `derived`.
     """
     facts = []
     for statistic in rows:
@@ -129,7 +129,7 @@ def _provenance(rows: Sequence[Statistic]) -> str:
 
 
 def group_lines(heading: str, provenance: str, facts: Sequence[Fact], width: int) -> list[Line]:
-    """Return a heading with the provenance, and below it the facts in up to three columns."""
+    """Return lines with a heading and the provenance, then the facts in up to three columns."""
     across = max(1, min(3, (width - 2) // _FACT_WIDTH))
     each = (width - 2) // across
     room = each - _LABEL_WIDTH - 1

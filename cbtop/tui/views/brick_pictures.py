@@ -20,20 +20,20 @@ from cbtop.viewmodels.kernels import BrickKernels
 from cbtop.viewmodels.layers import BrickInLayers, LayerBrick, LayersView
 from cbtop.viewmodels.source import SourceView
 
-MAX_BAR_HEIGHT = 3  # Lines of a bar in the picture of layers.
+MAX_BAR_HEIGHT = 3  # Maximum height of bars in the picture of layers, in lines.
 _MARGIN = 2
 _LABEL_GAP = 2
 
 
 def heading_line(heading: str, provenance: str, width: int, about: Sequence[Line] = ()) -> Line:
-    """Return the heading of a group with its provenance at the right end and, if they fit, the texts in `about`."""
+    """Return the heading of a group, then the texts in `about` if they fit. The provenance is at the right end."""
     said = join_fitting(about, width - len(heading) - len(provenance) - 5, ", ")
     line: Line = ((" " + heading, "accent"), *((("  ", ""), *said) if said else ()))
     return (*line, (provenance.rjust(max(0, width - width_of(line) - 1)), "faint"))
 
 
 def durations(brick: BrickRow, pictures: Pictures, width: int, height: int) -> list[Line]:
-    """Draw a histogram of the brick's calls above a time axis. The number of calls is always current."""
+    """Draw a histogram of the brick's calls above a time axis. The number of calls is never cached."""
     about: list[Line] = [((f"{units.count(brick.count)} calls", "dim"),)]
     found = pictures.drawn(("durations", width, height), lambda: _bars(brick, width, height))
     if found is None:
@@ -45,7 +45,7 @@ def durations(brick: BrickRow, pictures: Pictures, width: int, height: int) -> l
 
 
 def _bars(brick: BrickRow, width: int, height: int) -> tuple[int, list[Line]] | None:
-    """Return the count of the highest bar, and the drawing.
+    """Return the count of the highest bar, and the lines of the histogram.
 
     Returns None if the brick's calls are not counted separately.
     """
@@ -61,7 +61,7 @@ def _bars(brick: BrickRow, width: int, height: int) -> tuple[int, list[Line]] | 
 
 
 def _axis(bars: Sequence[DurationBar], spacing: Spacing, width: int) -> Line:
-    """Return the time axis. It shows begin times of as many bars as fit, and at the right the end of the last bar."""
+    """Return the time axis. As many bars as fit have their begin time. The last bar has its end time, too."""
     last = units.duration(bars[-1].to_us)
     end = _MARGIN + spacing.width - len(last)
     text = ""
@@ -126,7 +126,7 @@ def trend(brick: BrickRow, source: SourceView, width: int, height: int) -> list[
 
 
 def kernels(found: Sequence[BrickKernels], width: int, height: int) -> list[Line]:
-    """Return the brick's kernels in the last burst: launches per step, and mean and deviation of a launch."""
+    """Return the brick's kernels in the last burst, with their launches per step and the mean time of a launch."""
     lines: list[Line] = []
     for brick in found:
         about: list[Line] = [((f"{units.duration(brick.us_per_step)} a step {clean(brick.label)}", "dim"),)]

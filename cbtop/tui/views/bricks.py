@@ -1,4 +1,4 @@
-"""The view of bricks: a table by exclusive time, the time breakdown, and one brick in detail."""
+"""The view of bricks: a table sorted by exclusive time, the time breakdown, and the details of one brick."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.bricks import BrickRow, has_launches
 from cbtop.viewmodels.source import SourceView
 
-BESIDE = 160  # Cells. From this width on, the details are to the right of the table.
+BESIDE = 160  # Minimum width, in cells, to show the details to the right of the table.
 _BOOKS_LINES = 3
-_LEAST_TABLE = 3  # Lines of the table, including its head.
+_LEAST_TABLE = 3  # Minimum height of the table in lines, including its head.
 
 
 class Bricks(View):
@@ -107,7 +107,7 @@ class Bricks(View):
     def _lay_out(self) -> None:
         """Show the details in lines that the table leaves free.
 
-        Enter enlarges them, or hides them if they are complete.
+        Enter enlarges the details. If the details are complete already, Enter hides them.
         """
         width, height = self.size
         if not (width and height):
@@ -148,7 +148,7 @@ class Bricks(View):
         self._filter.open()
 
     def action_back(self) -> None:
-        """Close the filter box, else the details, else clear the filter."""
+        """Close the filter box if it is open. Otherwise close the details. Otherwise clear the filter."""
         if self._filter.is_open or not self.has_class("-detail"):
             self._filter.close()
         else:

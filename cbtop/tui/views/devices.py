@@ -1,4 +1,4 @@
-"""The view of a machine's devices, one per row, and of the processes on them."""
+"""The view of machines: their devices, one per row, and the processes on these devices."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ PROCESSES: tuple[Column[ProcessRow], ...] = (
 
 
 def busy_curve(percents: Sequence[float | None], width: int) -> Line:
-    """Draw a curve on a scale from 0 to 100. The newest value is at the right edge. None leaves a blank."""
+    """Draw a curve on a scale from 0 to 100. The newest value is at the right edge. Unknown values are blank."""
     return sparkline(percents, width, 100.0, "accent")
 
 
@@ -141,7 +141,7 @@ class DevicesPage(Page):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._machines: Sequence[MachineView] = ()
-        self._height = 0  # Lines of the pager that shows this page.
+        self._height = 0  # Height of the pager that shows this page, in lines.
         self._made: tuple[int, int, Sequence[Line]] | None = None  # (width, height, lines drawn for that size).
 
     def show_machines(self, machines: Sequence[MachineView]) -> None:
@@ -149,7 +149,7 @@ class DevicesPage(Page):
             return
         self._machines, self._made = machines, None
         width, height = self.size
-        # A layout sends the whole screen again, so request one only if necessary.
+        # A new layout sends the whole screen again, so request it only if the height has changed.
         if len(self.text(width)) != height:
             self.refresh(layout=True)
         self.redraw()
@@ -159,7 +159,7 @@ class DevicesPage(Page):
         return super().get_content_height(container, viewport, width)
 
     def text(self, width: int) -> Sequence[Line]:
-        """Return the tables. If there is space below them, it is filled with charts."""
+        """Return the tables. Charts fill the lines that the tables leave free."""
         if self._made is None or self._made[:2] != (width, self._height):
             self._made = width, self._height, self._drawn(width)
         return self._made[2]
@@ -178,7 +178,7 @@ class DevicesPage(Page):
 
 
 def machine_lines(machine: MachineView, width: int) -> list[Line]:
-    """Return lines with a machine's devices and processes, and the reason of each figure that is n/a."""
+    """Return lines about a machine: its devices, its processes, and why figures are n/a."""
     lines = _troubles(machine, width)
     placed = place(_columns_for(machine), width - 2)
     if machine.devices:
@@ -239,7 +239,7 @@ def figure_chart(
     *,
     has_mean: bool = True,
 ) -> Chart:
-    """Return a chart with the last value and the extremes. If samples have equal weight, it has the mean, too."""
+    """Return a chart with the last value and the extremes. The mean is added if the samples have equal weight."""
     known = [value for value in values if value is not None]
     figures: list[Line] = [((text(values[-1] if values else None), "strong"),)]
     if has_mean and known:

@@ -11,7 +11,7 @@ from cbtop.tui.widgets.lines import Line, clean
 
 
 def figure(text: str, role: str = "") -> Line:
-    """Return a figure in the colour `role`. A figure that was not measured or cannot exist is faint."""
+    """Return a figure in the colour `role`. If the figure was not measured or cannot exist, it is faint."""
     return ((text, "faint" if text in (units.NOT_MEASURED, units.NONE_THERE) else role),)
 
 
@@ -24,8 +24,8 @@ def figure_columns(
 ) -> tuple[Column[RowT], ...]:
     """Return a column for each of `places`.
 
-    `row_of` returns the object of a row that has the statistics. `cells` draws the columns with its keys. `roles` has
-    the colour roles of other columns, by key.
+    `row_of` returns the object that has a row's statistics. `cells` has functions that draw some of the columns, and
+    `roles` has the colour roles of others. Both use the keys of statistics.
     """
 
     def column(place: ScreenColumn) -> Column[RowT]:
@@ -34,7 +34,7 @@ def figure_columns(
 
         def cell(row: RowT, width: int) -> Line:
             text = statistic.bare(row_of(row))
-            if len(text) > width:  # Use a larger unit than the column's, so that the text is not cut off.
+            if len(text) > width:  # If the figure does not fit in the column's unit, use a larger unit.
                 text = statistic.in_full(row_of(row))
             return figure(clean(text), role)
 

@@ -26,12 +26,12 @@ from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.graph import CriticalPathView, places_of, rows_at
 from cbtop.viewmodels.source import SourceView
 
-BESIDE = 160  # Cells. From this width on, the details are to the right of the tree.
-_AROUND = 8  # Lines of the screen that are not rows of the tree, at most.
+BESIDE = 160  # Minimum width, in cells, to show the details to the right of the tree.
+_AROUND = 8  # Maximum number of lines of the screen that are not rows of the tree.
 
 
 def path_line(path: CriticalPathView) -> Line:
-    """Return for example `critical path 1.20 ms, 5 of 9 timed nodes (derived)`, or why it is unknown."""
+    """Return for example `critical path 1.20 ms, 5 of 9 timed nodes (derived)`, or why the path is unknown."""
     return (("  ", ""), (clean(kernel_text.critical_path(path)), "warn" if path.unknown else "dim"))
 
 
@@ -48,7 +48,7 @@ class PathLine(SourceDrawing):
 
 
 class TreeTable(Table[TreeRow]):
-    """The table of the tree. Its head marks the sort column. A click on the head requests a different sort column."""
+    """The table of the tree. Its head line marks the sort column. A click on a title requests that column."""
 
     sort_by = ""  # Title of the sort column, or "" for execution order.
     descending = True
@@ -109,13 +109,13 @@ class Graph(View):
         Binding("n", "match(1)", "next match", show=False),
         Binding("N", "match(-1)", "previous match", show=False),
         Binding("escape", "back", "look for nothing any more", show=False),
-        Binding("K", "app.kernels", "kernels"),  # This key works everywhere. It is listed here for the footer.
+        Binding("K", "app.kernels", "kernels"),  # The key works in every view. It is listed here for the footer.
     ]
 
     def compose(self) -> ComposeResult:
         self._tree = FoldedTree()
         self._fold_state_of = ""
-        # The nodes and the unfolded nodes in the table.
+        # The nodes in the table, and which of them are unfolded.
         self._drawn: tuple[Sequence[Place], frozenset[int]] | None = None
         self._table = TreeTable(
             graph_columns((), tuple, slack=False, burst=False),
@@ -154,7 +154,7 @@ class Graph(View):
         self._show_detail()
 
     def _lay_out(self) -> None:
-        """Show the details of the node under the cursor in lines that the tree leaves free."""
+        """Show the details of the node under the cursor. They fill the lines that the tree leaves free."""
         width, height = self.size
         if not (width and height):
             return
@@ -202,7 +202,7 @@ class Graph(View):
         self._show_tree()
 
     def action_sort(self, columns: int) -> None:
-        """Sort siblings by the column `columns` further. After the last column comes the execution order."""
+        """Sort siblings by the column that is `columns` further. Execution order comes after the last column."""
         orders = self._table.orders
         at = orders.index(self._table.sort_by) if self._table.sort_by in orders else 0
         self._sort_by(orders[(at + columns) % len(orders)], descending=True)
@@ -232,7 +232,7 @@ class Graph(View):
         self._table.focus()
 
     def action_match(self, matches: int) -> None:
-        """Go to the next (1) or previous (-1) matching node, or to the first one from the cursor on (0).
+        """Go to a matching node: the next (1), the previous (-1), or the first one from the cursor on (0).
 
         Nodes inside folded nodes match, too. After the last match comes the first.
         """
@@ -263,7 +263,7 @@ class Graph(View):
             self._set_unfolded(self._tree.unfolded ^ {row.id})
 
     def action_fold(self) -> None:
-        """Fold the node under the cursor. If it cannot be folded, go to its parent."""
+        """Fold the node under the cursor. If it is folded already or has no children, go to its parent."""
         row = self._table.current
         if row is None:
             return

@@ -21,11 +21,11 @@ from cbtop.viewmodels.graph import GraphRow, has_burst, largest_share, rows_at
 from cbtop.viewmodels.source import SourceView
 
 _SLACK = statistic("slack_us", Of.NODE)
-DRAWN_TOGETHER = 32  # Number of rows made together. The rows after a visible row are probably visible, too.
+DRAWN_TOGETHER = 32  # Rows are made in groups of this size, because the next rows are probably visible, too.
 
 
 class _Cells:
-    """Draws the table cells of `graph`. The measurements of a row are made when the row is first drawn."""
+    """Draws the table cells of `graph`. A row gets its measurements when it is first drawn."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class _Cells:
         return (("critical", "warn"),) if shown.on_critical_path else figure(_SLACK.bare(shown))
 
     def burst(self, row: TreeRow, width: int) -> Line:
-        """Draw the mean time of a launch of the kernel in the last burst."""
+        """Draw the mean time of the kernel's launches in the last burst."""
         shown = self.of(row)
         if shown.kind is not NodeKind.KERNEL:
             return figure(units.NONE_THERE)
@@ -104,8 +104,8 @@ def graph_columns(
 ) -> tuple[Column[TreeRow], ...]:
     """Return the columns of the tree of `graph`. `rows` returns the rows of its table.
 
-    There is a slack column only if a node is off the critical path, a burst column only after a burst, and a change
-    column only with a baseline.
+    The tree has a slack column only if a node is off the critical path. It has a burst column only after a burst, and
+    a change column only with a baseline.
     """
     cells = _Cells(graph, rows, changes or {})
     in_burst = Column("burst µs", 8, 1, cells.burst, "mean µs of one launch in the last burst: in no other time")

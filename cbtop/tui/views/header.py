@@ -27,12 +27,12 @@ class Heading:
 
     source: SourceView | None
     paused: bool
-    position: str  # For example "2/3" among the sources, or "" if there is only one source.
+    position: str  # For example "2/3" for the second of three sources. "" if there is only one source.
     replay: ReplayView | None = None  # Position in a recording, or None for live data.
 
 
 class Header(Drawing):
-    """The header: a line with the source's identity, and two lines of tiles, which are labels above values.
+    """The header: a line about the source, and two lines of tiles. A tile is a label above a value.
 
     On a terminal with few lines, one line with the figures replaces the tiles.
     """
@@ -87,7 +87,7 @@ def _identity(heading: Heading, width: int) -> Line:
 
 
 def _of(source: SourceView) -> Line:
-    """Return the time range that the figures cover, and which steps are recorded inside."""
+    """Return the time range of the figures. If steps are sampled, add how often, and what recording costs."""
     sample = recording_text.sample(source.sample_every)
     percent = source.overhead.high_percent if source.overhead else None
     cost = f"up to {percent:.1f}%" if percent is not None else units.NOT_MEASURED
@@ -138,13 +138,13 @@ def _tile_list(source: SourceView) -> list[_Tile]:
         tiles.insert(0, _Tile("samples/s", ((rate_text.rate(source, steps.samples_per_sec), "strong"),)))
     if steps and steps.overlap:
         tiles.insert(5, _Tile("at once", ((units.number(steps.at_once), ""),)))
-    # Losses come first, so that a narrow screen never drops them.
+    # If records were lost, this tile comes first, so that a narrow screen does not drop it.
     tiles.insert(0 if source.loss.lost else 3, _Tile("drops", drops(source.loss)))
     return tiles
 
 
 def _latencies(steps: StepsView | None) -> tuple[str, tuple[float | None, float | None, float | None]]:
-    """Return the unit and the p50, p99 and max of the time per token, or per step if tokens are not known."""
+    """Return the unit, the p50, the p99 and the max of the time per token, or per step if tokens are unknown."""
     if steps is None:
         return "ms/token", (None, None, None)
     if steps.has_tokens:
@@ -155,7 +155,7 @@ def _latencies(steps: StepsView | None) -> tuple[str, tuple[float | None, float 
 def _gpu_tile(source: SourceView) -> _Tile | None:
     """Return a tile with the load and power of the source's GPUs.
 
-    Several GPUs have their mean load and total power.
+    For several GPUs, the tile has the mean load and the total power.
     """
     rows = [row for row in source.gpus if not row.is_stale]
     busy = [row.device.utilization_percent for row in rows if row.device.utilization_percent is not None]
@@ -169,7 +169,7 @@ def _gpu_tile(source: SourceView) -> _Tile | None:
 
 
 def _recorded(steps: StepsView | None) -> Line:
-    """Return the number of steps that were recorded inside, or () if all were."""
+    """Return how many steps were recorded inside, or () if every step was."""
     if steps is None or steps.recorded == steps.count:
         return ()
     return ((f" {units.count(steps.recorded)} recorded", "dim"),)
@@ -198,7 +198,7 @@ def _tiles(source: SourceView, width: int) -> list[Line]:
 
 
 def _figures(source: SourceView, width: int) -> Line:
-    """Return the most important tiles on one line. A terminal with few lines shows this line."""
+    """Return the most important tiles as one line, for a terminal with few lines."""
     steps = source.steps
     unit, per_sec, history = source.rate
     curve = area(history, 8, 1, "accent")[0]
@@ -231,14 +231,14 @@ class Notice(Drawing):
         self._progress: Line = BLANK
 
     def show_source(self, source: SourceView | None, refused: str) -> None:
-        if refused:  # All data on the screen is old.
+        if refused:  # All data on the screen is old, so notices would be old, too.
             self._notice = (("  ✗ refused: ", "bad strong"), (clean(refused), ""))
         else:
             self._notice = BLANK if source is None else notice(source)
         self._show()
 
     def show_progress(self, what: str, done: float | None = None) -> None:
-        """Show the progress of a request before other notices. An empty text hides the progress."""
+        """Show the progress of a request before other notices. An empty `what` hides the progress."""
         self._progress = (("  ", ""), *progress_line(what, done, _BAR_WIDTH)) if what else BLANK
         self._show()
 
@@ -253,7 +253,7 @@ class Notice(Drawing):
 def notice(source: SourceView) -> Line:
     """Return the most urgent notice about `source`, or an empty line.
 
-    It begins with the error if the parts of the time breakdown do not add up.
+    If the parts of the time breakdown do not add up, this error comes before the notice.
     """
     urgent, trouble = _urgent(source), breakdown_text.books_trouble(source.books)
     if not trouble:

@@ -58,7 +58,7 @@ WORDS = (
     ("budget", "the µs/token set for a brick; ! and red: used up"),
 )
 _TERM_WIDTH = 16
-TWO_COLUMNS_FROM = 100 - 4  # Cells of a page on a terminal that is 100 cells wide.
+TWO_COLUMNS_FROM = 100 - 4  # Width of a page in cells if the terminal has 100.
 
 
 class HelpScreen(Screen[None]):
@@ -96,7 +96,7 @@ class HelpPage(Page):
 
 
 def help_lines(app_bindings: Iterable[Binding], views: Iterable[type[View]], width: int) -> list[Line]:
-    """Return the whole help for `width` cells: the first of `views`, then general keys, then everything else."""
+    """Return the whole help for `width` cells: the first of `views`, then general keys, then the rest."""
     first, *others = views
     in_lists = [*_declared(Table), *_declared(SortedTable)]
     lines = [*_view(first, width), BLANK]
@@ -122,7 +122,7 @@ def _declared(owner: type[Table[object]] | type[SortedTable[object]] | type[obje
 
 
 def _keys(bindings: Iterable[Binding], width: int) -> list[Line]:
-    """Return one line per action. The line has all keys of the action."""
+    """Return one line per action, with all keys of the action."""
     keys: dict[tuple[str, str], list[str]] = {}
     for binding in bindings:
         keys.setdefault((binding.action, binding.description), []).append(key_name(binding.key))

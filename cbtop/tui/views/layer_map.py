@@ -1,4 +1,4 @@
-"""The map of layers: a bar for each brick in each layer, and a sentence about the slowest layer."""
+"""The map of layers. It has a bar for each brick in each layer, and a sentence about the slowest layer."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from cbtop.viewmodels.layers import MIN_LAYERS, MIN_STEPS, ODD, LayerRow, Layers
 _NAME_WIDTH = 18
 _FIGURE_WIDTH = 9
 MAX_BAR_HEIGHT = 6
-SMALL_STRIP = 3  # Lines for the bars of one brick below the whole layers, and for the blank line above them.
-_SCALED = 3  # Lines of a bar. From this height on, a scale is to the left of the bars.
-AROUND = 6  # Lines of the map that are not bars, at most.
-_ROOMY = 140  # Cells. From this width on, the median has a column of its own.
+SMALL_STRIP = 3  # Lines of one brick: its bars, and the blank line above them.
+_SCALED = 3  # Minimum height of bars, in lines, to have a scale on their left.
+AROUND = 6  # Maximum number of lines of the map that are not bars.
+_ROOMY = 140  # Minimum width, in cells, to have a column for the median.
 WHOLE = "whole layer"
-NUMBERED = 5  # Every fifth layer has its number above its bar.
+NUMBERED = 5  # The number of every fifth layer is above its bar.
 
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """One row of bars, a bar per layer: for a brick, for all bricks, or for the time between bricks."""
+    """One row of bars, with a bar per layer: the time of one brick, of all bricks, or between bricks."""
 
     name: str
     role: str
@@ -42,9 +42,9 @@ class Strip:
 
 
 def slowest_line(layers: LayersView, width: int) -> Line:
-    """Return `Layer 17: 2.4× the median layer, +1.1 ms in DownProjection …`, as much as fits.
+    """Return `Layer 17: 2.4× the median layer, +1.1 ms in DownProjection …`, or as much of this as fits.
 
-    If all layers are similar, or if there are too few steps, the line says so.
+    If all layers are similar or if there are too few steps, the line says so.
     """
     row = layers.slowest
     if row is None or row.to_median is None or row.median_us is None:
@@ -76,9 +76,9 @@ def slowest_line(layers: LayersView, width: int) -> Line:
 
 
 def whole_layers(layers: LayersView, width: int, height: int) -> list[Line]:
-    """Return the layers' numbers, a bar for each layer, and the median and slowest layer.
+    """Return lines with the layers' numbers and bars, and the median and slowest layer.
 
-    If `height` is 1, returns only the bars. Remaining lines show the costliest bricks.
+    If `height` is 1, returns only the bars. If lines are left, they show the costliest bricks.
     """
     figures, spacing = _spacing(layers, width)
     whole, *others = strips_of(layers)
@@ -95,7 +95,7 @@ def whole_layers(layers: LayersView, width: int, height: int) -> list[Line]:
 
 
 def _spacing(layers: LayersView, width: int) -> tuple[int, Spacing]:
-    """Return the number of figure columns at the right, and the spacing of the bars in the remaining width."""
+    """Return how many columns of figures are at the right, and the spacing of the bars on their left."""
     figures = 2 if width >= _ROOMY else 1
     room = width - _NAME_WIDTH - 3 - figures * (_FIGURE_WIDTH + 2) - 6
     return figures, Spacing.of(len(layers.rows), max(1, room))
@@ -171,9 +171,9 @@ def _worst_line(baseline: Comparison | None, width: int) -> list[Line]:
 
 
 def _chosen(strips: Sequence[Strip], line: int, free: int) -> tuple[list[Strip], int]:
-    """Choose strips that fit into `free` lines: whole layers, the one under the cursor, then the longest.
+    """Choose strips that fit into `free` lines: whole layers, the strip under the cursor, then the longest.
 
-    Returns these strips in their order, and the number of other strips.
+    Returns the chosen strips in their original order, and the number of other strips.
     """
     if len(strips) <= free:
         return list(strips), 0
@@ -184,7 +184,7 @@ def _chosen(strips: Sequence[Strip], line: int, free: int) -> tuple[list[Strip],
 
 
 def _ruler(layers: LayersView, spacing: Spacing, slower: str | None = None, *, figures: int) -> Line:
-    """Return a line with the layers' numbers above their bars, and the headings of the figures."""
+    """Return a line with the layers' numbers and the headings of the figures. Each number is above its bar."""
     odd = [row.is_odd for row in layers.rows]
     line: Line = ((" " * (_NAME_WIDTH + 3), ""), *numbers(layers.rows, odd, spacing, slower))
     heads = ("median", "slowest")[-figures:]
@@ -192,9 +192,9 @@ def _ruler(layers: LayersView, spacing: Spacing, slower: str | None = None, *, f
 
 
 def numbers(rows: Sequence[LayerRow], odd: Sequence[bool], spacing: Spacing, slower: str | None = None) -> Line:
-    """Return the layers' numbers above their bars.
+    """Return the layers' numbers, each above its layer's bar.
 
-    Layers that are `odd`, and the layer named `slower`, have a mark.
+    The layer named `slower` and the layers that are `odd` have a mark.
     """
     cells, roles = [" "] * spacing.width, ["dim"] * spacing.width
 

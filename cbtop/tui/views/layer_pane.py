@@ -1,4 +1,4 @@
-"""One layer in figures: its bricks compared with bricks of similar layers. A second table has all layers."""
+"""Two tables: the bricks of one layer compared with similar layers, and all layers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, fit_line, join_fit
 from cbtop.tui.widgets.parts import beside, even_widths
 from cbtop.viewmodels.layers import ODD, BrickInLayer, LayerRow, LayersView
 
-LEAST_LINES = 5  # Lines of the pane. It is useless with fewer.
-_LEAST_LAYERS = 7  # Lines of the table of all layers. It is useless with fewer.
-TWO_TABLES = 100  # Cells. From this width on, the two tables are next to each other.
+LEAST_LINES = 5  # Minimum height of the pane, in lines.
+_LEAST_LAYERS = 7  # Minimum height of the table of all layers, in lines.
+TWO_TABLES = 100  # Minimum width, in cells, to show the two tables next to each other.
 
 
 def pane_height(layers: LayersView, row: LayerRow, width: int) -> int:
@@ -26,9 +26,9 @@ def pane_height(layers: LayersView, row: LayerRow, width: int) -> int:
 
 
 def layer_lines(layers: LayersView, row: LayerRow, width: int, height: int) -> list[Line]:
-    """Return a table with the bricks of the layer `row` and the time between them, and a table of all layers.
+    """Return two tables: the bricks of the layer `row` with the time between them, and all layers.
 
-    The second table is next to the first, or below it.
+    The second table is to the right of the first if there is room, else below it.
     """
     if width >= TWO_TABLES:
         widths = even_widths(width, 2)

@@ -25,8 +25,8 @@ from cbtop.tui.widgets.parts import GAP, ScreenPart, beside, parts_lines
 from cbtop.viewmodels.layers import LayerRow
 from cbtop.viewmodels.source import SourceView
 
-LEAST_PICTURES = 8  # Lines. Fewer are useless for pictures.
-# Cells. From this width on, the layer's figures are to the right of the map. Otherwise they are below it.
+LEAST_PICTURES = 8  # Minimum height of the pictures, in lines.
+# Minimum width, in cells, to show the layer's figures to the right of the map instead of below it.
 BESIDE = 160
 
 
@@ -110,17 +110,17 @@ class Layers(View):
 
 
 class LayerMap(SourceDrawing, can_focus=True):
-    """The map of layers, with a cursor that is on a layer and on the line of a brick."""
+    """The map of layers. Its cursor is on one layer and on the line of one brick."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._pictures = Pictures()
-        # Node of the layer under the cursor. None (for the slowest layer) until the user moves the cursor.
+        # Node of the layer under the cursor. While it is None, the cursor is on the slowest layer.
         self._layer: int | None = None
         self._line = 0
 
     def let_go(self) -> None:
-        """Drop cached drawings, because the screen moves to a different moment."""
+        """Drop the pictures of the previous moment."""
         self._pictures.let_go()
 
     @property
@@ -175,7 +175,7 @@ class LayerMap(SourceDrawing, can_focus=True):
         return [*drawn(width, height - room), *(layer_lines(layers, row, width, room) if room else ())]
 
     def _pane(self, row: LayerRow, strips: Sequence[Strip], width: int, height: int) -> list[Line]:
-        """Return the figures of the layer `row`. Remaining lines show the brick under the cursor in all layers."""
+        """Return the figures of the layer `row`. The other lines show the brick under the cursor in all layers."""
         source = self._source
         if source is None or source.layer_times is None:
             return []

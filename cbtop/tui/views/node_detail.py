@@ -1,4 +1,4 @@
-"""The panel with details of one node of the graph: its figures. A layer or brick also has figures of other places."""
+"""The panel with details of one node of the graph. For a layer or brick, it has figures of other places, too."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from cbtop.viewmodels.graph import GraphRow
 from cbtop.viewmodels.layers import LayerRow
 from cbtop.viewmodels.source import SourceView
 
-LEAST_LINES = 6  # Lines of the panel. It is useless with fewer.
-MAX_PICTURE = 16  # Lines of a picture, at most.
-TWO_COLUMNS = 110  # Cells. From this width on, pictures are to the right of the figures.
+LEAST_LINES = 6  # Minimum height of the panel, in lines.
+MAX_PICTURE = 16  # Maximum height of a picture, in lines.
+TWO_COLUMNS = 110  # Minimum width, in cells, to show pictures to the right of the figures.
 
 
 class NodeDetail(Drawing):
@@ -38,7 +38,7 @@ class NodeDetail(Drawing):
         self._pictures = Pictures()
 
     def let_go(self) -> None:
-        """Drop cached drawings, because the screen moves to a different moment."""
+        """Drop the pictures of the previous moment."""
         self._pictures.let_go()
 
     def show_node(self, node: GraphRow | None, source: SourceView) -> None:
@@ -90,7 +90,7 @@ def _layers(source: SourceView) -> tuple[LayerRow, ...]:
 
 
 def _figures(node: GraphRow, width: int) -> list[Line]:
-    """Return the node's measurements in this place, and its launch configuration."""
+    """Return what was measured at this node, and its launch configuration."""
     rows = [row for row in statistics_of(Of.NODE) if row.value(node) is not None]
     known = [(row.word or row.title, clean(row.in_full(node)), "") for row in rows]
     if not known:
@@ -116,7 +116,7 @@ def _attribute(name: str, value: object) -> str:
 
 
 def _everywhere(brick: BrickRow, source: SourceView, pictures: Pictures, width: int, height: int) -> list[Line]:
-    """Return the figures of the brick in all layers of the phase. This includes the node's own layer."""
+    """Return the figures of the brick in all layers of the phase, including the node's own layer."""
     if height < LEAST_LINES:
         return []
     title: Line = ((clean(brick.name), "strong"), (" in all layers", "dim"))

@@ -1,4 +1,4 @@
-"""A cache for pictures of a source. A picture is drawn at most once a second, because it takes as long as a table."""
+"""A cache for pictures of a source. A picture takes as long as a table, so it is drawn at most once a second."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Pictures:
     def begin(self, source: SourceView, *of: Hashable) -> None:
         """Prepare for a picture of `source` that depends on the keys in `of`.
 
-        Drop cached pictures if the source or the keys have changed, if a new second of the daemon or of this
-        process's clock has begun, or if the source is held.
+        Drop all cached pictures if the source, the keys or the daemon's second have changed, or if a second has
+        passed here. Also drop them if the source is held.
         """
         now, now_s = (source.second, source.rows_of, *of), self._clock_s()
         if source.second is None or now != self._of or now_s - self._begun_s >= 1:
@@ -32,7 +32,7 @@ class Pictures:
             self._of, self._begun_s = now, now_s
 
     def drawn(self, what: Hashable, draw: Callable[[], T]) -> T:
-        """Return the picture `what` from the cache, or else the result of `draw`."""
+        """Return the picture `what` from the cache. If it is not there, draw it."""
         if what not in self._drawn:
             self._drawn[what] = draw()
         return cast("T", self._drawn[what])

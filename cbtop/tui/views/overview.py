@@ -32,11 +32,11 @@ from cbtop.viewmodels.devices import DeviceRow
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.steps import StepsView
 
-TWO_COLUMNS = 160  # Cells. From this width on, verdicts and bricks are to the right of the other parts.
-_WORST = 3  # Number of verdicts that get room before the rest of the view.
-# Lines of the view. From the first height on, each verdict has a line, and from the second on its advice, too.
+TWO_COLUMNS = 160  # Minimum width, in cells, to show verdicts and bricks to the right of the other parts.
+_WORST = 3  # This many verdicts get room before the rest of the view.
+# Minimum heights of the view, in lines: to give each verdict a line, and to add its advice.
 _ROOMY, _ROOM_FOR_ADVICE = 17, 26
-_TWO_CHARTS = 100  # Cells. From this width on, there are two charts.
+_TWO_CHARTS = 100  # Minimum width, in cells, to show two charts.
 _RATE_ROLE, _TIME_ROLE = "accent", "norm"
 _BUSY_WIDTH = 16
 
@@ -115,7 +115,7 @@ class OverviewDrawing(SourceDrawing):
         self._pictures = Pictures()
 
     def let_go(self) -> None:
-        """Drop cached drawings, because the screen moves to a different moment."""
+        """Drop the pictures of the previous moment."""
         self._pictures.let_go()
 
     def draw(self, width: int, height: int) -> list[Line]:
@@ -150,7 +150,7 @@ class OverviewDrawing(SourceDrawing):
             order = (speed, phases, since, step, verdicts, layers, bricks, devices, cost)
             by_rank = (phases, step, verdicts, since, speed, cost, layers, devices, bricks)
             return parts_lines(order, by_rank, width, height)
-        if known is not None:  # Bars of each brick are more useful than curves that are as high as the screen.
+        if known is not None:  # Bars of each brick are more useful than high curves, so reserve room for the bars.
             bars = 3 + MAX_BAR_HEIGHT + SMALL_STRIP * (1 + known)
             layers = replace(layers, most=bars)
             rest = sum(each.most for each in (phases, since, step, layers))
@@ -168,7 +168,7 @@ class OverviewDrawing(SourceDrawing):
 
 
 def _speed(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return a chart of tokens/s (or steps/s) in the last two minutes and, if there is room, one of the step time."""
+    """Return a chart of tokens/s (or steps/s) in the last two minutes. If there is room, add one of the step time."""
     phase = clean(source.phase or units.NOT_MEASURED)
     rate = source.rate
     now: Line = (
@@ -201,13 +201,13 @@ def _baseline(source: SourceView, width: int, height: int) -> list[Line]:
 
 
 def _step(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return one step as a bar, then as an equation. The rule above the bar has the time between steps."""
+    """Return one step as a bar and as an equation. A rule above both has the time between steps."""
     if source.books is None:
         return [rule((("one step", "dim"),), width), (("  n/a: no step has ended yet", "dim"),)]
     parts = books_parts(source)
     labelled: Line = (("  ", ""), *stacked(parts, width - 4))
     equation: Line = (("  ", ""), *books_equation(source, source.books, width - 2))
-    if height <= 2:  # Notes on the time breakdown are more important than its bar.
+    if height <= 2:  # In two lines, notes on the time breakdown are more useful than its bar.
         return [books_rule(source, "one step", width) if beside_books(source) else labelled, equation]
     bare: Line = tuple((text if set(text) <= set("▒░") else _without_label(text), role) for text, role in labelled)
     return [books_rule(source, "one step", width), *([labelled, bare][: height - 2]), equation]
@@ -228,7 +228,7 @@ def _layers(source: SourceView, width: int, height: int) -> list[Line]:
     if layers is None:
         return []
     title: Line = ((f"{len(layers.rows)} layers", "dim"),)
-    if height <= 3:  # The marks above the bars are more useful than a rule.
+    if height <= 3:  # In three lines, the marks above the bars are more useful than a rule.
         return [slowest_line(layers, width), *whole_layers(layers, width, height - 1)]
     return [rule(title, width), slowest_line(layers, width), *whole_layers(layers, width, height - 2)]
 
@@ -250,7 +250,8 @@ def _bricks(source: SourceView, width: int, height: int) -> list[Line]:
 def _brick(row: BrickRow, longest: int, largest: float, width: int) -> Line:
     look = CATEGORY_LOOKS[row.category]
     name = fit_line(((f"  {look.glyph} ", look.role), (clean(row.name), "strong")), longest + 4)
-    us, of_what = row.exclusive_us_per_token, " a token"  # Exclusive, like the share of the wall time.
+    # Exclusive, like the share of the wall time.
+    us, of_what = row.exclusive_us_per_token, " a token"
     if us is None:
         us, of_what = row.avg_exclusive_us, " a call "
     figures: Line = (
@@ -268,7 +269,7 @@ def _device_count(source: SourceView) -> int:
 
 
 def _devices(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return a line per device that fits, and the number of further devices."""
+    """Return a line for each device that fits, and the number of devices that do not fit."""
     rows = [row for machine in source.machines for row in machine.devices]
     if not rows:
         return []
@@ -301,9 +302,9 @@ def _device(row: DeviceRow, source: SourceView, width: int) -> Line:
 
 
 def _moved(source: SourceView) -> Line:
-    """Return the memory bandwidth of the source's bricks by their declared bytes.
+    """Return the memory bandwidth of the source's bricks, derived from their declared bytes.
 
-    Reading the machine's memory counters would require privileges.
+    It is not measured, because the machine's memory counters require privileges.
     """
     if source.moved_gb_per_sec is None:
         is_declared = any(row.bytes is not None for row in source.bricks)
@@ -317,7 +318,7 @@ def _of(limit: float | None, unit: str) -> Line:
 
 
 def _cost(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return a line with lost records, the cost of recording if measured, and the cost of cbtop itself."""
+    """Return a line with lost records, the cost of recording (if measured), and the cost of cbtop itself."""
     loss = source.loss
     records: Line = ((units.count(loss.received), ""), (" records, ", "dim"))
     records += ((f"{units.count(loss.lost)} lost", "strong bad" if loss.lost else "good"),)

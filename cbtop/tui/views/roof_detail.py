@@ -1,4 +1,4 @@
-"""The panel with the brick under the cursor compared with every roof, and what each brick would save at its roof."""
+"""The panel of the roofline: the brick under the cursor compared with every roof, and what each brick would save."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cbtop.viewmodels.roofline import CeilingRow, advice_at_a_peak, peaks_over
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdicts.base import gain_inside
 
-LEAST_LINES = 5  # Lines of the panel. It is useless with fewer.
+LEAST_LINES = 5  # Minimum height of the panel, in lines.
 _ADVICE = {
     MEMORY: "Move fewer bytes (smaller weights, a fused kernel), or let more sequences share each read.",
     NO_ROOF: "Far below every roof: launches, waiting, small shapes, scattered reads, or work beside the arithmetic, "
@@ -74,7 +74,7 @@ class RoofDetail(Drawing):
 def _roofs(
     brick: BrickRow, ceilings: Sequence[CeilingRow], said: Sequence[Line], width: int, height: int
 ) -> list[Line]:
-    """Return a table of the roofs and the share of each that the brick reaches, then the lines `said`."""
+    """Return a table of the roofs, with the share of each that the brick reaches, then the lines `said`."""
     look = CATEGORY_LOOKS[brick.category]
     title: Line = ((f"{look.glyph} ", look.role), (clean(brick.name), "strong"), (" under each roof", "dim"))
     rates = f"{units.number(brick.gb_per_sec)} GB/s · {units.number(brick.gflops)} GFLOP/s"
@@ -88,9 +88,9 @@ def _roofs(
 
 
 def _said(brick: BrickRow, ceilings: Sequence[CeilingRow], every: Sequence[CeilingRow], width: int) -> list[Line]:
-    """Return which roof limits the brick, and advice.
+    """Return advice about the roof that limits the brick.
 
-    `every` includes compute roofs of types that the brick does not use.
+    `every` also has compute roofs of types that the brick does not use.
     """
     said = advice_at_a_peak(brick, every) if brick.bound == COMPUTE else _ADVICE.get(brick.bound or "", "")
     near = _other_roof(brick, ceilings)
@@ -102,9 +102,9 @@ def _said(brick: BrickRow, ceilings: Sequence[CeilingRow], every: Sequence[Ceili
 
 
 def _other_roof(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> CeilingRow | None:
-    """Return the roof that limits the brick, if the brick's % of roof refers to a different roof.
+    """Return the roof that limits the brick.
 
-    Otherwise return None.
+    Returns None if the brick's % of roof is about this roof, or if no roof limits the brick.
     """
     share, kind = brick.percent_of_roof, {MEMORY: "bandwidth", COMPUTE: "compute"}.get(brick.bound or "")
     if kind is None or share is None or share >= LIMITING_PERCENT:
@@ -113,7 +113,7 @@ def _other_roof(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> CeilingRow |
 
 
 def _where_from(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> str:
-    """Return a sentence about a brick above its roof. It names the slowest cache level that is fast enough."""
+    """Return a sentence about a brick above its roof. It names the slowest cache that is fast enough."""
     levels = sorted((one for one in ceilings if one.kind == "cache"), key=lambda one: one.value)
     fast = next((one for one in levels if one.value >= (brick.gb_per_sec or 0.0)), None)
     if fast is None:
@@ -124,7 +124,7 @@ def _where_from(brick: BrickRow, ceilings: Sequence[CeilingRow]) -> str:
 def _over(brick: BrickRow, ceilings: Iterable[CeilingRow]) -> list[CeilingRow]:
     """Return the ceilings that apply to the brick.
 
-    Compute roofs of types that the brick does not multiply are left out.
+    A compute roof applies only if the brick multiplies its type.
     """
     peaks = peaks_over(brick, ceilings)
     return [one for one in ceilings if one.kind != "compute" or one in peaks]
@@ -153,9 +153,9 @@ def _roof_columns(brick: BrickRow) -> tuple[Column[CeilingRow], ...]:
 
 
 def _growing(title: str, points: tuple[SizePoint, ...], unit: str, role: str) -> ScreenPart:
-    """Return the part with the brick's time per token by the size of its steps.
+    """Return a part with the brick's time per token for each size of its steps.
 
-    It is empty if there was only one size.
+    The part is empty if all steps had one size.
     """
     return ScreenPart(partial(_sizes, title, points, unit, role), 4, 3 + len(points) if len(points) > 1 else 0)
 

@@ -1,6 +1,6 @@
 """The roofline view: how fast the bricks are, compared with ceilings measured on this machine."""
 
-# No roof is ever invented. Without measured ceilings, the plot shows only the points and says so.
+# No ceiling is ever invented. Without measured ceilings, the plot has only the points, and a note says why.
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from cbtop.tui.widgets.table import Table
 from cbtop.viewmodels.roofline import RooflineView, missing_ceilings
 from cbtop.viewmodels.source import SourceView
 
-BESIDE = 100  # Cells. From this width on, the table is to the right of the plot, as in cbtop.tcss.
+BESIDE = 100  # Minimum width, in cells, to show the table to the right of the plot. cbtop.tcss has the same number.
 
 
 def _brick(row: LetteredPoint, width: int) -> Line:
@@ -115,7 +115,7 @@ class Roofline(View):
         "brick would save at its own (derived)."
     )
     BINDINGS: ClassVar[list[BindingType]] = [
-        # This key works everywhere. It is listed here for the footer.
+        # The key works in every view. It is listed here for the footer.
         Binding("C", "app.measure_roofs", "measure roofs"),
     ]
     columns_doc = tuple((column.title, column.doc) for column in (*POINT_COLUMNS, change_column({})))
@@ -164,8 +164,8 @@ class Roofline(View):
     def _lay_out(self) -> None:
         """Set the heights. Notes get the lines that they need, at most a sixth of the view.
 
-        If the table is next to the plot, its free lines show details of the brick under the cursor. If the table is
-        below the plot, the plot gets these lines.
+        If the table is next to the plot, details of the brick under the cursor fill the free lines of the table. If
+        the table is below the plot, the plot gets the free lines.
         """
         width, height = self.size
         notes = min(self._notes.lines_in(width), height // 6) if self.screen.has_class("-tall") else 1
@@ -212,7 +212,7 @@ class Notes(Drawing):
 
 
 def roofline_notes(roofline: RooflineView) -> list[Line]:
-    """Return notes: missing or doubtful ceilings, then points above the roof and bricks without declared work."""
+    """Return notes on missing or doubtful ceilings, on points above the roof, and on bricks without declared work."""
     said = [missing_ceilings(roofline) or roofline.note]
     said += (f"roofs {doubt}" for doubt in roof_text.ceiling_doubts(roofline.ceilings))
     doubts: Line = tuple((f"{clean(one)}  ", "warn") for one in said if one)

@@ -1,12 +1,12 @@
 """The plot of the roofline: ceilings, ridge points, a mark for each brick, and the trail of one brick."""
 
 # Rules
-# - A mark is in the cell of its values. Several marks in one cell are shown as their number, and the lines below the
-#   plot list their letters, from left to right.
-# - The trail of the brick under the cursor is drawn below roofs, marks and names, and is clipped at the axes. The
-#   hollow mark of the baseline is drawn only inside the axes and in a cell without another mark.
-# - A brick is not drawn if it is so distant from the others that it would squeeze them. The lines below the plot list
-#   it.
+# - A mark is in the cell of its values. If several marks share a cell, the cell shows their number, and a line below
+#   the plot lists their letters.
+# - The trail of the brick under the cursor is drawn below roofs, marks and names. It is clipped at the axes.
+# - A hollow mark shows the brick under the cursor at the baseline. It is drawn only inside the axes, and only in a
+#   cell without another mark.
+# - A brick far from all others is not drawn, because it would squeeze them. A line below the plot lists it.
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from cbtop.viewmodels.roofline import CeilingRow, RooflineView
 RIDGE = "◆"
 BEFORE = "○"  # Mark of a brick at the baseline.
 MANY = "+"  # Mark of a cell with ten or more bricks.
-# Places to try for the names of roofs, the best first. They are shares of the plot's width and height.
+# Places to try for the names of roofs, the best first, as shares of the plot's width and height.
 _ALONG_PEAK = (1.0, 0.85, 0.7, 0.55)
 _UP_BANDWIDTH = (0.62, 0.5, 0.38, 0.74, 0.26, 0.86, 0.14)
-ROOM_FOR_WORDS = 50  # Cells. From this width on, there is room for words.
-# Rows, including axis and ticks. The lines below the plot are dropped before the plot gets smaller than this.
+ROOM_FOR_WORDS = 50  # Minimum width, in cells, to have words in the lines below the plot.
+# Minimum height of the plot in rows, including axis and ticks. Lines below the plot are dropped first.
 _LEAST_PLOT = 4
 
 Cells = dict[tuple[int, int], list["LetteredPoint"]]
 
 
 def letter(number: int) -> str:
-    """Return the letter of brick `number`, counted from 0. After 52 letters, return `*`."""
+    """Return the letter of brick `number`, counted from 0, or `*` after 52 letters."""
     return ascii_letters[number] if number < len(ascii_letters) else "*"
 
 
@@ -104,16 +104,17 @@ def roofline_lines(
     trail: Sequence[tuple[float, float] | None] = (),
     before: tuple[float, float] | None = None,
 ) -> list[Line]:
-    """Return the plot with the lists of its marks below it, in `width` x `height` cells.
+    """Return the plot and, below it, the lists of its marks, in `width` x `height` cells.
 
-    `trail` is the BrickRow.trail of the brick `selected`, and `before` its FLOP/B and GFLOP/s at the baseline.
+    `trail` is BrickRow.trail of the brick `selected`. `before` is (FLOP/B, GFLOP/s) of this brick at the baseline.
     """
     drawable = [row for row in points if row.flop_per_byte > 0 and row.gflops > 0]
     x, y = axes(roofline, drawable)
     inside = [row for row in drawable if x.holds(row.flop_per_byte) and y.holds(row.gflops)]
     outside = [row for row in drawable if not (x.holds(row.flop_per_byte) and y.holds(row.gflops))]
     named: list[Line] = []
-    while True:  # The lines below the plot make it smaller, which changes the cells of its marks.
+    # Each line below the plot makes the plot smaller, which moves marks to other cells.
+    while True:
         plot = LogLogPlot(width, height - len(named), x, y)
         cells = _cells(plot, inside)
         wanted = _wrapped([*_clusters(cells, selected, width), *_outliers(outside, selected)], width)
@@ -149,7 +150,7 @@ def _mark(rows: Sequence[LetteredPoint]) -> str:
 
 
 def _clusters(cells: Cells, selected: str, width: int) -> Iterator[Line]:
-    """Yield `in one cell: 2=cd`, `4=efgh` etc. from left to right. Long lists are split into pieces that fit."""
+    """Yield `in one cell: 2=cd`, `4=efgh` etc. from left to right. A list that is too long is split."""
     said: Line = (("in one cell: ", "dim"),) if width >= ROOM_FOR_WORDS else BLANK
     for _, rows in sorted(cells.items()):
         if len(rows) > 1:
@@ -199,7 +200,7 @@ def _drawn(
         x1 = min(x.high, top / bandwidth.value)
         if x0 < x1:
             plot.segment(x0, bandwidth.value * x0, x1, bandwidth.value * x1, _role(bandwidth))
-    # A cache level is not a roof. Bricks above the roof may have read their data from it.
+    # Cache levels are not roofs, so they are faint. A brick above the roof may have read its data from one of them.
     for level in _of_kind(roofline, "cache"):
         x0, x1 = max(x.low, y.low / level.value), min(x.high, min(y.high, roof or y.high) / level.value)
         if x0 < x1:
@@ -220,7 +221,8 @@ def _drawn(
         # To the left of the roof's line.
         spots.append(Spot(_begin(peak, bandwidths, x), peak.value, columns_right=-3, right=True))
         unnamed += not _name_roof(plot, peak, spots)
-    # The highest bandwidth has its name above its line, and the others below, so that no name crosses a roof.
+    # The name of the highest bandwidth is above its line. The other names are below their lines, so that no name
+    # crosses a roof.
     for index, bandwidth in enumerate(sorted(bandwidths, key=lambda ceiling: -ceiling.value)):
         heights = [at for at in map(y.value, _UP_BANDWIDTH) if at <= (roof or y.high)]
         points_on_it = [(at / bandwidth.value, at) for at in heights if x.low <= at / bandwidth.value <= x.high]
@@ -249,7 +251,7 @@ def _begin(peak: CeilingRow, bandwidths: Sequence[CeilingRow], x: Span1D) -> flo
 
 
 def _name_roof(plot: LogLogPlot, ceiling: CeilingRow, spots: Sequence[Spot]) -> bool:
-    """Write the name of a roof as completely as fits, or without "measured". Return False if nothing fits."""
+    """Write the name of a roof in the longest form that fits. Return False if nothing fits."""
     unsure = "? " if ceiling.is_unsure else ""
     short = f"{unsure}{clean(ceiling.name)} {units.number(ceiling.value)} {clean(ceiling.unit)}"
     texts = [f"{short} ({ceiling.provenance.value})"]

@@ -1,6 +1,6 @@
-"""The view of all sources. Live sources come first, and ended ones are folded.
+"""The view of all sources. Live sources come first, and ended sources are folded.
 
-Below are details and cbtop's own cost.
+Below the list are details of one source, and cbtop's own cost.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from cbtop.viewmodels.stall import StallKind
 FOLD = ""  # Key of the row that folds and unfolds the ended sources.
 SHOWN = "●"
 _LABEL_WIDTH = 10
-MAX_COSTS = 3  # Lines, at most.
-LEAST_WORDS = 7  # Lines that the details keep if the list is long.
+MAX_COSTS = 3
+LEAST_WORDS = 7  # Lines that a long list leaves to the details.
 _STATE_ROLES = {
     SourceStatus.LIVE: "good",
     SourceStatus.GONE: "bad",
@@ -50,9 +50,10 @@ _STATE_ROLES = {
 def source_columns(
     row_of: Callable[[str], SourceRow], mark: Callable[[str], str], fold: Callable[[], str], *, is_compared: bool
 ) -> tuple[Column[str], ...]:
-    """Return the columns of a table of source keys. `mark` returns a sign for each name.
+    """Return the columns of a table of source keys.
 
-    The row FOLD shows only the text of `fold`. If `is_compared`, a column has the change since the baseline.
+    `mark` returns the sign before a source's name. The row FOLD shows only the text of `fold`. If `is_compared`, one
+    column has the change since the baseline.
     """
 
     def column(
@@ -157,7 +158,7 @@ class Sources(View):
     def compose(self) -> ComposeResult:
         self._listed = ListView((), 0, lambda _: NotImplemented)
         self._shown: frozenset[str] = frozenset()
-        # Whether ended sources are unfolded. None until the user decides. None unfolds them if no process runs.
+        # Whether ended sources are unfolded. While it is None, they are unfolded if no process runs.
         self._unfolded: bool | None = None
         self._table: Table[str] = Table(
             self._columns(),
@@ -210,7 +211,7 @@ class Sources(View):
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """Set the height of the list. It gets all lines that it needs if the details still have room."""
+        """Set the height of the list. The list gets all lines that it needs, unless the details get too few."""
         room = self.size.height - self._costs.lines - LEAST_WORDS
         if self.size.height:
             least = self.size.height * 3 // 5
@@ -242,7 +243,7 @@ class Sources(View):
 
 
 class SourceInWords(Drawing):
-    """Details of one source. They include the reason of each figure that is n/a."""
+    """Details of one source, with the reason for each figure that is n/a."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -311,7 +312,7 @@ def _facts(row: SourceRow) -> list[tuple[str, str, str]]:
 
 
 class Costs(Drawing):
-    """The cost of cbtop. Each process has a line. If space is short, all share a line."""
+    """The cost of cbtop, with a line for each process. If space is short, all processes share a line."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)

@@ -20,12 +20,12 @@ _SIGNS: dict[Mark, Span] = {
     Mark.PHASE: ("│", "dim"),
 }
 _URGENCY = list(Mark)
-_MIN_LEGEND = 60  # Cells. A bar with fewer has no legend.
+_MIN_LEGEND = 60  # Minimum width, in cells, to have a legend.
 _HOW = " [ looks back "
 
 
 class TimeBar(Drawing):
-    """One line from the beginning of a recording to its end, with a sign for each event that is known."""
+    """One line from the beginning of a recording to its end. Each known event has a sign."""
 
     class TimeChosen(Message):
         """The user wants to go to `share` of the recording. 0 is its beginning, and 1 is its end."""
@@ -52,9 +52,9 @@ class TimeBar(Drawing):
         return [(*before, *bar_of(self._time, inner), *after)] if inner > 0 else [BLANK]
 
     def _ends(self, found: TimeView, width: int) -> tuple[Line, Line]:
-        """Return the texts before and after the bar: the position, and the length with a legend.
+        """Return the texts at both ends of the bar: the position on the left, the length and a legend on the right.
 
-        The legend has the most urgent signs, in at most half of the width.
+        The legend has the most urgent signs. It takes at most half of the width.
         """
         length = time_text.position(found.duration_s)
         before: Line = ((f" {time_text.position(found.at_s):>{len(length)}} ", "strong"),)
@@ -81,9 +81,8 @@ class TimeBar(Drawing):
 def bar_of(found: TimeView, width: int) -> Line:
     """Return a bar of `width` cells.
 
-    Each cell shows its most urgent sign, or whether it is before or after the position.
-
-    The chosen time range is a double line.
+    A cell shows its most urgent sign. Without a sign, the cell shows whether it is before or after the position. A
+    double line marks the chosen time range.
     """
 
     def cell_of(at_s: float) -> int:

@@ -1,4 +1,4 @@
-"""The timeline view: what ran when in the last steps, and the gaps between, with zoom and pan."""
+"""The timeline view: what ran when in the last steps, and the gaps. The user can zoom and pan."""
 
 from __future__ import annotations
 

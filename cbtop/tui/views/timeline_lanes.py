@@ -21,8 +21,8 @@ from cbtop.viewmodels.layers import ODD
 from cbtop.viewmodels.timeline import TimelineView
 
 MAX_LONGEST = 48
-TICK_CELLS = 12  # Cells between two ticks, at least.
-# Number of steps, and lines of their picture. The picture is useless with fewer.
+TICK_CELLS = 12  # Minimum number of cells between two ticks.
+# Minimum number of steps to draw a picture of them, and its minimum height in lines.
 LEAST_STEPS, LEAST_STEPS_LINES = 8, 7
 OLDEST, NEWEST = "╷oldest", "newest╷"
 _UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
@@ -30,7 +30,7 @@ _UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
 
 @dataclass(frozen=True, slots=True)
 class RowBlocks:
-    """One row of a lane: its spans, and the blocks that draw them. The row of bricks also has the gaps."""
+    """One row of a lane. Its parts are spans and, in the row of bricks, gaps. Each part is drawn by a block."""
 
     lane: Lane
     title: str
@@ -39,12 +39,12 @@ class RowBlocks:
     blocks: Sequence[Block]
 
     def nearest(self, moment_ns: int) -> int:
-        """Return the index of the last block that has begun at a moment."""
+        """Return the index of the last block that had begun by this moment."""
         return max(0, bisect_right(self.parts, moment_ns, key=lambda part: part.start_ns) - 1)
 
 
 class Blocks(Sequence[Block]):
-    """Blocks that draw the parts of a row. They are made on access, because few are visible."""
+    """The blocks that draw the parts of a row. A block is made on access, because few are visible."""
 
     def __init__(self, parts: Sequence[TimelineSpan | Gap]) -> None:
         self._parts = parts
@@ -139,7 +139,7 @@ def _tick(least_ns: float) -> int:
 def longest(row: RowBlocks, scale: Scale, zero_ns: int, lines: int, width: int) -> list[Line]:
     """Return lines with the longest visible parts of a row, in order of time.
 
-    Begins count from the zero of the axis.
+    Begin times count from `zero_ns`, the zero of the axis.
     """
     seen = [at for at in scale.about(row.parts) if scale.sees(row.parts[at])]
     seen.sort(key=lambda at: -row.parts[at].duration_ns)
@@ -159,7 +159,7 @@ def longest(row: RowBlocks, scale: Scale, zero_ns: int, lines: int, width: int) 
 
 
 def sums(row: RowBlocks, scale: Scale, lines: int, width: int) -> list[Line]:
-    """Return lines with the count and total time of each name among the visible parts of a row, the largest first."""
+    """Return lines with the sums of a row's visible parts by name: count and total time, the largest first."""
     found: dict[tuple[str, str], list[int]] = {}
     for part, block in zip(row.parts, row.blocks, strict=True):
         if scale.sees(block):

@@ -32,32 +32,33 @@ from cbtop.viewmodels.timeline import TimelineView
 
 MIN_SHOWN_NS = 100
 ZOOM = 2
-TWO_LISTS = 160  # Cells. From this width on, the sums are to the right of the longest blocks.
-ROOM_FOR_LONGEST = 5  # Free lines. From this number on, there is a list of the longest blocks.
-MARGIN = 0.05  # Share of the visible time that stays free next to a block that is moved into view.
+TWO_LISTS = 160  # Minimum width, in cells, to show the sums to the right of the longest blocks.
+ROOM_FOR_LONGEST = 5  # Minimum number of free lines to list the longest blocks.
+MARGIN = 0.05  # Share of the visible time that stays free next to a block when the block is moved into view.
 HELD = "held, G goes to the newest"
 FOLLOWS = "follows the newest step"
 RECEIVED = "they are received while this view is open"
-FOLLOWED_S = 1.0  # The newest step is replaced at most this often, because two steps a second cannot be read.
+FOLLOWED_S = 1.0  # A newer step waits this long before it is shown, because two steps a second cannot be read.
 
 
 class TimelineMap(SourceDrawing, can_focus=True):
-    """The drawing of the visible part of a timeline, with a cursor."""
+    """The visible part of a timeline, with a cursor."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._held: TimelineView | None = None  # The timeline that the user holds, or None to follow the newest step.
+        # The timeline that the user holds. If it is None, the screen follows the newest step.
+        self._held: TimelineView | None = None
         self._newest: TimelineView | None = None  # The followed timeline that is shown.
         self._clock_s: Callable[[], float] = time.monotonic
         self._newest_since_s = 0.0
-        self._offered: TimelineView | None = None  # The latest timeline that is available.
+        self._offered: TimelineView | None = None
         self._who: object = None  # Identity of the source that has this timeline.
         self._begin_ns = self._end_ns = 0  # Visible range, counted from the beginning of the timeline.
-        # (lane, row) of the cursor. None selects the bricks of the first lane.
+        # (lane, row) of the cursor. While it is None, the cursor is on the bricks of the first lane.
         self._row: tuple[str, str] | None = None
-        self._at: int | None = None  # Index of the block under the cursor in that row.
+        self._at: int | None = None  # Index of the block under the cursor, in the cursor's row.
         self._drawn: Sequence[Lane] = ()
-        self._rows: list[RowBlocks] = []  # All rows of the lanes in `_drawn`.
+        self._rows: list[RowBlocks] = []
         self._shown: TimelineView | None = None
 
     def show_source(self, source: SourceView) -> None:
@@ -66,7 +67,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
             self._who, self._held, self._at, self._newest = who, None, None, None
         self._source = source
         before, self._offered = self._offered, source.timeline
-        # If nothing newer has arrived, show the latest at once, because a recording may play slowly.
+        # If no newer timeline has arrived, show the latest at once. In a slow recording, the next may take long.
         is_old = self._clock_s() - self._newest_since_s >= FOLLOWED_S
         if self._held is None and (self._offered is before or is_old or _is_due(self._newest, self._offered)):
             self._newest, self._newest_since_s = self._offered, self._clock_s()
@@ -80,7 +81,7 @@ class TimelineMap(SourceDrawing, can_focus=True):
         super().redraw()
 
     def _show_lanes(self) -> None:
-        """Prepare the lanes of the shown timeline. If it is not held, prepare only the lanes of its newest step."""
+        """Prepare the lanes of the held timeline or, if none is held, only the lanes of the newest step."""
         shown = self._shown
         lanes = () if shown is None else shown.lanes if self._held else shown.newest_lanes
         if lanes is not self._drawn:
@@ -171,7 +172,8 @@ class TimelineMap(SourceDrawing, can_focus=True):
                 self._show_from(block.start_ns - margin_ns, length_ns)
             elif block.end_ns > self._end_ns and block.end_ns - block.start_ns <= length_ns:
                 self._show_from(block.end_ns + margin_ns - length_ns, length_ns)
-            elif block.end_ns <= self._begin_ns or block.start_ns >= self._end_ns:  # Longer than the visible range.
+            # The block is longer than the visible range.
+            elif block.end_ns <= self._begin_ns or block.start_ns >= self._end_ns:
                 self._show_from(block.start_ns - margin_ns, length_ns)
         self.redraw()
 

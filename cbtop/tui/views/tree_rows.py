@@ -27,7 +27,7 @@ class TreeRow:
 
 
 class FoldedTree:
-    """The nodes of a graph. Knows which nodes are unfolded, and how siblings are sorted."""
+    """The nodes of a graph, which of them are unfolded, and how siblings are sorted."""
 
     def __init__(self) -> None:
         self.places: Sequence[Place] = ()
@@ -39,7 +39,7 @@ class FoldedTree:
         return visible_rows(self.places, self.unfolded, self._ranks)
 
     def all_rows(self) -> list[TreeRow]:
-        """Return all nodes in execution order, as if every node was unfolded."""
+        """Return all nodes in execution order, including those inside folded nodes."""
         return visible_rows(self.places, self._everything())
 
     def sort(self, rows: Sequence[TreeRow], sort_key: Callable[[TreeRow], float]) -> None:
@@ -51,7 +51,7 @@ class FoldedTree:
         self._ranks = None
 
     def unfold_first_layers(self, max_rows: int) -> None:
-        """Unfold only the first layer. Unfold further layers while at most `max_rows` rows are visible."""
+        """Unfold the first layer, and further layers while at most `max_rows` rows are visible. Fold other nodes."""
         layers = [place.id for place in self.places if place.kind is NodeKind.LAYER] or [self.places[0].id]
         self.unfolded = frozenset(layers[:1])
         for count in range(2, len(layers) + 1):
@@ -85,15 +85,15 @@ class FoldedTree:
 def visible_rows(
     places: Sequence[Place], unfolded: frozenset[int], ranks: Mapping[int, float] | None = None
 ) -> list[TreeRow]:
-    """Return a row for each visible node, in drawing order. All ancestors of a visible node are unfolded.
+    """Return a row for each visible node, in drawing order. A node is visible if all its ancestors are unfolded.
 
-    Siblings are in execution order, or in ascending order of `ranks`.
+    Siblings are in ascending order of `ranks`, or else in execution order.
     """
     outside = places[0].parent if places else None
     order = range(len(places)) if ranks is None else _ranked(places, ranks)
     last_child: dict[int | None, int] = {places[at].parent: places[at].id for at in order}
     rows: list[TreeRow] = []
-    indents: dict[int | None, str] = {}  # Text before the children of each visible unfolded node.
+    indents: dict[int | None, str] = {}  # By visible unfolded node: the text before its children.
     for at in order:
         place = places[at]
         if place.parent in (None, outside):
@@ -112,7 +112,7 @@ def visible_rows(
 
 
 def _ranked(places: Sequence[Place], ranks: Mapping[int, float]) -> Sequence[int]:
-    """Return indices of `places` in drawing order: each node before its children, and siblings by ascending rank."""
+    """Return indices of `places` in drawing order: parents before their children, and siblings by ascending rank."""
     children: dict[int | None, list[int]] = {}
     for at, place in enumerate(places):
         children.setdefault(place.parent, []).append(at)

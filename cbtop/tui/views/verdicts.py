@@ -16,7 +16,7 @@ _LEAST_SENTENCE = 40  # Minimum cells of a sentence that is followed by the gain
 
 
 def verdict_lines(source: SourceView, width: int, height: int) -> list[Line]:
-    """Return lines with the verdicts, the worst first. Verdicts that do not fit are counted.
+    """Return lines with the verdicts, the worst first. The last line counts verdicts that do not fit.
 
     Free lines show advice and full texts. If the advice does not fit, the gain follows the sentence.
     """
@@ -74,8 +74,8 @@ def _gain(verdict: Verdict) -> str:
 def _dealt(texts: Sequence[tuple[Sequence[Line], Sequence[Line]]], free: int) -> list[tuple[int, int]]:
     """Return (lines of the sentence, lines of the advice) for each verdict.
 
-    Each sentence gets one line. The `free` lines go first to a line of advice for each verdict, then to the rest of
-    the first verdict's text, then of the second, and so on.
+    Each sentence has one line already. The `free` lines are first used for a line of advice per verdict, then for the
+    rest of the texts, verdict by verdict.
     """
     first = [min(1, max(0, free - at)) for at in range(len(texts))]
     free -= sum(first)
@@ -89,7 +89,7 @@ def _dealt(texts: Sequence[tuple[Sequence[Line], Sequence[Line]]], free: int) ->
 
 
 def _cut(lines: Sequence[Line], room: int, width: int) -> list[Line]:
-    """Return the first `room` lines. The last one is extended by the text that follows, so that the cut is marked."""
+    """Return the first `room` lines. If there are more lines, mark the cut at the end of the last one."""
     if len(lines) <= room or not room:
         return list(lines[:room])
     *whole, last = lines[:room]

@@ -32,7 +32,7 @@ _REFUSED: Line = (("No link to the daemon; it is tried again every second.", "st
 def _how_to_start(install: str) -> tuple[Line, ...]:
     """Return lines with the ways to start a program.
 
-    `install` is the command that installs the demo, or "" if installed.
+    `install` is the command that installs the demo, or "" if the demo is installed.
     """
     demo = ["cbtop demo"] if not install else [install, "cbtop demo"]
     return (
@@ -63,7 +63,7 @@ def _briefly(install: str) -> tuple[Line, ...]:
 class Welcome(Drawing):
     """The welcome screen. It shows how to start a program, or what a started program does before it has data.
 
-    If the daemon rejects this client, it shows the reason.
+    If the daemon rejects this client, the screen shows the reason.
     """
 
     def __init__(self, *, install: str, id: str | None = None) -> None:

@@ -15,7 +15,7 @@ SEAM = "▏"  # Line between two parts of a stacked bar.
 
 @dataclass(frozen=True, slots=True)
 class BarSegment:
-    """One part of a stacked bar. `label` is inside the part if it fits. `fill` is drawn in the rest of the part."""
+    """One part of a stacked bar. If `label` fits, it is drawn inside the part. `fill` fills the rest."""
 
     value: float
     role: str
@@ -24,7 +24,7 @@ class BarSegment:
 
 
 def bar(fraction: float | None, width: int, role: str) -> Line:
-    """Return a bar of `width` cells on a track, filled to `fraction` (0 to 1), or dotted if that is None."""
+    """Return a bar of `width` cells, filled to `fraction` (0 to 1). If `fraction` is None, the bar is dotted."""
     if fraction is None:
         return (("·" * width, "faint"),)
     eighths = round(min(1.0, max(0.0, fraction)) * width * 8)
@@ -36,9 +36,9 @@ def bar(fraction: float | None, width: int, role: str) -> Line:
 
 
 def stacked(parts: Sequence[BarSegment], width: int) -> Line:
-    """Return a stacked bar of exactly `width` cells. Its parts are proportional to their values.
+    """Return a stacked bar of exactly `width` cells. The size of each part is proportional to its value.
 
-    Each part above 0 gets at least one cell if possible. A thin line separates parts without relying on colour.
+    Each part above 0 gets at least one cell if possible. Thin lines separate the parts, even without colour.
     """
     cells = _share_cells([max(0.0, part.value) for part in parts], width)
     spans: list[Span] = []

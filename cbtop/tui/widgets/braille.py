@@ -23,7 +23,7 @@ _BITS = (
     (0x04, 0x20),
     (0x40, 0x80),
 )  # Bits of the Unicode block Braille Patterns, as [row][column].
-# For each column of a cell: the bits of its lowest 0, 1, … 4 dots.
+# By column of a cell: the bits of the lowest 0, 1, … 4 dots of the column.
 _LOWEST = tuple(
     tuple(sum(row[across] for row in _BITS[DOTS_DOWN - dots :]) for dots in range(DOTS_DOWN + 1))
     for across in range(DOTS_ACROSS)
@@ -69,7 +69,7 @@ class BrailleCanvas:
         If `dash` is not 0, the line is dashed: `dash` dots on, `dash` dots off.
         """
         steps = max(1, round(max(abs(x1 - x0), abs(y1 - y0))))
-        first, last = 0.0, 1.0  # The share of the line that may be on the canvas.
+        first, last = 0.0, 1.0  # Begin and end of the part that may be on the canvas, as shares of the line.
         for begin, end, size in ((x0, x1, self.width * DOTS_ACROSS), (y0, y1, self.height * DOTS_DOWN)):
             if begin != end:
                 low, high = sorted(((-1 - begin) / (end - begin), (size - begin) / (end - begin)))
@@ -98,7 +98,7 @@ class BrailleCanvas:
         return 0 <= row < self.height and 0 <= column < self.width
 
     def lines(self) -> list[Line]:
-        """Return the rows of the canvas. Adjacent cells with one role are joined."""
+        """Return the rows of the canvas. Adjacent cells of the same role are joined."""
         return [self._row(row) for row in range(self.height)]
 
     def _row(self, row: int) -> Line:
@@ -116,7 +116,7 @@ class BrailleCanvas:
 
 
 def sparkline(values: Sequence[float | None], width: int, top: float, role: str) -> Line:
-    """Return the newest `values` on one line from 0 to `top`, the newest at the right edge.
+    """Return the newest `values` as a line on a scale from 0 to `top`. The newest is at the right edge.
 
     Values above `top` are cut. Known values have at least one dot, and unknown values are blank.
     """
@@ -134,8 +134,8 @@ def sparkline(values: Sequence[float | None], width: int, top: float, role: str)
 def area(values: Sequence[float], width: int, height: int, role: str) -> list[Line]:
     """Return the newest `values` as a filled curve, the newest at the right edge.
 
-    The scale ends at the maximum. It begins at the minimum, or at 0.8 of the maximum if that is lower. So the noise
-    of a steady rate does not fill the full height.
+    The scale begins at the minimum or at 0.8 of the maximum, whichever is lower. So the noise of a steady rate does
+    not fill the full height. The scale ends at the maximum.
     """
     return list(_area(tuple(values[-width * DOTS_ACROSS :]), width, height, role))
 

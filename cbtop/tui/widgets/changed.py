@@ -14,7 +14,7 @@ from textual.widget import Widget
 
 
 class ChangedCells(CompositorUpdate):
-    """An update with strips for the terminal, each with its line and first column."""
+    """An update for the terminal. It consists of strips, each with its line and its first column."""
 
     def __init__(self, strips: Sequence[tuple[int, int, Strip]]) -> None:
         self._strips = strips
@@ -34,14 +34,14 @@ class ChangedCellsScreen(Screen[None]):
 class _Compositor(Compositor):
     """Compositor that finds the changed cells.
 
-    Textual's own compositor paints every line between the first and the last change, in every widget there and in the
-    widgets' containers. With a change, it also sends everything to the left of the change in its widget.
+    Textual's own compositor paints every line from the first to the last change. It also sends everything to the left
+    of a change in the same widget.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._cuts_known: list[list[int]] = []  # The cuts at the last update. They change when widgets move.
-        # Front widget by (first column after a cut, line).
+        self._cuts_known: list[list[int]] = []  # The cuts at the last update. When widgets move, there are new cuts.
+        # By (first column after a cut, line): the widget in front.
         self._in_front: dict[tuple[int, int], tuple[Widget, Region]] = {}
 
     def render_partial_update(self) -> ChangedCells | None:  # type: ignore[override]
@@ -53,7 +53,7 @@ class _Compositor(Compositor):
     def _strips(self, spans: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int, Strip]]:
         """Yield (line, column, strip) of the front widget for each changed span.
 
-        One widget is in front between two `cuts`.
+        Between two `cuts`, the same widget is in front.
         """
         cuts = self.cuts
         if cuts is not self._cuts_known:

@@ -1,6 +1,6 @@
 """Columns of a table: which of them fit, how wide each is, and how rows are drawn."""
 
-# If the terminal gets narrower, whole columns are dropped by priority. A column never gets narrower than its width.
+# If the terminal gets narrower, whole columns are dropped by priority. No column gets narrower than its width.
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Column(Generic[RowT]):
     # Returns the sort key of a row. None if the table cannot be sorted by this column.
     sort_key: Callable[[RowT], float | str] | None = None
     is_drawn: bool = False  # Whether the column draws values of other columns. If so, it is not copied or exported.
-    # Whether the column's figures come from few calls and scatter. Rows sorted by such a column keep their places
-    # longer.
+    # Whether the column's figures scatter because they come from few calls. If the table is sorted by such a column,
+    # rows keep their places longer.
     of_few: bool = False
 
 
@@ -44,7 +44,7 @@ class Placed(Generic[RowT]):
 
 
 def place(columns: Sequence[Column[RowT]], width: int) -> tuple[Placed[RowT], ...]:
-    """Return the columns that fit into `width`, in order. Spare cells go to the columns that stretch."""
+    """Return the columns that fit into `width`, in order. Columns that stretch share the spare cells."""
     chosen: list[Column[RowT]] = []
     used = -COLUMN_GAP
     for column in sorted(columns, key=lambda column: column.priority):
@@ -109,11 +109,10 @@ class Cells:
 
 
 def head_line(placed: Sequence[Placed[RowT]], sorted_by: str, descending: bool) -> Line:
-    """Return the titles, with an arrow after the sort column's.
+    """Return the titles. An arrow marks the sort column.
 
-    If the title fills its column, the arrow is in the gap.
-
-    If the sort column is not visible, the first text column that is wide enough names it: `brick, by p95▼`.
+    The arrow is after the title or, if the title fills its column, in the gap. If the sort column is not visible, the
+    first text column that is wide enough names it: `brick, by p95▼`.
     """
     spans: list[Span] = []
     arrow = "▼" if descending else "▲"

@@ -1,4 +1,4 @@
-"""A curve over time with its scale. It has one value per second, and the right edge is the shown moment."""
+"""A curve over time with its scale. Each value covers one second. The shown moment is at the right edge."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from cbtop.tui.widgets.parts import beside, even_widths
 _STEPS = (1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 10.0)
 NO_CURVE = "no curve: not one full second was watched or read back"
 KEPT = 32  # Number of cached curves. Most redraws come before the next second.
-MIN_HEIGHT = 3  # One line for the time axis, and two lines for the curve.
-LEAST_CHART, USUAL_CHART, MOST_CHART = 6, 14, 24  # Lines per chart: minimum, usual, and maximum.
+MIN_HEIGHT = 3  # Two lines for the curve, and one for the time axis.
+LEAST_CHART, USUAL_CHART, MOST_CHART = 6, 14, 24  # Minimum, usual and maximum height of a chart, in lines.
 LEAST_CHART_WIDTH = 40
 _INDENT = "  "
 _NEWEST = "0 s"
-_RULE_ENDS = 7  # Cells of a rule that its title and its note do not use.
+_RULE_ENDS = 7  # Cells of a rule that are not available for its title and note.
 
 
 def nice_top(value: float) -> float:
     """Return a round number, at least `value`, as the end of a scale from 0. Return 1 if `value` is (nearly) 0."""
-    if value < float_info.min:  # For such a small value, the power of ten below it is 0.
+    if value < float_info.min:  # For such a small value, `10.0 ** floor(…)` is 0.
         return 1.0
     power: float = 10.0 ** floor(log10(value))
     return next((step * power for step in _STEPS if step * power >= value), 10.0 * power)
@@ -81,7 +81,7 @@ def _curve(
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A curve below a rule. The rule has the title and, at its right end, as many of the `figures` as fit."""
+    """A curve below a rule. The rule has the title, and as many of the `figures` as fit at its right end."""
 
     title: str
     figures: Sequence[Line]

@@ -16,8 +16,8 @@ from textual.widget import Widget
 
 from cbtop.tui.widgets.lines import BLANK, Line, Span, width_of
 
-# The app owns the roles (its COMPONENT_CLASSES). Thirty roles in each widget would double the time to the first
-# frame.
+# The roles belong to the app (COMPONENT_CLASSES). If each widget had thirty roles, the first frame would take twice
+# as long.
 
 
 class Drawing(Widget):
@@ -27,9 +27,9 @@ class Drawing(Widget):
         super().__init__(id=id, classes=classes)
         self._lines: tuple[Line, ...] = ()
         self._looks: dict[str, _Look] = {}
-        self._strips: dict[int, tuple[Line, Strip]] = {}  # By row: the line, and the strip painted for it.
+        self._strips: dict[int, tuple[Line, Strip]] = {}  # By row: the line, and the strip that was painted for it.
         self._painted_for = 0  # Width of these strips.
-        # Size of the widget. It is cached, like `_has_gutter`, because Textual computes both slowly.
+        # The size and `_has_gutter` are cached, because Textual computes both slowly.
         self._room = Size(0, 0)
         self._has_gutter = False
 
@@ -58,8 +58,8 @@ class Drawing(Widget):
     def render_lines(self, crop: Region) -> list[Strip]:
         """Return the strips of `crop`. Whole rows are painted once and cached.
 
-        Textual's own method needs ten styles per row and filters each row in each frame. It takes twice the time, and
-        is used only for widgets with a border or padding. The stylesheet of cbtop sets no opacity or tints.
+        Textual's own method takes twice the time. It needs ten styles per row, and filters each row in each frame. It
+        is used only for widgets with a border or padding. cbtop's stylesheet sets no opacity and no tints.
         """
         if self._has_gutter:
             return super().render_lines(crop)
@@ -81,8 +81,7 @@ class Drawing(Widget):
         if not regions:  # Colours may have changed.
             self._strips.clear()
         elif self._room and repaint and not (self._has_gutter or layout or recompose):
-            # Textual's own method would also drop styles, sizes and painted strips. Changed spans do not affect
-            # these.
+            # Textual's own method would also drop styles, sizes and painted strips. They are still valid.
             self._dirty_regions.update(regions)
             self._repaint_regions.update(regions)
             self._repaint_required = True
@@ -96,7 +95,7 @@ class Drawing(Widget):
     def _paint(self, y: int, begin: int, end: int) -> Strip:
         """Return a strip with the cells of row `y` from `begin` to before `end`."""
         looks = self._looks
-        # Equal looks are joined, because each change of colour takes as many bytes as a dozen cells.
+        # Join spans with the same look, because each change of colour takes as many bytes as a dozen cells.
         joined: list[tuple[str, Style]] = []
         before: _Look | None = None
         column = 0
@@ -118,7 +117,7 @@ class Drawing(Widget):
                 break
         if column < end:
             joined.append((" " * (end - max(column, begin)), (looks.get("") or self._look("")).style))
-        # Making a strip takes as long as making all its segments.
+        # Make only one strip, because a strip takes as long as all its segments.
         return Strip([Segment(*span) for span in joined], end - begin)
 
     def on_resize(self, event: Resize) -> None:
@@ -137,7 +136,7 @@ class Drawing(Widget):
             style += self.app.get_component_styles(role).partial_rich_style
         for one in self.get_line_filters():  # Reduce the style to what the terminal can show.
             style = one.apply([Segment(" ", style)], self.background_colors[1])[0].style or style
-        # Roles with the same style share one _Look.
+        # Use the same _Look for all roles with this style.
         look = next((known for known in self._looks.values() if known.style == style), _Look(style))
         self._looks[roles] = look
         return look
@@ -146,7 +145,7 @@ class Drawing(Widget):
 class _Look:
     """The style of a role.
 
-    `blank` is the colour of its blanks, or None if blanks also show lines or reversed colours.
+    `blank` is the background colour of blanks. It is None if blanks also show lines or reversed colours.
     """
 
     def __init__(self, style: Style) -> None:
@@ -155,7 +154,7 @@ class _Look:
 
 
 def _cut(text: str, begin: int, end: int) -> str:
-    """Return the existing cells of `text` from `begin` to before `end`."""
+    """Return the cells of `text` from `begin` to before `end`, as far as they exist."""
     begin, end = max(0, begin), max(0, end)
     if _is_narrow(text):
         return text[begin:end]
@@ -165,7 +164,7 @@ def _cut(text: str, begin: int, end: int) -> str:
 def changed_cells(before: Line, now: Line, width: int) -> tuple[int, int] | None:
     """Return the range of columns, within `width`, that differ between `now` and `before`, or None.
 
-    It is a single range, because for several Textual would send everything to their left again.
+    There is only one range. With several ranges, Textual would send everything to their left again.
     """
     if before == now:
         return None
@@ -194,7 +193,7 @@ def changed_cells(before: Line, now: Line, width: int) -> tuple[int, int] | None
 
 
 def _alike(before: Span, now: Span, step: int) -> int:
-    """Return the number of equal cells at the start of two spans, or at their end if `step` is -1."""
+    """Return how many cells are equal at the start of two spans, or at the end if `step` is -1."""
     one, other = before[0], now[0]
     if before[1] != now[1] or not (_is_narrow(one) and _is_narrow(other)):
         return 0

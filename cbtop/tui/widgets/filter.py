@@ -1,4 +1,4 @@
-"""A search line with the searched text and the number of matches."""
+"""A search line. It shows the searched text and the number of matches."""
 
 from __future__ import annotations
 

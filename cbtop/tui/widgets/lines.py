@@ -1,7 +1,7 @@
 """Lines of styled text as plain data. Drawing functions return lines, and widgets paint them."""
 
-# A role is a name from `ROLES`. Its look is defined only in cbtop.tcss. Text from outside goes through `clean` before
-# it is put into a span, so that no control character reaches the terminal.
+# A role is a name from `ROLES`. Only cbtop.tcss defines what a role looks like. Text from outside goes through
+# `clean` before it becomes a span, so that no control character reaches the terminal.
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def fit_line(line: Line, width: int, align: str = "left") -> Line:
 
 
 def wrap_line(head: Line, body: Line, width: int) -> list[Line]:
-    """Return `body` after `head`, wrapped between words. Further lines are aligned with the beginning of `body`."""
+    """Return `body` after `head`, wrapped between words. All lines of `body` begin in the same column."""
     room = width - width_of(head)
     rows: list[list[Span]] = [[]]
     left = room
@@ -126,7 +126,7 @@ def restyle(line: Line, role: str) -> Line:
 
 
 def join(parts: Iterable[Line], gap: str = "  ", role: str = "faint") -> Line:
-    """Return the parts that are not empty on one line, with `gap` between them."""
+    """Return the non-empty parts on one line, with `gap` between them."""
     line: list[Span] = []
     for part in parts:
         if not part:
@@ -138,7 +138,7 @@ def join(parts: Iterable[Line], gap: str = "  ", role: str = "faint") -> Line:
 
 
 def join_fitting(parts: Iterable[Line], width: int, gap: str = "  ") -> Line:
-    """Return the first of `parts` on one line, as many as fit completely into `width`."""
+    """Return as many of the first `parts` as fit completely into `width`, on one line."""
     line: Line = BLANK
     for part in parts:
         longer = join((line, part), gap)

@@ -14,7 +14,7 @@ from cbtop.tui.widgets.lines import Line, fit
 
 _TICK_WIDTH = 6
 _GRID_ROLE = "faint"
-_FENCE = 1.5  # Multiple of the distance between the quartiles: Tukey, "Exploratory Data Analysis", 1977.
+_FENCE = 1.5  # Distance of a fence in interquartile ranges: Tukey, "Exploratory Data Analysis", 1977.
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,9 @@ def span_around(values: Iterable[float], margin: float = 1.6) -> Span1D:
 
 
 def usual(values: Sequence[float]) -> Span1D:
-    """Return a range of the positive `values` without outliers, which would squeeze the others.
+    """Return a range of the positive `values` without outliers, which would squeeze the other values.
 
-    It ends at Tukey's fences around the quartiles of the logarithms, at least a decade away from the quartiles.
+    The range ends at Tukey's fences of the logarithms. A fence is at least a decade away from its quartile.
     """
     ordered = sorted(map(math.log10, values))
     if not ordered:
@@ -75,7 +75,7 @@ def _quantile(ordered: Sequence[float], part: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A place for a label, which begins at the point (or ends there if `right`) and is moved by some cells."""
+    """A place for a label. The label begins at a point, or ends there if `right`, then it is moved by some cells."""
 
     x: float
     y: float
@@ -109,13 +109,13 @@ class LogLogPlot:
         self._canvas.line(self._dot_x(x0), self._dot_y(y0), self._dot_x(x1), self._dot_y(y1), role, dash)
 
     def path(self, points: Sequence[tuple[float, float]], role: str) -> None:
-        """Draw lines from each of `points` to the next point. If all points are in one or two cells, draw nothing."""
+        """Draw a line through `points`. If all points are in one or two cells, draw nothing."""
         if len({self.cell(*point) for point in points}) > 2:
             for begin, end in pairwise(points):
                 self.segment(*begin, *end, role)
 
     def label(self, text: str, role: str, spots: Sequence[Spot]) -> bool:
-        """Write `text` at the first of `spots` that crosses nothing, else at the first that hides only lines.
+        """Write `text` at the first of `spots` where it hides nothing, or else where it hides only lines.
 
         Returns False if the text does not fit.
         """

@@ -28,7 +28,7 @@ class Pager(VerticalScroll, can_focus=True, inherit_bindings=False):
 
 
 class Page(Drawing):
-    """A page of lines, which are at most as wide as the page."""
+    """A page of lines. Lines are at most as wide as the page."""
 
     @abstractmethod
     def text(self, width: int) -> Sequence[Line]:

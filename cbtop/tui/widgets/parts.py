@@ -1,4 +1,4 @@
-"""Parts of a drawing, from top to bottom. Each part has a minimum and a maximum of useful lines."""
+"""Draws parts from top to bottom. Each part says how many lines it needs at least, and how many it can use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cbtop.tui.widgets.lines import BLANK, Line, fit_line, width_of
 
-GAP = "  "  # Blanks between panes.
+GAP = "  "
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +22,7 @@ class ScreenPart:
 def parts_lines(order: Sequence[ScreenPart], by_rank: Sequence[ScreenPart], width: int, height: int) -> list[Line]:
     """Draw the parts from top to bottom in at most `height` lines.
 
-    Parts get their minimum height in the order of `by_rank`. Then these parts grow in turn.
+    Parts first get their minimum height, in the order of `by_rank`. Lines that are left go to these parts in turn.
     """
     lines = dict.fromkeys(order, 0)
     free = height
@@ -53,6 +53,6 @@ def beside(panes: Sequence[Sequence[Line]], widths: Sequence[int]) -> list[Line]
 
 
 def even_widths(width: int, panes: int) -> list[int]:
-    """Return the widths of `panes` panes that together fill `width`."""
+    """Return the widths of `panes` panes that fill `width` together."""
     each = (width - (panes - 1) * len(GAP)) // panes
     return [each] * (panes - 1) + [width - (panes - 1) * (each + len(GAP))]

@@ -44,7 +44,8 @@ class SortedTable(Table[RowT]):
         self.descending = True
         # (sort column, descending) if the user has chosen them by key or click.
         self.chosen: tuple[str, bool] | None = None
-        self._wanted = sort_by, True  # (preferred sort column, descending). The column is used whenever it exists.
+        # (preferred sort column, descending). The table is sorted by this column whenever it exists.
+        self._wanted = sort_by, True
         self.filter_text = ""
         self.nothing_at_all = empty  # Text shown if the unfiltered table is empty.
         self._all: tuple[RowT, ...] = ()
@@ -52,7 +53,7 @@ class SortedTable(Table[RowT]):
         self._order = SteadyOrder()
 
     def show_columns(self, columns: Sequence[Column[RowT]]) -> None:
-        """Replace the columns. Sort by the preferred column if it exists, else by another."""
+        """Replace the columns. Sort by the preferred column, or by another if this column does not exist."""
         self.columns = tuple(columns)
         self._sort_as_wanted()
 
@@ -76,9 +77,9 @@ class SortedTable(Table[RowT]):
         return True
 
     def show_rows(self, rows: Sequence[RowT], *, of: object = None) -> None:
-        """Replace the rows. If `of` differs from the previous call, sort them exactly.
+        """Replace the rows.
 
-        Otherwise keep the order steady.
+        If `of` differs from the previous call, sort the rows exactly. Otherwise keep the order steady.
         """
         if of != self._of:
             self._of = of

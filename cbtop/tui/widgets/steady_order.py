@@ -7,19 +7,21 @@ from collections.abc import Mapping, Sequence
 
 from cbtop.tui.widgets.columns import Column, RowT
 
-# Two rows swap if one was ahead of the other by this share in each of this many redraws, 20 s at the default rate. A
-# single long call stays in a window for ten seconds, and moves no row. Figures of few calls (p99, max) differ from
-# window to window, so for such figures only every sixth redraw counts. 40 of these take two minutes.
+# Two rows swap only if one was ahead of the other by this share in each of this many redraws (20 s at the default
+# rate). A single long call does not move a row, because it leaves the window after ten seconds. Figures of few calls
+# (p99, max) differ from window to window. For such figures only every sixth redraw counts, so 40 redraws take two
+# minutes.
 STEADY_MARGIN = 0.15
 STEADY_REDRAWS = 40
 RARE_APART = 6
-MAX_VALUES = 200_000  # Number of values kept from all these redraws. For very many rows, fewer redraws count.
+# Maximum number of values in all these redraws. If a table has very many rows, fewer redraws count.
+MAX_VALUES = 200_000
 
 Values = Mapping[object, float | str]
 
 
 def redraws_apart(column: Column[RowT]) -> int:
-    """Return the interval of the redraws that count for the order by `column`."""
+    """Return the interval of the redraws that count if the table is sorted by `column`."""
     return RARE_APART if column.of_few else 1
 
 
@@ -32,7 +34,7 @@ class SteadyOrder:
         self._taken = 0
 
     def take(self, values: Values, *, descending: bool, apart: int = 1) -> None:
-        """Sort the keys of `values`. Only every `apart`th earlier redraw is kept for comparison."""
+        """Sort the keys of `values`. Of the earlier redraws, keep only every `apart`th for comparison."""
         if self._redraws and (self._taken - 1) % apart:
             self._redraws.pop()
         self._redraws.append(values)
@@ -45,7 +47,7 @@ class SteadyOrder:
 def steady_order(previous: Sequence[object], redraws: Sequence[Values], *, descending: bool) -> list[object]:
     """Return the sorted keys of the newest redraw.
 
-    Two keys of `previous` swap only if one was ahead of the other in all redraws.
+    Two keys that are in `previous` swap only if one was ahead of the other in all redraws.
     """
     values = redraws[-1]
     fresh = sorted(values, key=lambda key: _sortable(values[key]), reverse=descending)
@@ -72,7 +74,7 @@ def _sortable(value: float | str) -> tuple[float, str]:
 
 
 def _is_ahead(one: object, other: object, redraws: Sequence[Values], descending: bool) -> bool:
-    """Return whether `one` was clearly ahead of `other` in each redraw that measured both."""
+    """Return whether `one` was clearly ahead of `other` in each redraw that has values of both."""
     if not _differ(redraws[-1][one], redraws[-1][other], descending):
         return False
     pairs = ((values[one], values[other]) for values in reversed(redraws) if one in values and other in values)
@@ -80,7 +82,7 @@ def _is_ahead(one: object, other: object, redraws: Sequence[Values], descending:
 
 
 def _is_measured(value: float | str) -> bool:
-    return isinstance(value, str) or value >= 0  # Values below 0 come after all measured values.
+    return isinstance(value, str) or value >= 0  # A value below 0 means not measured, and is sorted to the end.
 
 
 def _differ(one: float | str, other: float | str, descending: bool) -> bool:

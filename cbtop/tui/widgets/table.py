@@ -1,9 +1,9 @@
 """A table with a cursor. The cursor stays on its row while numbers change."""
 
-# The cursor belongs to a row's key, not to its index, because rows may move, come and go. This is not Textual's
-# DataTable, because 60 x 6 cells that all change take 0.2x of its CPU time (17 ms, 2 shared cores, Textual 8.2.8;
-# `python -m benchmarks widgets`). Scrolling is done here, too: the visible rows follow the cursor's key, and only
-# they are drawn. Static text is scrolled by Textual (pager.py).
+# The cursor belongs to a row's key, not to its index, because rows may move, come and go.
+# Textual's DataTable is not used. If all of 60 x 6 cells change, this table takes 0.2x of its CPU time (17 ms, 2
+# shared cores, Textual 8.2.8; `python -m benchmarks widgets`). This table also scrolls by itself. Only the rows
+# around the cursor are drawn. Textual scrolls static text (pager.py).
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import Line, fit_line, restyle, wrap_line
 
 _WHEEL_ROWS = 3
-_MARGIN = 3  # Cells: the cursor's mark on the left, and a blank and the scroll mark on the right.
+_MARGIN = 3  # Cells for the cursor's mark on the left, and for a blank and the scroll mark on the right.
 
 
 class Table(Drawing, Generic[RowT], can_focus=True):
@@ -49,11 +49,11 @@ class Table(Drawing, Generic[RowT], can_focus=True):
         super().__init__(id=id)
         self.columns = tuple(columns)
         self.key = key
-        self.empty = empty  # Text shown in place of rows.
+        self.empty = empty  # Text shown if there are no rows.
         self.rows: tuple[RowT, ...] = ()
         self.cursor = 0
         self._cursor_key: object = None
-        self._is_placed = False  # whether the user has placed the cursor
+        self._is_placed = False
         self._top = 0
 
     def show_rows(self, rows: Sequence[RowT]) -> None:
@@ -75,7 +75,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
     def _hold_row(self) -> None:
         """Bind the cursor to the row under it.
 
-        Without rows, keep the previous row's key, because the row may return.
+        If there are no rows, keep the old key, because the row may return.
         """
         if self.rows:
             self._cursor_key = self.key(self.rows[self.cursor])
@@ -182,7 +182,7 @@ class Table(Drawing, Generic[RowT], can_focus=True):
 
 
 def _scrolled(top: int, cursor: int, visible: int, total: int) -> int:
-    """Return the first visible row, so that the cursor is visible and no line stays empty."""
+    """Return the index of the first visible row. The cursor must be visible, and no line may stay empty."""
     top = max(cursor - visible + 1, min(top, cursor))
     return max(0, min(top, total - visible))
 

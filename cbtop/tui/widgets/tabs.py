@@ -11,7 +11,7 @@ from textual.message import Message
 from cbtop.tui.widgets.drawing import Drawing
 from cbtop.tui.widgets.lines import Line, Span, both_ends, width_of
 
-NOTE_GAP = 4  # Cells before and after a note that is kept.
+NOTE_GAP = 4  # Cells around a note that is kept.
 
 
 class TabBar(Drawing):
@@ -49,7 +49,7 @@ class TabBar(Drawing):
     def _labels(self, width: int) -> list[str]:
         """Return the labels of the tabs in at most `width` cells.
 
-        If space is short, only the active label keeps its length.
+        If space is short, all labels but the active one are shortened.
         """
         if self._is_note_kept:
             width -= width_of(self.note) + NOTE_GAP

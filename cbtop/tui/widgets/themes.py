@@ -1,6 +1,6 @@
-"""The themes. Dark and light themes exist with many and with 16 colours, and define every colour used in cbtop.tcss.
+"""The themes: dark and light, each with many and with 16 colours. A theme defines every colour used in cbtop.tcss.
 
-Text has at least 3:1 contrast (WCAG 2) with its background. No category is red, because red means bad.
+The contrast of text with its background is at least 3:1 (WCAG 2). No category is red, because red means bad.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ LIGHT = Theme(
     },
 )
 
-# Each of these is one of a terminal's 16 colours. Rich takes the nearest colour, and these are at distance 0. Only
-# one grey is readable on black, and one on white, so the roles faint and dim look the same.
+# These are a terminal's 16 colours. Rich takes the nearest of the 16, so it keeps each of these. Only one grey is
+# readable on black, and one on white, so the roles faint and dim look the same.
 _BLACK, _BROWN, _BLUE, _MAGENTA, _GREEN, _RED = "#000000", "#aa5500", "#0000aa", "#aa00aa", "#00aa00", "#aa0000"
 _GREY, _DARK_GREY, _WHITE = "#aaaaaa", "#555555", "#ffffff"
 _LIGHT_RED, _LIGHT_GREEN, _YELLOW = "#ff5555", "#55ff55", "#ffff55"

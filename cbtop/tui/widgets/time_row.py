@@ -1,9 +1,13 @@
 """Blocks of time next to each other on one line.
 
 A block that covers at least one whole cell is drawn over its cells, with its name. Its ends are drawn in the adjacent
-cells, to an eighth of a cell. A block that covers no whole cell is counted in the cell of its middle. Adjacent cells
-with such blocks form a cluster, which is labelled with the number of its blocks if there is room. The shade of a cell
-shows how much of its time the blocks take. So each block is in one place, and none is drawn longer than it is.
+cells, to an eighth of a cell.
+
+A block that covers no whole cell is counted in the cell of its middle. Adjacent cells with such blocks form a
+cluster. A cluster shows the number of its blocks if there is room. The shade of a cell shows how much of its time the
+blocks take.
+
+So each block is in one place, and no block is drawn longer than it is.
 """
 
 from __future__ import annotations
@@ -19,15 +23,15 @@ from cbtop.tui.widgets.lines import Line, fit
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 HALF, LEAST = "▐", "▕"  # Right part of a cell.
-LEAST_NAME = 4  # Cells. A shorter name is useless.
+LEAST_NAME = 4  # Minimum cells of a name.
 SHADES, GAP = "░▒▓", "·"
 
 
 class Block(NamedTuple):
     """A block from `start_ns` to `end_ns`. Its label is the first name that fits, or else the last name, cut.
 
-    Names are made on access, because most blocks are in clusters, which show no names. `role` colours text, and
-    `fill` the inside. A block without a `glyph` is a gap, which is dotted and not counted.
+    `names` is a function, because most blocks are in clusters, which show no names. `role` colours text, and `fill`
+    the inside. A block without a `glyph` is a gap. Gaps are dotted and not counted.
     """
 
     start_ns: int
@@ -85,11 +89,11 @@ class Scale:
         return min(max(at, 0), self.width - 1)
 
     def shade(self, busy_ns: int) -> str:
-        """Return the shade of a cell if blocks take `busy_ns` of its time."""
+        """Return the shade of a cell in which blocks take `busy_ns`."""
         return SHADES[min(len(SHADES) - 1, len(SHADES) * busy_ns * self.width // self._length_ns)]
 
     def about(self, blocks: Sequence[Timed]) -> range:
-        """Return a range of indices that includes all visible `blocks` and few others.
+        """Return a range of indices with all visible `blocks` and few others.
 
         Blocks are disjoint and in order.
         """
@@ -104,9 +108,9 @@ class Scale:
 
 
 class CellSpan(NamedTuple):
-    """The cells from `first` to before `end`, and the indices of their blocks. They are one block or a cluster.
+    """The cells from `first` to before `end`, and the indices of their blocks: a single block, or a cluster.
 
-    In a cluster, `cells` has the cell that counts each block. Otherwise `cells` is empty.
+    In a cluster, `cells` has the cell in which each block is counted. Otherwise `cells` is empty.
     """
 
     first: int
@@ -132,7 +136,7 @@ def _places(blocks: Mapping[int, Block], scale: Scale) -> list[CellSpan]:
         last = found[-1] if found else None
         begin, end = scale.whole(block)
         if last and begin < last.end:
-            begin = last.end  # A block of zero length may be just before it.
+            begin = last.end  # The first cell may belong to a block of zero length.
         if begin < end:
             found.append(CellSpan(begin, end, (number,)))
         elif block.glyph:
@@ -147,9 +151,9 @@ def _places(blocks: Mapping[int, Block], scale: Scale) -> list[CellSpan]:
 def time_row(blocks: Sequence[Block], scale: Scale, current: int | None = None) -> Line:
     """Return the line of blocks. The block with index `current` is highlighted."""
     seen = _in_sight(blocks, scale)
-    cells: list[tuple[str, str]] = []  # (text, role) of the drawn cells, from the left.
+    cells: list[tuple[str, str]] = []
     at = 0
-    before: Block | None = None  # The block that the last whole cells belong to.
+    before: Block | None = None  # The last block that was drawn over whole cells.
     for place in (*_places(seen, scale), None):
         first = place.first if place else scale.width
         after = seen[place.blocks[0]] if place and not place.cells else None
@@ -181,7 +185,7 @@ def _whole(block: Block, width: int, *, is_lit: bool) -> tuple[str, str]:
 
 
 def _edges(before: Block | None, after: Block | None, width: int, scale: Scale) -> list[tuple[str, str]]:
-    """Return the cells between two drawn blocks. They show the ends of the blocks that reach into them."""
+    """Return the cells between two drawn blocks. A block that ends or begins in these cells is drawn partly."""
     if width <= 0:
         return []
     left = right = ("", "")

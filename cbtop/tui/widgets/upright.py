@@ -11,14 +11,14 @@ from cbtop.tui.widgets.lines import Line
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 MAX_BAR_WIDTH = 12
-_GAP_FROM = 3  # Cells per bar. From this width on, the last cell of a bar is a gap.
+_GAP_FROM = 3  # Minimum cells per bar to have a gap after each bar.
 MISSING = "·"
 _LEAST_TOP, _GREATEST_TOP = 2.0, 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar with its value and colour role. There is nothing to draw if the value is None."""
+    """A bar with its value and colour role. If the value is None, nothing is drawn."""
 
     value: float | None
     role: str
@@ -28,7 +28,7 @@ class Bar:
 class Spacing:
     """The layout of bars. Each bar is `cells` wide.
 
-    If there are more bars than cells, `group` bars share one cell.
+    If there are more bars than cells, each cell shows `group` bars.
     """
 
     bars: int
@@ -50,14 +50,14 @@ class Spacing:
         return bar // self.group * self.cells
 
     def groups(self) -> list[range]:
-        """Return the bars of each place. A place has one bar or several."""
+        """Return the indices of the bars at each place. If bars share a cell, a place has several bars."""
         return [range(at, min(at + self.group, self.bars)) for at in range(0, self.bars, self.group)]
 
 
 def usual_top(values: Sequence[float], usual: float) -> float:
     """Return the end of a scale from 0: the highest of `values`, within limits.
 
-    With these limits, a `usual` bar is at most half, and at least a quarter, as high as the chart.
+    The limits make a `usual` bar at most half, and at least a quarter, as high as the chart.
     """
     return max(_LEAST_TOP * usual, min(_GREATEST_TOP * usual, max(values, default=0.0)))
 

@@ -61,7 +61,7 @@ VERDICTS: tuple[Rule, ...] = (
 )
 
 OF_WARM_UP = (STUCK, DATA_INCOMPLETE, FAILED_CHECKS)
-# While a process waits for a processor, these verdicts would be wrong about its code.
+# While a process waits for a processor, these verdicts would blame its code wrongly.
 OF_LATENCY = (SLOWER_THAN_BASELINE, BIMODAL_LATENCY, OUTLIER_MEAN, OVER_BUDGET, SLOWS_DOWN)
 
 

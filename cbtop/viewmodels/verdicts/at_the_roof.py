@@ -12,7 +12,7 @@ from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
 NEAR_PERCENT = 60.0  # Share of a roof. Below this, latency or overhead limits a brick at any intensity.
-MIN_SHARE_PERCENT = 10.0  # Share of the time in steps. The limit of a smaller brick hardly matters.
+MIN_SHARE_PERCENT = 10.0  # Share of the time in steps. It hardly matters what limits a smaller brick.
 _KINDS = {"memory": "bandwidth", "compute": "compute"}  # Kind of ceiling for each bound.
 
 

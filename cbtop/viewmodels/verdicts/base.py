@@ -2,8 +2,8 @@
 
 # Rules
 # - A verdict is a pure function of one SourceView and its time range: the window, or everything seen.
-# - It claims only what its figures show. If data is missing, it finds nothing.
-# - Its thresholds are constants with a reason. The description of when it fires contains them.
+# - A verdict claims only what its figures show. If data is missing, there is no verdict.
+# - The thresholds of a verdict are constants with a reason. The description of the verdict contains them.
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.steps import OVERLAP, PaceView, StepsView
 from cbtop.viewmodels.verdict import Evidence, Severity, Subject, Verdict
 
-# Step time before the window matters little if it is at most this share of the step time in the window.
+# Ignore step time before the window up to this share of the step time in the window.
 EDGE = 0.01
 # Ratio of the mean recorded step to the mean step, or its inverse. The cost of recording stays below this.
 LIKE_ALL = 1.10
-MIN_STEPS = 50  # Fewer steps have no distribution, because one step in fifty is not a tail.
+MIN_STEPS = 50  # With fewer steps, there is no tail: one step in fifty is not a distribution.
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class Finding:
     evidence: tuple[Evidence, ...]
     about: Subject
     gain_tokens_per_sec: float | None = None
-    gain_if: str = ""  # Condition of the gain, for example "it were as fast as the median layer".
+    gain_if: str = ""  # Condition of the gain, to follow "if". Example: "it were as fast as the median layer".
     advice: str = ""  # Advice for this case, or "" for the advice of the rule.
-    # Whether the finding is about the inside of steps, which is known only for recorded steps.
+    # Whether the finding is about what happens inside steps. This is known only for recorded steps.
     is_inside: bool = False
 
 
@@ -67,8 +67,8 @@ class Rule:
 def gain(view: SourceView, percent: float) -> float | None:
     """Return the wall-clock tokens/s gained by saving `percent` of the time in steps (Amdahl's law).
 
-    Returns None if it cannot be derived: steps overlap, parts of the breakdown do not add up, or the rate is unknown.
-    Also returns None if steps spent longer before the time range than the median step takes.
+    Returns None if the gain cannot be derived: steps overlap, parts of the breakdown do not add up, or the rate is
+    unknown. Also returns None if steps spent more time before the time range than a median step takes.
     """
     steps, time_range = view.steps, view.time_range
     if steps is None or not in_turn(view) or not steps.union_us or steps.tokens_per_sec is None:
@@ -89,12 +89,12 @@ def gain(view: SourceView, percent: float) -> float | None:
 
 
 def gain_inside(view: SourceView, percent: float) -> float | None:
-    """Return `gain` for `percent` of the recorded step time, or None if recorded steps differ from all steps."""
+    """Return `gain` for `percent` of the recorded step time. None if recorded steps do not represent all steps."""
     return None if _unlike_all(view.steps) else gain(view, percent)
 
 
 def _unlike_all(steps: StepsView | None) -> str:
-    """Return the end of a sentence about how the mean recorded step differs from all steps, or "" if it does not."""
+    """Return how the mean recorded step differs from all steps, as the end of a sentence, or "" if it does not."""
     if steps is None or not steps.mean_us or not steps.recorded_mean_us:
         return ""
     if 1 / LIKE_ALL <= steps.recorded_mean_us / steps.mean_us <= LIKE_ALL:
@@ -106,7 +106,7 @@ def _unlike_all(steps: StepsView | None) -> str:
 
 
 def in_turn(view: SourceView) -> bool:
-    """Return whether steps of all phases ran one after another in one process. True if overlaps are unknown."""
+    """Return whether steps of all phases ran one after another in one process. True if this is unknown."""
     steps, time_range = view.steps, view.time_range
     if steps is None or steps.overlap or view.merged is not None or time_range is None:
         return False
@@ -115,10 +115,9 @@ def in_turn(view: SourceView) -> bool:
 
 
 def steps_alike(view: SourceView) -> StepsView | None:
-    """Return the steps if there are enough and all have the same number of tokens, so that times compare.
+    """Return the steps if their times can be compared: there are enough, and all have the same number of tokens.
 
-    Records do not have the tokens of single steps. The numbers are equal if the tokens per step are the same every
-    second.
+    The tokens of single steps are not recorded. They are equal if the tokens per step are the same in every second.
     """
     steps = view.steps
     if steps is None or steps.is_sample or steps.count < MIN_STEPS or steps.tokens % steps.count:

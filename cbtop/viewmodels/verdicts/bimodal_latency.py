@@ -15,8 +15,8 @@ from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 
 APART = 1.20  # Multiple of the fast mode. A smaller difference is not worth a verdict.
 MIN_PERCENT = 10.0  # Share of the steps in each mode. Rarer steps are a tail.
-VALLEY = 0.5  # Share of the smaller mode. The valley between two modes is lower than this.
-BEYOND_CHANCE = 2.0  # Standard deviations. By this much, chance may make a valley look lower, and a mode look higher.
+VALLEY = 0.5  # The valley between two modes is lower than this share of the smaller mode.
+BEYOND_CHANCE = 2.0  # Chance may make a valley look lower, or a mode look higher, by this many standard deviations.
 _SHAPES = {2: "bimodal", 3: "trimodal"}
 MIN_COUNT = 200  # Steps. With fewer, the bars of a histogram vary too much by chance.
 
@@ -34,7 +34,7 @@ def _find(view: SourceView) -> Finding | None:
     mean_us = _mean_us(steps.durations)
     longer_percent = 100 * (mean_us - _mean_us(fast)) / mean_us
     if is_explained_by_waiting(view, longer_percent) or GROWS_WITH_CACHE.find(view) is not None:
-        return None  # The other verdict explains these steps better.
+        return None  # Another verdict explains these steps better.
     said = [f"{percent(share)} about {duration(us)}" for share, us in zip(shares[1:], slow_us, strict=True)]
     evidence = [Evidence("fast mode", fast_us, "µs")]
     for at, (share, us) in enumerate(zip(shares[1:], slow_us, strict=True)):
@@ -51,7 +51,7 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _kinds(bars: Sequence[DurationBar], total: int) -> list[Sequence[DurationBar]]:
-    """Return the bars of each mode, the fastest mode first. `total` is the number of steps in the whole histogram."""
+    """Return the bars of each mode, the fastest mode first. `total` is the number of steps of all modes."""
     cut = _valley(bars, total)
     return [bars] if cut is None else [*_kinds(bars[:cut], total), *_kinds(bars[cut:], total)]
 
@@ -59,7 +59,7 @@ def _kinds(bars: Sequence[DurationBar], total: int) -> list[Sequence[DurationBar
 def _valley(bars: Sequence[DurationBar], total: int) -> int | None:
     """Return the index of the deepest valley between two modes, or None.
 
-    Each mode needs enough of the `total` steps.
+    A mode is valid only if it has enough of the `total` steps.
     """
     counts = [bar.count for bar in bars]
     size, those = len(counts), sum(counts)

@@ -8,7 +8,8 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
-SLOWED_PERCENT = 5.0  # Percent below the highest clock. The power limit always moves a clock by about a percent.
+# Percent below the highest clock. The power limit alone always moves a clock by about a percent.
+SLOWED_PERCENT = 5.0
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -35,7 +36,7 @@ def _find(view: SourceView) -> Finding | None:
 def _slowed_percent(row: DeviceRow) -> float | None:
     """Return by how many percent the clock is kept below its maximum.
 
-    Returns None if it is not, or if this is unknown.
+    Returns None if the clock is not slowed, or if this is unknown.
     """
     device = row.device
     if not device.slowed_by or not device.clock_mhz or not device.clock_max_mhz:

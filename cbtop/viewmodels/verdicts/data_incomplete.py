@@ -11,7 +11,7 @@ from cbtop.viewmodels.time_breakdown import TimeBreakdownView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
-LOST_PERCENT = 0.1  # Figures have three or four digits. A smaller loss changes none of the digits.
+LOST_PERCENT = 0.1  # A smaller loss changes no digit of a figure, because figures have three or four digits.
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Lost:
 
     lost: int
     seen: int
-    when: str  # The part of that time, as words, or "".
+    when: str  # Words for the time of the loss, or "" since the daemon attached.
 
     @property
     def percent(self) -> float:
@@ -28,7 +28,7 @@ class Lost:
 
 
 def lost_records(view: SourceView) -> Lost:
-    """Return the records lost since the daemon attached, or in the window if that share is larger."""
+    """Return the records lost since the daemon attached. If the share in the window is larger, return those."""
     window = view.window
     of_all = Lost(view.loss.lost, view.loss.seen, "")
     when = " in this range" if window and window.range_s else " in these last seconds"

@@ -1,4 +1,4 @@
-"""Verdict grows with the cache: with more cached positions, steps take longer. Some bricks grow more than others."""
+"""Verdict grows with the cache: steps take longer if there are more cached positions, because some bricks do."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, pace_shown, steps_alike
 
 MIN_SECONDS = 8  # Seconds with steps. A line through fewer points proves little.
-LONGER = 1.5  # Ratio of cached positions at the end to the beginning. A smaller growth may have other causes.
+LONGER = 1.5  # Cached positions at the end, relative to the beginning. If they grow less, there may be other causes.
 GROWTH = 1.2  # Ratio of step times. A smaller growth is not worth a verdict.
 MOST = 0.8  # Share of the growth that the named bricks explain.
-CORRELATION = 0.9  # Correlation of the means of each second. The cache then explains four fifths of their variance.
+# Correlation of the means of each second. At this value, the cache explains four fifths of the variance.
+CORRELATION = 0.9
 NOT_ATTENTION = "The bricks that grow are not attention. Look at what they do with earlier positions."
 
 
@@ -76,7 +77,7 @@ def _line(pace: Sequence[PaceView]) -> tuple[float, float] | None:
     try:
         if correlation(positions, us) < CORRELATION:
             return None
-    except StatisticsError:  # One of the two variables is constant.
+    except StatisticsError:  # Cached positions or step times are constant.
         return None
     slope, intercept = linear_regression(positions, us)
     return slope, intercept

@@ -1,4 +1,4 @@
-"""Verdict host-bound: much of a step is outside its bricks, and the GPU is idle meanwhile."""
+"""Verdict host-bound: much of a step is outside its bricks, and the GPU is often idle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain_inside
 
-LATEST = 10  # Samples of a GPU, one a second.
+LATEST = 10  # Number of samples of a GPU, one a second.
 
 
 def _find(view: SourceView) -> Finding | None:

@@ -21,7 +21,7 @@ def _find(view: SourceView) -> Finding | None:
     idle_us = time_range.between_us - on_gpu_us
     idle_percent = 100 * idle_us / time_range.wall_us if time_range.wall_us else 0.0
     if idle_percent < IDLE_PERCENT or lost_records(view).percent > LOST_PERCENT:
-        return None  # Lost records may be steps that ran.
+        return None  # The lost records may be of steps that ran.
     rate, ran_us = steps.tokens_per_sec, time_range.wall_us - idle_us
     ends = f", without {duration(on_gpu_us)} in which the GPU ended them (derived)" if on_gpu_us else ""
     return Finding(
@@ -41,9 +41,9 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _kernels_after_steps_us(view: SourceView) -> float:
-    """Return the time that a GPU ran kernels of steps after the steps' calls had returned.
+    """Return how long a GPU still ran kernels of steps after the calls of these steps had returned.
 
-    A call returns when its kernels have been launched. The program then waits for them, and is not idle.
+    A call returns when its kernels have been launched. While the program waits for the kernels, it is not idle.
     """
     books, steps = view.books, view.steps
     if books is None or steps is None or BY_KERNELS not in (view.backend or "") or steps.recorded < LEAST_STEPS:

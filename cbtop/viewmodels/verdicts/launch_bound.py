@@ -9,12 +9,12 @@ from cbtop.viewmodels.time_breakdown import GPU_WAITED
 from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule, gain
 
-# Share of the bricks' time, and of their calls, because one step that waited long (the first one, a pause) is not
-# enough.
+# Share of the bricks' time, and of their calls. Both are needed, because one step may have waited long (the first
+# one, a pause).
 LAUNCH_BOUND_PERCENT = 20.0
 
 
-LEAST_STEPS = 3  # Steps that were recorded by their kernels.
+LEAST_STEPS = 3  # Minimum number of steps that were recorded by their kernels.
 
 
 def _find(view: SourceView) -> Finding | None:
@@ -22,7 +22,7 @@ def _find(view: SourceView) -> Finding | None:
 
 
 def _found_by_kernels(view: SourceView) -> Finding | None:
-    """Compare the kernels of a step with the median of all steps, because few are recorded and one may be slow."""
+    """Compare the kernels of recorded steps with the median of all steps. Recorded steps are few, and may be slow."""
     books, steps = view.books, view.steps
     if books is None or steps is None or not books.close or steps.recorded < LEAST_STEPS or not steps.p50_us:
         return None

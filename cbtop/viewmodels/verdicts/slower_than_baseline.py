@@ -44,7 +44,7 @@ def _find(view: SourceView) -> Finding | None:
 def _mean_us(view: SourceView, unit: str) -> float:
     """Return the mean time of a token or step in µs, or 0 if unknown.
 
-    A few long calls can make it exceed the sum of typical calls.
+    If a few calls were long, this mean may exceed the sum of the typical calls.
     """
     steps = view.steps
     if steps is None or steps.mean_us is None:
@@ -56,7 +56,7 @@ def _mean_us(view: SourceView, unit: str) -> float:
 def _most_in(found: Comparison, worst: PlaceChange) -> str:
     """Return the layer with the largest part of the change, as words.
 
-    No layer has half of it, or `worst` would name it.
+    With half of the change or more, `worst` would be this layer.
     """
     if worst.layer is not None:
         return ""

@@ -10,8 +10,8 @@ from cbtop.viewmodels.verdict import About, Evidence, Severity, Subject
 from cbtop.viewmodels.verdicts.base import Finding, Rule
 
 BUSY_PERCENT = 95.0  # Load of all processors together.
-MISSING_PERCENT = 20.0  # Share of the time when steps run but the process has no processor.
-# Share of the extra time of long steps. If waits take this share, they explain the long steps, not the code.
+MISSING_PERCENT = 20.0  # Share of the time in which steps run but the process has no processor.
+# If waits take this share of the extra time of long steps, they explain it.
 EXPLAINED = 0.5
 
 
@@ -41,7 +41,7 @@ def processor_times(view: SourceView) -> tuple[float, float, float] | None:
 def is_explained_by_waiting(view: SourceView, longer_percent: float) -> bool:
     """Return whether waits may explain the extra time of long steps.
 
-    `longer_percent` is its share of the step time.
+    `longer_percent` is the share of the extra time in all step time.
     """
     return view.waiting_percent is not None and view.waiting_percent >= EXPLAINED * longer_percent
 

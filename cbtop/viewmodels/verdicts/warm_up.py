@@ -12,7 +12,7 @@ from cbtop.viewmodels.verdicts.starved import is_explained_by_waiting
 
 MIN_SECONDS = 4  # Seconds with steps. Fewer do not show the usual time.
 FACTOR = 2.0  # A step that compiles, tunes or fills caches takes several times as long.
-FOUND_LATE = 2.0  # Multiple of the usual steps in a second. A warm-up has fewer steps, not more.
+FOUND_LATE = 2.0  # If the first second has more steps than this multiple of the usual number, it is no warm-up.
 SHARE_PERCENT = 10.0  # Share of the time in steps. Less extra time hardly changes a mean.
 
 
@@ -21,7 +21,7 @@ def _find(view: SourceView) -> Finding | None:
     if steps is None or view.window is not None or len(pace) < MIN_SECONDS:
         return None
     if pace[0].steps > FOUND_LATE * median(second.steps for second in pace[1:]):
-        return None  # The first steps cannot be separated from steps that ran before cbtop found the process.
+        return None  # Steps may have run before cbtop found the process, so these may not be the first ones.
     if len({second.tokens / second.steps for second in pace}) > 1:
         return None  # The first steps may have had more tokens.
     usual_us = median(second.us for second in pace[len(pace) // 2 :])

@@ -35,10 +35,9 @@ class CycleError(ValueError):
 class CriticalPath:
     """The chain of work that determines the total time.
 
-    `nodes` are the nodes of the chain with exclusive time, in order. `exclusive_ns` is the exclusive time of every
-    node of the graph. `slack_ns` is the slack of every node with exclusive time: the latest start
-    minus the earliest start. A node could start this much later without delaying the end of the graph. The slack is 0
-    on the path.
+    `nodes` are the nodes of the chain with exclusive time, in order. `exclusive_ns` has the exclusive time of every
+    node of the graph. `slack_ns` has the slack of every node with exclusive time. The slack is how much later the
+    node could start without delaying the end of the graph. It is 0 on the path.
     """
 
     nodes: tuple[int, ...]
@@ -48,10 +47,10 @@ class CriticalPath:
 
 
 def exclusive_ns(graph: ExecutionGraph) -> list[float]:
-    """Return every node's time minus the time of the nodes inside it that do not run in parallel (`is_beside`).
+    """Return the exclusive time of every node. Nodes inside that run in parallel (`is_beside`) are not subtracted.
 
-    The result is never below 0, although children that overlap on a device or use a different clock may add up to
-    more than their parent.
+    Children may add up to more than their parent, if they overlap on a device or use a different clock. The exclusive
+    time is then 0.
     """
     inside = [0.0] * len(graph.nodes)
     own = [0.0] * len(graph.nodes)
@@ -66,7 +65,7 @@ def exclusive_ns(graph: ExecutionGraph) -> list[float]:
 
 
 def critical_path(graph: ExecutionGraph) -> CriticalPath:
-    """Return the longest chain through the ordered nodes of the graph. Raises CycleError if there is a cycle."""
+    """Return the longest chain of nodes that wait for each other. Raises CycleError if there is a cycle."""
     own = exclusive_ns(graph)
     after = _events(graph)
     order = _topological(graph, after)
@@ -116,9 +115,9 @@ def _weight(own: Sequence[float], event: int) -> float:
 
 
 def _events(graph: ExecutionGraph) -> list[list[int]]:
-    """Return the events after each event. Event 2n is the begin of node n, and event 2n + 1 is its end.
+    """Return the events after each event. Event 2n is the begin of node n, and event 2n + 1 is the end.
 
-    A node's own time follows its begin.
+    A node's own time lies directly after its begin.
     """
     after: list[list[int]] = [[] for _ in range(2 * len(graph.nodes))]
     for node in range(len(graph.nodes)):
@@ -133,7 +132,7 @@ def _events(graph: ExecutionGraph) -> list[list[int]]:
 
 
 def _topological(graph: ExecutionGraph, after: list[list[int]]) -> list[int]:
-    """Return the events in order: each comes after all events that it waits for."""
+    """Return the events in order, so that each event comes after those that it waits for."""
     sorter = TopologicalSorter[int]()
     for event, laters in enumerate(after):
         sorter.add(event)

@@ -52,8 +52,7 @@ def to_dot(graph: ExecutionGraph) -> str:
 def _quoted(text: str) -> str:
     """Return a quoted DOT string that shows exactly `text`. `text` is one printable line.
 
-    Backslash and & must be escaped, because Graphviz interprets `\\N` and similar escapes in a label, and HTML
-    entities.
+    In a label, Graphviz interprets escapes such as `\\N` and HTML entities. So backslash and & must be escaped.
     """
     escaped = text.replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

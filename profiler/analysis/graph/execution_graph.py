@@ -1,4 +1,4 @@
-"""ExecutionGraph: the nesting of the nodes that ran. It is built by scopes while recording, or from a node table."""
+"""ExecutionGraph: the nesting of the nodes that ran. It is made while recording, or later from a node table."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from cbtop.profiler.analysis.graph.nodes import (
 from cbtop.protocol.attributes import Grid
 from cbtop.protocol.vocabulary import BrickId, TransferDirection
 
-DROPPED = -1  # the id of a node that had no room; nodes inside it and its edges are dropped too
-MAX_EDGES = MAX_NODES  # bound on the added edges; all other edges follow from the nodes
+DROPPED = -1  # the id of a node without room; its inner nodes and its edges are dropped too
+MAX_EDGES = MAX_NODES  # limit for added edges; other edges take no room, because they follow from the nodes
 _OPPOSITE = {
     TransferDirection.H2D: TransferDirection.D2H,
     TransferDirection.D2H: TransferDirection.H2D,
@@ -102,7 +102,7 @@ class ExecutionGraph:
 
     @property
     def is_scope_balanced(self) -> bool:
-        """Whether every scope that was entered was left again."""
+        """Whether every scope has been left."""
         return not self._scopes
 
     def record_brick(
@@ -130,7 +130,7 @@ class ExecutionGraph:
         flops: float | None = None,
         moved_bytes: float | None = None,
     ) -> int:
-        """Add a kernel launch to the last brick of this scope, or to the scope itself if it has no brick.
+        """Add a kernel launch to the last brick of this scope, or to the scope if it has no brick.
 
         To set other launch attributes, use `add_node(KernelLaunch(…))`.
         """
@@ -156,7 +156,7 @@ class ExecutionGraph:
         duration_ns: float | None = None,
         stream: int | None = None,
     ) -> int:
-        """Add a copy between memories in the current scope. If on a `stream`, it is parallel to its siblings."""
+        """Add a copy between memories in the current scope. A copy on a `stream` is parallel to its siblings."""
         copy = Transfer(source, destination, size_bytes, direction, duration_ns, stream=stream)
         return self.add_node(copy, self.current_scope)
 
@@ -182,15 +182,15 @@ class ExecutionGraph:
         return [(found, node) for found, node in enumerate(self.nodes) if isinstance(node, KernelLaunch)]
 
     def slowest_kernel(self) -> tuple[int, KernelLaunch] | None:
-        """Return the kernel with the longest call, or None if none was timed. The first one wins a tie."""
+        """Return the kernel with the longest call, and the first of several. None if no kernel was timed."""
         timed = [(found, kernel) for found, kernel in self.kernel_nodes() if kernel.duration_ns is not None]
         return max(timed, key=lambda pair: pair[1].duration_ns or 0.0, default=None)
 
     def detect_ping_pong(self) -> list[tuple[int, int]]:
-        """Return pairs of transfers between host and device. The second one returns the data of the first one.
+        """Return pairs of transfers between host and device. The second transfer returns the data of the first one.
 
-        Both have the same number of bytes and opposite directions, and the second starts where the first one ended. A
-        transfer is in at most one pair.
+        The two have the same number of bytes and opposite directions. The second one starts where the first one
+        ended. A transfer is in at most one pair.
         """
         pairs: list[tuple[int, int]] = []
         gone: dict[tuple[int, str, TransferDirection], list[int]] = {}
@@ -207,9 +207,9 @@ class ExecutionGraph:
     def edges(self) -> Iterator[Edge]:
         """Yield every edge: first the edges that follow from the scopes, node by node, then the added edges.
 
-        A kernel is launched by its parent. Any other node is contained in its parent. Siblings (and roots) ran in the
-        order of recording. Each follows the last sibling before it that does not run in parallel (`is_beside`). A
-        parallel node starts where it was recorded. Nodes that need its result declare a dependency.
+        A parent launches its kernels and contains its other nodes. Siblings (and roots) ran in the order of
+        recording, so each follows the one before it. A parallel node (`is_beside`) starts where it was recorded, and
+        no sibling follows it. Nodes that need its result declare a dependency.
         """
         before: dict[int | None, int] = {}
         for node, parent in enumerate(self.parents):
@@ -223,11 +223,11 @@ class ExecutionGraph:
         yield from self.added_edges
 
     def outgoing_edges(self, node: int) -> list[Edge]:
-        """Return the edges that leave `node`, in one pass over all edges. For every node at once, use `to_csr`."""
+        """Return the edges that leave `node`. Goes through all edges, so use `to_csr` for many nodes."""
         return [edge for edge in self.edges() if edge.source == node]
 
     def incoming_edges(self, node: int) -> list[Edge]:
-        """Return the edges that arrive at `node`. This is one pass over all edges."""
+        """Return the edges that arrive at `node`. Goes through all edges."""
         return [edge for edge in self.edges() if edge.destination == node]
 
     @property

@@ -29,11 +29,11 @@ def graph_of_nodes(
     elements: Mapping[int, int],
     dependencies: Iterable[Dependency] = (),
 ) -> tuple[ExecutionGraph, dict[int, int]]:
-    """Return the graph of `nodes`, and the graph's ids by the ids of the table. A parent must precede its children.
+    """Return the graph of `nodes`, and a dict from ids of the table to ids of the graph. Parents must come first.
 
     `count`, `total_ns` and `elements` (where known) are totals by node id over any number of runs. Times, elements
-    and work in the graph are means per call. A node is a root if its parent is not among `nodes`. If that parent was
-    counted (the step of a phase), its count is the number of runs.
+    and work in the graph are means per call. A node is a root if its parent is not among `nodes`. The step of a phase
+    may be such a parent. Its count is then the number of runs.
     """
     graph = ExecutionGraph()
     ids: dict[int, int] = {}
@@ -67,7 +67,7 @@ def mean_call(
 
 
 def _graph_node(node: Node, mean_ns: float | None, mean_elements: float | None, calls: float) -> GraphNode:
-    # `Work` is linear in the elements, so the mean work is the work of the mean elements.
+    # The work of the mean call is computed from its elements, because `Work` is linear in the elements.
     flops = None if mean_elements is None else node.work.flops(1, mean_elements)
     moved_bytes = None if mean_elements is None else node.work.bytes(1, mean_elements)
     match node.kind:

@@ -11,7 +11,7 @@ from cbtop.profiler.analysis.graph.execution_graph import ExecutionGraph
 def to_json(graph: ExecutionGraph) -> str:
     """Return `{"nodes": […], "edges": […], "dropped": 0}` as ASCII text.
 
-    A node has its id, its parent's id, its kind and the fields of its class. Times are in ns and sizes in bytes.
+    A node has its id, the parent's id, its kind and the fields of its class. Times are in ns and sizes in bytes.
     Unknown values are null. Raises ValueError for a time that is not finite, because JSON cannot express it.
     """
     nodes = [

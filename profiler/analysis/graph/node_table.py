@@ -1,4 +1,4 @@
-"""The node table of one source: its nodes as they were defined. Each node is checked when it is added."""
+"""The node table of one source. Each node is checked when it is added."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ T = TypeVar("T")
 MAX_NODES = 100_000
 MAX_DEPTH = 32  # enough for step, layer, brick and kernel, and for bricks inside bricks
 
-# Nodes with time that is part of the time of the node around them. A kernel, a copy or a task may run in parallel.
-# Inside a brick, only bricks and steps are separate. All other nodes are the brick's own work.
+# Kinds of nodes whose time is part of the time of the node around them. Kernels, copies and tasks may run in
+# parallel. In a brick, all time but that of bricks and steps is the brick's own work.
 _PARTS = frozenset({NodeKind.STEP, NodeKind.LAYER, NodeKind.BRICK, NodeKind.FUNCTION})
 _PARTS_OF = dict.fromkeys(_PARTS, _PARTS) | {NodeKind.BRICK: frozenset({NodeKind.STEP, NodeKind.BRICK})}
 
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """The nodes inside one node: all ids with parents first, and the ids by depth, outermost first."""
+    """The nodes inside one node. In `ids`, parents come first. `by_depth` has an array of ids for each depth."""
 
     nodes: tuple[Node, ...]
     ids: NDArray[np.int64]
@@ -45,15 +45,15 @@ class NodeTable:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.children: dict[int | None, list[Node]] = {None: []}
-        self.step_of = array("q", [-1])  # by id: the step around the node, the node itself if it is a step, or -1
-        self.part_of = array("q", [-1])  # by id, inside a step: the parent, if its time includes the node's; else -1
+        self.step_of = array("q", [-1])  # by id: the step around the node, itself for a step, or -1
+        self.part_of = array("q", [-1])  # by id, inside a step: the parent if its time includes the node's; else -1
         self.first_of = array("q", [0])  # by id: the first node of the same kind, name and category in the phase
         self.like_of = array("q", [0])  # by id: the first node that also has the same work and budget
         self.parent_of = array("q", [0])  # 0 for a root
         self.kind_of = array("q", [-1])
         self.depth = array("q", [0])
         self.backends: set[str] = set()
-        # By phase (0 for none), kind, name and category.
+        # The key is phase (0 for none), kind, name and category.
         self._first: dict[tuple[int, NodeKind, str, BrickCategory], int] = {}
         self._like: dict[tuple[int, Work, float | None, float | None], int] = {}
         self._phase: array[int] = array("q", [0])
@@ -109,7 +109,7 @@ class NodeTable:
         return self.column("step_of"), self.column("part_of"), self.column("first_of")
 
     def column(self, name: str) -> NDArray[np.int64]:
-        """Return one of the arrays of this class as a NumPy array. It is the same object until a node is added."""
+        """Return one of the arrays of this class as a NumPy array. Returns the same object until a node is added."""
         import numpy as np  # imported here, because a process that only records does not need it
 
         found = self._columns.get(name)
@@ -118,7 +118,7 @@ class NodeTable:
         return found
 
     def inside(self, node: int | None) -> Inside:
-        """Return the nodes inside `node` (None: all nodes), as the same object until a node is added."""
+        """Return the nodes inside `node` (None: all nodes). Returns the same object until a node is added."""
         import numpy as np
 
         found = self._inside.get(node)
@@ -134,8 +134,7 @@ class NodeTable:
     def made_of(self, what: str, step: int | None, nodes: NDArray[np.int64], make: Callable[[], T]) -> T:
         """Return the result of `make`, which may depend only on `nodes` inside `step` and on this table.
 
-        The result is kept for each `what` and step. The same object is returned until `nodes` differ or a node is
-        added.
+        The result is kept for each `what` and step, until `nodes` differ or a node is added.
         """
         import numpy as np
 

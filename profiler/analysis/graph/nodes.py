@@ -13,7 +13,7 @@ from cbtop.protocol.vocabulary import NodeKind
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer. If a model has several stacks of layers (encoder, decoder), `stack` is the name of its stack."""
+    """A layer. `stack` names the stack of layers (encoder, decoder) in a model that has several."""
 
     index: int
     stack: str = ""
@@ -21,7 +21,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One forward pass, or the mean of many: `decode`, `prefill`. `model` is its model if a process runs several."""
+    """One forward pass, or the mean of many: `decode`, `prefill`. `model` is set if a process runs several models."""
 
     name: str
     model: str = ""
@@ -29,10 +29,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Brick:
-    """A brick. `elements`, `flops` and `moved_bytes` are per call. `duration_ns` is None if it was never timed.
+    """A brick. `elements`, `flops` and `moved_bytes` are per call. `duration_ns` is None if the brick was never
+    timed.
 
-    `calls` is how often the brick ran in one run of its root node. It is 1 for a recorded brick. If the graph is the
-    mean of many runs, it comes from the counts. `label` is the caller's own word for this place.
+    `calls` is how often the brick runs in one run of its root node. It is 1 for a recorded brick, and a mean in a
+    graph of many runs. `label` is the caller's own word for this place.
     """
 
     name: str
@@ -46,7 +47,7 @@ class Brick:
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunch(KernelAttributes):
-    """A kernel. A GPU launch has a grid and a block, a CPU kernel only its backend. See Brick for the amounts."""
+    """A kernel. A GPU launch has a grid and a block. A CPU kernel has only its backend. See Brick for the amounts."""
 
     name: str
     backend: str = ""
@@ -103,15 +104,15 @@ class EdgeKind(StrEnum):
     TRANSFER = "Transfer"
 
 
-# These edges follow from the nesting and order of nodes. They cannot be added.
+# Edges of these kinds follow from the nesting and order of nodes, so they cannot be added.
 DERIVED_KINDS = frozenset({EdgeKind.CONTAINS, EdgeKind.LAUNCHES, EdgeKind.SEQUENCE})
-# In these edges, `destination` starts after `source` has ended.
+# An edge of these kinds means that `destination` starts after `source` has ended.
 ORDERING_KINDS = frozenset({EdgeKind.SEQUENCE, EdgeKind.DEPENDS_ON})
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """An edge between the ids of two nodes. A Transfer edge weighs its bytes, any other edge 1 unless set."""
+    """An edge between the ids of two nodes. By default, a Transfer edge weighs its bytes and any other edge 1."""
 
     source: int
     destination: int
@@ -120,7 +121,7 @@ class Edge:
 
 
 def display_name(node: Node) -> str:
-    """Return a node's name as screens and files show it. A phase is named by its step: `draft decode`."""
+    """Return a node's name as screens and files show it. A phase includes its model: `draft decode`."""
     return _labelled(node.kind, node.name, node.label)
 
 
@@ -152,7 +153,7 @@ def _labelled(kind: NodeKind, name: str, label: str) -> str:
 
 
 def work_ns(node: GraphNode) -> float | None:
-    """Return a node's time in one run of its root, including the nodes inside it. None if the node was not timed."""
+    """Return a node's time in one run of its root, with the nodes inside. None if the node was not timed."""
     match node:
         case Brick() | KernelLaunch() | Transfer():
             return None if node.duration_ns is None else node.duration_ns * node.calls

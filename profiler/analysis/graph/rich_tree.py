@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def to_rich_tree(graph: ExecutionGraph) -> Tree:
-    """Return a tree with the labels of the ASCII tree. If nodes were dropped, the root's last branch says so."""
-    from rich.text import Text  # importing Rich takes 50 ms, which a profiled process need not spend
+    """Return a tree with the labels of the ASCII tree. The root's last branch tells of dropped nodes."""
+    from rich.text import Text  # Rich takes 50 ms to import, which would delay a profiled process
     from rich.tree import Tree
 
     root = to_tree_node(graph)
-    tree = Tree(Text(root.label))  # Text keeps [brackets] in names from being read as markup
+    tree = Tree(Text(root.label))  # a Text shows [brackets] in names as they are, not as markup
     waiting = [(root, tree)]
     while waiting:
         here, branch = waiting.pop()

@@ -49,9 +49,9 @@ def dropped_text(graph: ExecutionGraph) -> str:
 
 
 def to_tree_node(graph: ExecutionGraph) -> TreeNode:
-    """Return the graph under one root. If it has several roots, one is added. An empty graph is a single label."""
+    """Return the graph under one root. A root is added if there are several. An empty graph is a single label."""
     below: dict[int | None, list[TreeNode]] = {}
-    # Go from the last node to the first. Nodes inside a node were added after it, so they are complete before it.
+    # Nodes inside a node have higher ids, so going backwards completes them before the node itself.
     for node in range(len(graph.nodes) - 1, -1, -1):
         children = tuple(reversed(below.pop(node, [])))
         below.setdefault(graph.parents[node], []).append(TreeNode(label(graph.nodes[node]), children, node))
@@ -72,7 +72,7 @@ def to_ascii_tree(graph: ExecutionGraph) -> str:
 def tree_lines(root: TreeNode) -> list[str]:
     """Return a tree of labels as lines of text, one per node."""
     lines: list[str] = []
-    waiting = [(root, "", "")]  # a node, the text before its label, the text before its children's labels
+    waiting = [(root, "", "")]  # a node, the text before its label, the text before the labels below it
     while waiting:
         here, before, prefix = waiting.pop()
         lines.append(before + here.label)

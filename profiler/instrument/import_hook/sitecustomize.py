@@ -15,8 +15,8 @@ Rules
 CBTOP_RUN is the allowed overhead in percent. 0 switches everything off. CBTOP_RUN_ID is `PID:FILE`, and later
 `PID,PID:FILE`. The first PID is the process that the command became. The second PID is the first Python process in
 this branch of its children. FILE exists until a process of the run has recorded a step of a model. A process that has
-imported torch and recorded nothing writes the reason into FILE, one per line. At a FIFO, FILE.end, if there is one, a
-process waits to print a summary.
+imported torch and recorded nothing writes the reason into FILE, one per line. If there is a FIFO FILE.end, a process
+waits there to print a summary.
 """
 
 import atexit
@@ -55,7 +55,7 @@ class TorchFinder:
         if name != "torch" or self not in sys.meta_path:
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
-            find = getattr(finder, "find_spec", None)  # older finders do not have it
+            find = getattr(finder, "find_spec", None)  # older finders have no `find_spec`
             spec: ModuleSpec | None = None if find is None else find(name, path, target)
             if spec is not None:
                 if "exec_module" not in getattr(spec.loader, "__dict__", {"exec_module"}):
@@ -77,12 +77,12 @@ class TorchFinder:
             self._failed(error)
 
     def at_exit(self) -> None:
-        """Print one line if nothing was instrumented, in the launched process or in the first one with torch."""
+        """Print one line if nothing was instrumented. Only the launched process, or the first with torch, does so."""
         if self._saw_torch and os.path.exists(self._nothing_yet):
             self._note_why()
         if os.getpid() == self._pid and (self._is_launched or (self._is_first and self._saw_torch)):
             why = self._reason()
-            has_a_profiler = "cbtop.profiler.profiler" in sys.modules and not self._saw_torch  # the program's own
+            has_a_profiler = "cbtop.profiler.profiler" in sys.modules and not self._saw_torch  # the program uses one
             if why and not has_a_profiler:
                 print_line("nothing was instrumented: " + why)
             elif self._is_launched and self._nothing_yet:
