@@ -64,6 +64,7 @@ class FeedSnapshot:
 class Views:
     """The views built from all visible sources."""
 
+    is_recording = False  # whether it shows what was, so that nothing more can be measured
     silenced: Collection[str] = ()  # ids of verdicts the user has turned off
     baselines: Sequence[Snapshot] = ()  # one per process: what each view is compared with
 
@@ -139,7 +140,13 @@ class Views:
         if source is None:
             return None
         self.want(source.record.key)
-        view = source_view(source.record, phase, window=window, ceilings=self.ceilings(source.record))
+        view = source_view(
+            source.record,
+            phase,
+            window=window,
+            ceilings=self.ceilings(source.record),
+            is_recording=self.is_recording,
+        )
         found = _slowest(seen, job_of(source.record), view.phase)
         machines = _machines([source])
         view = with_parts(

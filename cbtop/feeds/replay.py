@@ -42,6 +42,8 @@ class ReplayFeed(StoreViews):
     Raises RecordingError or VersionError.
     """
 
+    is_recording = True
+
     def __init__(
         self,
         path: Path,

@@ -13,6 +13,9 @@ from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.on_demand import with_parts
 from cbtop.viewmodels.steps import StepsView
 
+NOT_MEASURED = "not measured by this source"
+NOT_ANNOUNCED = f"{NOT_MEASURED}; measure_ceilings() in its program measures them"
+_CALIBRATE = "`cbtop calibrate"
 LOWER_PRECISIONS = frozenset({"tf32", "bfloat16", "float16"})  # lower than float32
 
 
@@ -63,6 +66,11 @@ class RooflineView:
     points: tuple[BrickRow, ...]  # bricks with a known intensity
     without_work: tuple[str, ...]  # bricks that declare no FLOP or no bytes, so without intensity
     note: str = ""  # why ceilings are unknown, and what to do
+
+    @property
+    def has_roofs(self) -> bool:
+        """Whether there is anything to hold bricks against: a bandwidth or a compute ceiling."""
+        return any(ceiling.kind in ("bandwidth", "compute") for ceiling in self.ceilings)
 
     @property
     def ridges(self) -> tuple[RidgeRow, ...]:
@@ -146,13 +154,21 @@ def roofline(ceilings: Sequence[CeilingRow], bricks: Sequence[BrickRow], note: s
     )
 
 
+def note_of_then(said: str) -> str:
+    """Return what a process said about its roofs, without advice to measure them: a recording keeps those it has."""
+    if _CALIBRATE not in said:
+        return said
+    why = "; ".join(clause for clause in said.split("; ") if _CALIBRATE not in clause)
+    return f"{why or 'none were known'} when this was recorded"
+
+
 def missing_ceilings(view: RooflineView) -> str:
     """Return which kinds of ceilings are unknown and why, or "" if all that apply to the bricks are known."""
     kinds = {ceiling.kind for ceiling in view.ceilings}
     missing = [name for name in ("bandwidth", "compute") if name not in kinds]
     if "compute" in kinds:
         missing += [f"{dtype} compute" for dtype in _without_peak(view)]
-    return f"{' and '.join(missing)} ceiling n/a: {view.note or 'not measured by this source'}" if missing else ""
+    return f"{' and '.join(missing)} ceiling n/a: {view.note or NOT_MEASURED}" if missing else ""
 
 
 def _without_peak(view: RooflineView) -> list[str]:

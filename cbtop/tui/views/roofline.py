@@ -1,6 +1,6 @@
 """The roofline: what the bricks reach, against ceilings measured on this machine."""
 
-# No roof is ever invented: without measured ceilings, the plot shows only the points and says so.
+# No roof is ever invented: without measured ceilings, there is no plot, and its place says what is missing.
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ class Notes(Drawing):
 
 def roofline_notes(roofline: RooflineView) -> list[Line]:
     """Return missing or doubtful ceilings, then points above the roof and bricks without declared work."""
-    said = [missing_ceilings(roofline) or roofline.note]
+    said = [(missing_ceilings(roofline) or roofline.note) if roofline.has_roofs else ""]  # else it is in the plot
     said += (f"roofs {doubt}" for doubt in roof_text.ceiling_doubts(roofline.ceilings))
     doubts: Line = tuple((f"{clean(one)}  ", "warn") for one in said if one)
     spans: Line = ()
