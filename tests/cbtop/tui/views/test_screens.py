@@ -232,6 +232,16 @@ async def test_where_too_few_steps_are_recorded_the_bricks_say_so() -> None:
         assert "; `cbtop run --overhead PERCENT` lets it cost more" in text
 
 
+async def test_where_the_time_of_a_token_is_unknown_the_head_says_why() -> None:
+    assert samples.LIVE.steps is not None
+    uneven = replace(samples.LIVE.steps, us_per_token_p50=None, why_no_us_per_token="steps differ in tokens")
+    text = await shown(replace(samples.LIVE, steps=uneven), (120, 30), "2")
+    assert "ms/step p50" in text
+    assert "n/a: steps differ in tokens" in text
+    for size in ((120, 30), (60, 15)):
+        assert "n/a: no step has ended" in await shown(samples.COMPILING, size, "2")
+
+
 async def test_no_roof_is_drawn_where_none_was_measured() -> None:
     text = await shown(samples.NO_ROOF, (100, 30), "5")
     assert "bandwidth and compute ceiling n/a" in text
