@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from cbtop.protocol.attributes import TransferAttributes
 from cbtop.protocol.messages import Sampling
-from cbtop.protocol.vocabulary import Provenance
+from cbtop.protocol.vocabulary import NodeKind, Provenance, TransferDirection
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views import VIEWS, devices
 from cbtop.tui.views.bricks import Bricks
@@ -230,6 +232,26 @@ async def test_where_too_few_steps_are_recorded_the_bricks_say_so() -> None:
             "none of the 1,200 decode steps was recorded: one in 10,000 is: recording costs at least 3.10% of" in text
         )
         assert "; `cbtop run --overhead PERCENT` lets it cost more" in text
+
+
+async def test_a_node_of_the_graph_has_its_time_once() -> None:
+    down = next(row for row in samples.LIVE.graph if row.name == "DownProjection")
+    copied = TransferAttributes("host", "gpu", 4096, TransferDirection.H2D)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({}, "DownProjection (1024 elem) 140.5 137.7"),
+        (
+            {"avg_inclusive_us": None, "label": "DownProjection  n/a (1024 elem)"},
+            "DownProjection (1024 elem) n/a 137.7",
+        ),
+        (
+            {"kind": NodeKind.TRANSFER, "label": "copy  4096B 140.5µs", "transfer": copied},
+            "copy 4096B 0.03 GB/s 140.5 137.7",
+        ),
+    ]
+    for changes, said in cases:
+        row = replace(down, **changes)
+        graph = tuple(row if one is down else one for one in samples.LIVE.graph)
+        assert said in " ".join((await shown(replace(samples.LIVE, graph=graph), (120, 30), "6")).split())
 
 
 async def test_where_the_time_of_a_token_is_unknown_the_head_says_why() -> None:
