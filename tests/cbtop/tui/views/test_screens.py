@@ -189,7 +189,7 @@ async def test_work_outside_of_steps_stands_beside_the_books(size: tuple[int, in
 async def test_a_wide_screen_shows_every_column_of_the_bricks_beside_their_details() -> None:
     bricks = tuple(replace(row, host_us=41.5, launches=24) for row in samples.CHECKED.bricks)
     checked = replace(samples.CHECKED, baseline=samples.COMPARED.baseline, bricks=bricks)
-    text = await shown(checked, (390, 50), "2")
+    text = await shown(checked, (410, 50), "2")
     assert "41.50" in text
     head = next(line for line in text.splitlines() if "wall %" in line)
     for title, _ in Bricks.columns_doc:
