@@ -122,10 +122,10 @@ def _in_one_line(message: str) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that reports errors in one line. Unlike argparse, it also reports errors when writing the help."""
+    """Reports an error in one line and where to read on. Raises an error if its help cannot be written."""
 
     def error(self, message: str) -> NoReturn:
-        super().error(_in_one_line(message))
+        self.exit(2, f"{self.prog}: error: {_in_one_line(message)}\ntry: {self.prog} --help\n")
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
         (file or sys.stderr).write(message)

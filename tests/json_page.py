@@ -1,8 +1,9 @@
-"""Write the parts of docs/json.md that follow from `cbtop/text/statistics.py` and `cbtop/reports/json.py`.
+"""Write the parts of the pages on JSON that follow from `cbtop/text/statistics.py` and `cbtop/reports/json.py`.
 
-    python -m tests.json_page   write the page; tests/test_json_page.py compares it
+    python -m tests.json_page   write the pages; tests/test_json_page.py compares them
 
-A part is between `<!-- NAME -->` and `<!-- end of NAME -->`. Everything else on the page is written by hand.
+A part is between `<!-- NAME -->` and `<!-- end of NAME -->`. Everything else on the pages is written by hand, and
+tests/test_json_page.py checks that it names every key.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from cbtop.reports.json import OTHER_ORIGINS
 from cbtop.text.statistics import STATISTICS, Of, Statistic
 from tests.links import ROOT
 
-PAGE = ROOT / "docs" / "json.md"
+PAGES = (ROOT / "docs" / "json.md", ROOT / "docs" / "json-parts.md")
 WIDTH = 118
 NAMES = {
     Of.BRICK: "brick",
@@ -28,7 +29,7 @@ NAMES = {
 
 
 def generated(page: str) -> str:
-    """Return the text of the page with its generated parts made anew. Raises KeyError for an unknown part."""
+    """Return the text of a page with its generated parts made anew. Raises KeyError for an unknown part."""
 
     def made(part: re.Match[str]) -> str:
         name = part[1]
@@ -65,8 +66,9 @@ PARTS: dict[str, Callable[[], str]] = {
 
 
 def main() -> None:
-    """Write the page."""
-    PAGE.write_text(generated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    """Write the pages."""
+    for page in PAGES:
+        page.write_text(generated(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cbtop.reports import REPORTS
-from tests.cbtop import samples
-from tests.cbtop.made_machines import H100
 from tests.links import DOCS, PAGES, ROOT, prose
 
 LARGEST_BYTES = 20_000
@@ -53,29 +46,3 @@ def test_no_cell_of_a_table_is_too_long(page: Path) -> None:
 def test_no_line_of_the_changelog_is_too_long() -> None:
     bullets = re.split(r"^- ", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
     assert [bullet for bullet in bullets if len(" ".join(bullet.split())) > LONGEST_BULLET] == []
-
-
-def keys_of(value: Any) -> Iterator[str]:
-    """The keys of a JSON value. What is inside traces and tables of names is data."""
-    for item in value if isinstance(value, list) else [value]:
-        if isinstance(item, dict):
-            for key, inner in item.items():
-                yield key
-                if key not in {"traces", "unknown", "provenance"}:
-                    yield from keys_of(inner)
-
-
-def test_the_page_on_json_names_every_key_of_a_report() -> None:
-    report = json.loads(REPORTS["json"]([replace(samples.LIVE, machines=(H100,))], [], None))
-    page = (ROOT / "docs/json.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"\w+", page))
-    assert sorted({key for source in report["sources"] for key in source} - named) == []
-    assert sorted({key for row in source_rows(report) for key in keys_of(row)} - named) == []
-
-
-def source_rows(report: dict[str, Any]) -> list[Any]:
-    """The parts of a source that the page describes key by key."""
-    (source,) = report["sources"]
-    return [
-        source[key] for key in ("stretch", "steps", "bricks", "categories", "books", "loss", "verdicts", "checks")
-    ]

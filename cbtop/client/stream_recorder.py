@@ -25,6 +25,7 @@ from cbtop.protocol.publisher import HISTORY_PREFIX, JOIN_PREFIX, LIVE, RECORDS
 from cbtop.protocol.record_batch import RecordTally, tally
 from cbtop.protocol.recording import SUFFIX, FrameKind, RecordingOrigin, RecordingWriter, encode_frame
 from cbtop.protocol.subscriber import Subscriber
+from cbtop.protocol.vocabulary import SourceStatus
 
 KEYFRAME_S = 5.0
 ANSWER_WITHIN_S = 5.0
@@ -63,7 +64,7 @@ class StreamRecorder:
             self._writer = RecordingWriter(path, _origin(), max_bytes, overwrite=overwrite)
             opened.pop_all()
         self._heard_s = self._asked_s = time.monotonic()
-        self._began = self._has_left = False
+        self._began = self._has_left = self._has_seen_running = False
 
     @property
     def unanswered(self) -> str:
@@ -79,6 +80,13 @@ class StreamRecorder:
     def has_begun(self) -> bool:
         """Whether the first keyframe has arrived. A recording begins with a keyframe."""
         return self._began
+
+    @property
+    def has_only_ended(self) -> bool:
+        """Whether every process had ended before recording began, and no record came from any of them."""
+        return (
+            bool(self.tallies) and not self._has_seen_running and not any(one.taken for one in self.tallies.values())
+        )
 
     @property
     def silent_s(self) -> float:
@@ -121,6 +129,10 @@ class StreamRecorder:
             for message in messages:
                 self.store.apply(message)
                 tally(self.tallies, message)
+            self._has_seen_running = self._has_seen_running or any(
+                one.state is not None and one.state.state not in (SourceStatus.ENDED, SourceStatus.GONE)
+                for one in self.store.sources.values()
+            )
         except VersionError:
             raise
         except DecodeError:

@@ -174,12 +174,10 @@ def gate(
         known_to_scatter,
         of_contracts,
     )
-    from cbtop.reports.gate import summary
+    from cbtop.reports.gate import summary, tally
 
     if len(news) == 2:
         raise UsageError(f"{options.new} contains 2 runs; pass 1 run, or at least 3 so that their variation is known")
-    if bases is not news:
-        _warn_of_few(len(bases), has_thresholds=bool(thresholds) or by_contract)
     judges_loss = any(one.names[-1] == LOSS for one in thresholds)
     found = _compared(bases, news, options, may_lack_records=judges_loss)
     judged = [one for threshold in thresholds for one in judge(threshold, found)]
@@ -189,11 +187,13 @@ def gate(
     if not judged:
         judged = known_to_scatter(default_gate(found), found.base.runs)
         if again is not None and _is_broken(judged) and not (_is_broken(besides) or found.now.untrusted):
-            sys.stderr.write(f"cbtop: {summary(judged)}; another run checks whether that persists\n")
+            sys.stderr.write(f"cbtop: {tally(judged)}; another run checks whether that persists\n")
             found = _compared(bases, [again()], options, may_lack_records=judges_loss)
             judged = confirmed(judged, default_gate(found))
             besides = _besides(found, by_definition=by_definition)
     judged += besides
+    if bases is not news:
+        _warn_of_few(len(bases), judged, has_thresholds=bool(thresholds) or by_contract)
     _write(judged, found, options)
     if untrusted := found.base.untrusted or found.now.untrusted:
         raise UntrustedError(untrusted)
@@ -204,15 +204,16 @@ def gate(
     return 0
 
 
-def _warn_of_few(base_runs: int, *, has_thresholds: bool) -> None:
-    """Write on stderr what a small number of base runs means for the result."""
+def _warn_of_few(base_runs: int, judged: Sequence[Judged], *, has_thresholds: bool) -> None:
+    """Write on stderr what too few base runs mean for the result, unless a verdict says it."""
     from cbtop.comparison.runs import MIN_LEARNED
+    from cbtop.comparison.thresholds import SCATTER_UNKNOWN
 
     if not 0 < base_runs < MIN_LEARNED:
         return
     if base_runs > 1:
         sys.stderr.write("cbtop: 2 base runs do not show how runs vary, so only the first is used; pass 3 or more\n")
-    if not has_thresholds:
+    if not (has_thresholds or any(SCATTER_UNKNOWN in one.said for one in judged)):
         sys.stderr.write(
             "cbtop: 1 base run does not show how runs vary, so a slowdown is reported with exit code 5, never 4; "
             f"pass {MIN_LEARNED} or more (--learn 6)\n"
@@ -228,7 +229,8 @@ def _compared(
 
     found = diff_of(bases, news, anyway=options.anyway, may_lack_records=may_lack_records)
     if found.why_not:
-        _write([Judged("comparable", "", Outcome.UNKNOWN, found.why_not)], found, options)
+        rule = "comparable" if found.has_baseline else "judged"
+        _write([Judged(rule, "", Outcome.UNKNOWN, found.why_not)], found, options)
         raise (NoDataError if found.is_too_little else UntrustedError)(f"not judged: {found.why_not}")
     return found
 

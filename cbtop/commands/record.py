@@ -103,6 +103,11 @@ def run(options: argparse.Namespace) -> int:
         raise NoDataError(f"no answer from {recorder.unanswered}")
     if not recorder.tallies:
         raise NoDataError(f"no process was running, so {options.output} contains none; start one with cbtop run")
+    if recorder.has_only_ended and not beside:
+        raise NoDataError(
+            f"every process had ended before, so {options.output} has no records; start one with cbtop run, or read "
+            "what ended ones left with cbtop post-mortem"
+        )
     return 0
 
 

@@ -21,7 +21,10 @@ ALIKE_STEPS = 0.10  # ignored relative difference in steps, for two runs that do
 
 @dataclass(frozen=True, slots=True)
 class RunDiff:
-    """The comparison of two runs. If `why_not` is not empty, the runs are not comparable, and `parts` is empty."""
+    """The comparison of two runs. If `why_not` is set, they are not comparable, and `parts` is empty.
+
+    Without a baseline, `base` and `now` are the same object, and no note is about a baseline.
+    """
 
     base: Run
     now: Run
@@ -33,6 +36,11 @@ class RunDiff:
     alone: tuple[PartDiff, ...] = ()  # parts in the new run only; here both sides of a PartDiff are the new run
     # phases with too few steps to compare, with their additional time in the new run
     alone_short: tuple[TooShort, ...] = ()
+
+    @property
+    def has_baseline(self) -> bool:
+        """Whether two runs are compared, instead of one run being judged on its own."""
+        return self.base is not self.now
 
     @property
     def alone_percent(self) -> float:
@@ -52,7 +60,10 @@ def diff(
 ) -> RunDiff:
     """Return the changes from `base` to `now`, in every phase or only in `phase`.
 
-    `may_lack_records` allows lost records. `anyway` also allows different machines or sampling, and one run for both.
+    Without a baseline, pass the same object twice.
+
+    `anyway`: compare even if machines or sampling differ, records were lost, or both are the same run.
+    `may_lack_records`: compare even if records were lost.
     """
     why_not = _why_not(base, now, anyway=anyway, may_lack_records=may_lack_records)
     if why_not:
@@ -73,9 +84,7 @@ def diff(
             notes += _part_notes(befores[key], afters[key], (base.runs, now.runs))
     for whose, mine, others in (("the baseline", befores, afters), ("the new run", afters, befores)):
         notes += [f"only {whose} has {work_text(mine[key])}: left out" for key in mine if key not in others]
-    notes += [
-        note for whose, run in (("the baseline", base), ("the new run", now)) for note in _short(whose, run, phase)
-    ]
+    notes += [note for whose, run in _sides(base, now) for note in _short(whose, run, phase)]
     if parts:
         return _of_parts(base, now, phase, parts, notes)
     if not both and befores and afters:
@@ -96,9 +105,10 @@ def diff_of(
 ) -> RunDiff:
     """Return the changes from the mean of `bases` to the mean of `news`, as in `diff`.
 
-    If there are too few `bases` or `news` for a mean, the first run is used.
+    If there are too few runs to average, the first ones are compared. Without a baseline, pass the same object twice.
     """
-    base, now = together(bases), together(news)
+    base = together(bases)
+    now = base if news is bases else together(news)
     for runs in (bases, news):
         if why_not := _not_alike(runs, anyway=anyway):
             return RunDiff(base, now, f"runs that are taken together do not compare: {why_not}")
@@ -139,12 +149,17 @@ def _run_notes(base: Run, now: Run) -> Iterator[str]:
     """Yield notes on differences between the runs that may change times."""
     yield from differences(base.surroundings, now.surroundings)
     yield from filter(None, (other(base, now) for other in (other_clock, other_pace, other_load)))
-    for run in (base, now):
+    for _, run in _sides(base, now):
         if run.is_cut:
             yield f"{run.name} was never closed: what came after its last frame is not in it"
-    for run in (base, now):
+    for _, run in _sides(base, now):
         if run.is_gone:
             yield f"the process of {run.name} said no goodbye: it was killed, or left by os._exit or exec"
+
+
+def _sides(base: Run, now: Run) -> list[tuple[str, Run]]:
+    """Return both runs with the words for them, or the only run if there is no baseline."""
+    return [("the run", now)] if base is now else [("the baseline", base), ("the new run", now)]
 
 
 def _by_work(run: Run, phase: str | None) -> dict[tuple[str, tuple[int | None, int | None]], StepGroup]:
@@ -184,13 +199,15 @@ def _place_notes(part: PartDiff) -> Iterator[str]:
 
 
 def _part_notes(before: StepGroup, now: StepGroup, runs: tuple[int, int]) -> Iterator[str]:
+    has_baseline = before is not now
     if before.warm_up or now.warm_up:
-        yield f"{now.phase}: left out as warm-up: {counted(now.warm_up, 'step')}, {count(before.warm_up)} before"
+        was = f", {count(before.warm_up)} before" if has_baseline else ""
+        yield f"{now.phase}: left out as warm-up: {counted(now.warm_up, 'step')}{was}"
     if now.failed or before.failed:
         failed = f"{counted(now.failed, 'step')} of {count(now.steps)}"
-        yield f"{now.phase}: failed: {failed}, {count(before.failed)} of {count(before.steps)} before"
-    # compare steps per run, because the cache is empty when a run begins
-    then, is_now = before.steps // runs[0], now.steps // runs[1]
+        was = f", {count(before.failed)} of {count(before.steps)} before" if has_baseline else ""
+        yield f"{now.phase}: failed: {failed}{was}"
+    then, is_now = before.steps // runs[0], now.steps // runs[1]  # per run, because each begins with an empty cache
     if before.cached is None and abs(then - is_now) > ALIKE_STEPS * max(then, is_now):
         steps = f"{counted(is_now, 'step')}, {count(then)} in the baseline"
         yield f"{now.phase}: {steps}, and how much was cached is not said: attention may take another time for that"
@@ -226,7 +243,7 @@ def _alone_short(base: Run, now: Run, phase: str | None) -> Iterator[TooShort]:
 
 def _too_little(base: Run, now: Run, phase: str | None) -> str:
     said = []
-    for whose, run in (("the baseline", base), ("the new run", now)):
+    for whose, run in _sides(base, now):
         if any(phase in (None, part.phase) for part in run.parts):
             continue
         short = _nearly_enough(run, phase)

@@ -43,6 +43,9 @@ _TOO_WIDE = (
     "or a threshold of your own, such as step.p50<=1.05x"
 )
 _REACHES_ZERO = "the interval reaches zero, so nothing could break it; use more or longer runs"
+SCATTER_UNKNOWN = (
+    f"one run of the baseline does not show how runs vary; record {MIN_LEARNED} or more, as with --learn 6"
+)
 _NO_TOKENS = "not every step reports its tokens"
 _UNITS = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}
 _CATEGORIES = {"attn": BrickCategory.ATTENTION, "mlp": BrickCategory.FFN} | {
@@ -253,9 +256,10 @@ def known_to_scatter(judged: Sequence[Judged], base_runs: int) -> list[Judged]:
     """
     if base_runs >= MIN_LEARNED:
         return list(judged)
-    why = f"one run of the baseline does not show how runs vary; record {MIN_LEARNED} or more, as with --learn 6"
     return [
-        replace(one, outcome=Outcome.UNKNOWN, said=f"{one.said}; {why}") if one.outcome is Outcome.BROKEN else one
+        replace(one, outcome=Outcome.UNKNOWN, said=f"{one.said}; {SCATTER_UNKNOWN}")
+        if one.outcome is Outcome.BROKEN
+        else one
         for one in judged
     ]
 

@@ -65,8 +65,9 @@ class FeedSnapshot:
 class Views:
     """The views built from all visible sources."""
 
-    silenced: Collection[str] = ()  # ids of verdicts that the user has turned off
-    baselines: Sequence[Snapshot] = ()  # the baseline of each process, empty if views are not compared
+    is_recording = False  # whether it shows what was, so that nothing more can be measured
+    silenced: Collection[str] = ()  # ids of verdicts the user has turned off
+    baselines: Sequence[Snapshot] = ()  # one per process: what each view is compared with
 
     def __init__(self) -> None:
         self._own_cost = OwnCost()
@@ -140,7 +141,13 @@ class Views:
         if source is None:
             return None
         self.want(source.record.key)
-        view = source_view(source.record, phase, window=window, ceilings=self.ceilings(source.record))
+        view = source_view(
+            source.record,
+            phase,
+            window=window,
+            ceilings=self.ceilings(source.record),
+            is_recording=self.is_recording,
+        )
         found = _slowest(seen, job_of(source.record), view.phase)
         machines = _machines([source])
         view = with_parts(

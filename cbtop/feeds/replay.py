@@ -41,6 +41,8 @@ class ReplayFeed(StoreViews):
     If the file was written by `save_range`, the feed first shows that range. Raises RecordingError or VersionError.
     """
 
+    is_recording = True
+
     def __init__(
         self,
         path: Path,

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from cbtop.comparison.run_diff import RunDiff
 from cbtop.comparison.thresholds import Judged, Outcome
-from cbtop.reports.run_diff import diff_fields, diff_markdown, diff_text, escaped
+from cbtop.reports.run_diff import diff_fields, diff_markdown, diff_text, escaped, markdown_table
+from cbtop.reports.single_run import run_markdown, run_text
 from cbtop.reports.tables import Table, table
 
 SCHEMA = "cbtop.check/1"
+_BETWEEN_CLAUSES = "; "  # in `Judged.said`
 _LEVELS = {Outcome.BROKEN: "error", Outcome.UNKNOWN: "error", Outcome.UNSURE: "warning"}
 
 
 def gate_text(judged: Sequence[Judged], found: RunDiff) -> str:
-    """Return the verdicts as text for terminals and logs.
+    """Return the text for terminals and logs: the verdicts, then the whole comparison if one of them is broken.
 
-    If one of them is broken, the whole comparison follows.
+    Without a baseline, the figures of the run take the place of the comparison.
     """
-    lines = [table(_rows(judged), left=4), "", summary(judged)]
+    rows, remarks = _rows(judged)
+    lines = [table(rows, left=4), *remarks, "", tally(judged)]
+    found = _without_repetition(found, judged)
     if any(one.outcome is Outcome.BROKEN for one in judged) and found.parts:
-        lines += ["", diff_text(found)]
+        lines += ["", diff_text(found, with_verdicts=False) if found.has_baseline else run_text(found)]
     elif not found.why_not:
         lines += [f"  {note}" for note in found.notes]
     return "\n".join(lines)
@@ -30,10 +35,14 @@ def gate_text(judged: Sequence[Judged], found: RunDiff) -> str:
 
 def gate_markdown(judged: Sequence[Judged], found: RunDiff) -> str:
     """Return the Markdown summary of a CI step."""
-    first, *others = _rows(judged)
-    lines = ["## cbtop check", "", f"**{escaped(summary(judged))}**", ""]
-    lines += [f"| {' | '.join(escaped(cell) for cell in row)} |" for row in (first, ("---",) * len(first), *others)]
-    return "\n".join([*lines, "", diff_markdown(found)])
+    rows, remarks = _rows(judged)
+    lines = ["## cbtop check", "", f"**{escaped(tally(judged))}**", "", *markdown_table(rows)]
+    for remark in remarks:
+        lines += ["", escaped(remark)]
+    if not found.why_not:  # otherwise the only verdict has the reason
+        shown = _without_repetition(found, judged)
+        lines += ["", diff_markdown(shown, with_verdicts=False) if shown.has_baseline else run_markdown(shown)]
+    return "\n".join(lines)
 
 
 def gate_json(judged: Sequence[Judged], found: RunDiff) -> str:
@@ -52,7 +61,7 @@ def gate_github(judged: Sequence[Judged], found: RunDiff) -> str:
             file, line = one.where
             place = f"file={_property(file)},line={line}," if file else ""
             lines.append(f"::{level} {place}title={_property(f'cbtop check: {one.rule}')}::{_message(line_of(one))}")
-    return "\n".join([*lines, f"::notice title=cbtop check::{_message(summary(judged))}"])
+    return "\n".join([*lines, f"::notice title=cbtop check::{_message(tally(judged))}"])
 
 
 def line_of(one: Judged) -> str:
@@ -62,17 +71,48 @@ def line_of(one: Judged) -> str:
 
 
 def summary(judged: Sequence[Judged]) -> str:
-    """Return for example `1 of 3 broken: …`. After the colon is the first verdict with the worst outcome."""
+    """Return for example `1 of 3 broken: …`, followed by the first verdict of the worst outcome."""
+    worst = _worst(judged)
+    return f"{tally(judged)}: {line_of(worst[0])}" if worst else tally(judged)
+
+
+def tally(judged: Sequence[Judged]) -> str:
+    """Return for example `1 of 3 broken`, which counts the worst outcome, or `all 3 hold`."""
+    worst = _worst(judged)
+    return f"{len(worst)} of {len(judged)} {worst[0].outcome.value}" if worst else f"all {len(judged)} hold"
+
+
+def _worst(judged: Sequence[Judged]) -> list[Judged]:
+    """Return the verdicts of the worst outcome; empty if all hold."""
     for outcome in (Outcome.BROKEN, Outcome.UNKNOWN, Outcome.UNSURE):
-        some = [one for one in judged if one.outcome is outcome]
-        if some:
-            return f"{len(some)} of {len(judged)} {outcome.value}: {line_of(some[0])}"
-    return f"all {len(judged)} hold"
+        if some := [one for one in judged if one.outcome is outcome]:
+            return some
+    return []
 
 
-def _rows(judged: Sequence[Judged]) -> Table:
+def _rows(judged: Sequence[Judged]) -> tuple[Table, list[str]]:
+    """Return a row per verdict, and the remarks that several rows share as lines below the table."""
+    counts = Counter(clause for one in judged for clause in _clauses(one)[1:])
     rows: Table = [("verdict", "threshold", "of", "measured", "guilty")]
-    return rows + [(one.outcome.value, one.rule, one.about, one.said, one.guilty) for one in judged]
+    marks: dict[str, str] = {}
+    for one in judged:
+        measured, *clauses = _clauses(one)
+        own = _BETWEEN_CLAUSES.join([measured, *(clause for clause in clauses if counts[clause] == 1)])
+        if shared := _BETWEEN_CLAUSES.join(clause for clause in clauses if counts[clause] > 1):
+            own += f" {marks.setdefault(shared, f'[{len(marks) + 1}]')}"
+        rows.append((one.outcome.value, one.rule, one.about, own, one.guilty))
+    return rows, [f"{mark} {remark}" for remark, mark in marks.items()]
+
+
+def _clauses(one: Judged) -> list[str]:
+    """Return the measurement, and the remarks about it."""
+    return one.said.split(_BETWEEN_CLAUSES)
+
+
+def _without_repetition(found: RunDiff, judged: Sequence[Judged]) -> RunDiff:
+    """Return the comparison without the notes that are the reason of a verdict."""
+    notes = tuple(note for note in found.notes if not any(note in one.said for one in judged))
+    return replace(found, notes=notes)
 
 
 def _message(text: str) -> str:

@@ -22,9 +22,9 @@ _HEAD = ("", "median", "now", "ratio", "p99", "now", "Δ µs/{unit}", "")
 _NAME_COLUMNS = 1
 
 
-def diff_text(found: RunDiff) -> str:
-    """Return the text for terminals and logs."""
-    lines = [f"{_named(found.base)} → {_named(found.now)}"]
+def diff_text(found: RunDiff, *, with_verdicts: bool = True) -> str:
+    """Return the text for terminals and logs. A gate has verdicts of its own."""
+    lines = [f"{named(found.base)} → {named(found.now)}"]
     lines += [f"  {note}" for note in found.notes]
     if found.why_not:
         return "\n".join([*lines, f"not comparable: {found.why_not}"])
@@ -37,33 +37,31 @@ def diff_text(found: RunDiff) -> str:
             lines += ["", table(_rows(part, cells), left=_NAME_COLUMNS)]
             if more := len(part.cells) - len(cells):
                 lines.append(f"{counted(more, 'more brick')} in layers, none of them judged: --format json")
-        lines += ["", *_verdicts(part), power(part)]
+        lines += ["", *(_verdicts(part) if with_verdicts else ()), power(part)]
     return "\n".join(lines)
 
 
-def diff_markdown(found: RunDiff) -> str:
-    """Return the Markdown summary of a CI step, for GitHub and GitLab."""
-    lines = [f"### {escaped(_named(found.base))} → {escaped(_named(found.now))}", ""]
+def diff_markdown(found: RunDiff, *, with_verdicts: bool = True) -> str:
+    """Return the Markdown summary of a CI step, for GitHub and GitLab. A gate has verdicts of its own."""
+    lines = [f"### {escaped(named(found.base))} → {escaped(named(found.now))}", ""]
     lines += [f"- {escaped(note)}" for note in found.notes]
     if found.why_not:
         return "\n".join([*lines, f"**Not comparable**: {escaped(found.why_not)}"])
     for part in found.parts:
         lines += ["", f"**{escaped(head(part))}**", "", *(f"{escaped(line)}  " for line in _sums(part)), ""]
-        lines += [f"- {escaped(line)}" for line in _verdicts(part)]
+        lines += [f"- {escaped(line)}" for line in (_verdicts(part) if with_verdicts else ())]
         for title, places in (("", part.bricks), ("layers", part.layers), ("bricks in a layer", _listed_cells(part))):
             if places:
                 lines += ["", *(["<details><summary>" + title + "</summary>", ""] if title else [])]
-                lines += _markdown_table(_rows(part, places))
+                lines += markdown_table(_rows(part, places))
                 lines += ["", "</details>"] if title else []
         lines += ["", escaped(power(part))]
     return "\n".join(lines)
 
 
 def diff_tree(found: RunDiff) -> str:
-    """Return the time per unit as a tree of layer → brick, the worst first. The parts of each node add up to the
-    node.
-    """
-    lines = [f"{_named(found.base)} → {_named(found.now)}"]
+    """Return the time of a unit by layer → brick: parts add up to their whole, the worst first."""
+    lines = [f"{named(found.base)} → {named(found.now)}"]
     if found.why_not:
         return "\n".join([*lines, f"not comparable: {found.why_not}"])
     for part in found.parts:
@@ -102,13 +100,16 @@ def diff_fields(found: RunDiff) -> dict[str, Any]:
 
 
 def head(part: PartDiff) -> str:
-    """Return for example `decode: 296 steps, 300 before`."""
+    """Return for example `decode, 296 steps, 300 before`."""
+    cached = f", at {count(part.cached)} positions cached" if part.cached is not None else ""
+    return f"{work_done(part)}: {counted(part.now.steps, 'step')}, {count(part.before.steps)} before{cached}"
+
+
+def work_done(part: PartDiff) -> str:
+    """Return for example `decode of 4 tokens on 4 sequences`."""
     batch = f" on {number(part.now.sequences)} sequences" if part.now.sequences not in (None, 1.0) else ""
     tokens = f" of {number(part.now.tokens)} tokens" if part.now.tokens not in (None, 1.0) else ""
-    cached = f", at {count(part.cached)} positions cached" if part.cached is not None else ""
-    return (
-        f"{part.phase}{tokens}{batch}: {counted(part.now.steps, 'step')}, {count(part.before.steps)} before{cached}"
-    )
+    return f"{part.phase}{tokens}{batch}"
 
 
 def sentence(part: PartDiff, place: PlaceDiff) -> str:
@@ -188,7 +189,8 @@ def _change_fields(one: Change | None) -> dict[str, Any] | None:
     return {"before": one.before, "now": one.now, "half": one.half, "ratio": ratio, "ratio_half": half}
 
 
-def _named(run: Run) -> str:
+def named(run: Run) -> str:
+    """Return the name of a run, followed by its model and machine."""
     at = run.surroundings
     words = [at.model or at.program, at.quantization or "", at.backend or "", *at.devices, f"on {at.host}"]
     return f"{run.name} ({' · '.join(word for word in words if word)})"
@@ -351,7 +353,8 @@ def _signed(us: float) -> str:
     return f"+{number(us)}" if us > 0 else f"-{number(-us)}" if us < 0 else "0"
 
 
-def _markdown_table(rows: Table) -> list[str]:
+def markdown_table(rows: Table) -> list[str]:
+    """Return the lines of a table, whose first row is its head."""
     first, *others = rows
     lines = [first, ("---", *("---:" for _ in first[1:])), *others]
     return [f"| {' | '.join(escaped(cell) for cell in line)} |" for line in lines]

@@ -239,7 +239,9 @@ def _in_steps(steps: StepsView, time_range: TimeRangeView | None) -> str:
 
 
 def _a_token(steps: StepsView) -> str:
-    """Return the time of a token in the median step, in the p99 step, and in the slowest step."""
+    """Return the time of a token in the median step, in the p99 and in the slowest, or why it is unknown."""
+    if steps.why_no_us_per_token and steps.tokens:
+        return f"; ms/token {units.NOT_MEASURED} ({steps.why_no_us_per_token})"
     if steps.us_per_token_p50 is None:
         return ""
     named = (("p50", steps.us_per_token_p50), ("p99", steps.us_per_token_p99), ("max", steps.us_per_token_max))

@@ -182,10 +182,12 @@ STATISTICS = (
     Statistic("percent", "wall %", "%", Origin.MEASUREMENTS, "exclusive time as a part of the step's wall time",
               _BRICK_AND_CATEGORY, report_title="%", word="of the step", sort_key="total_exclusive_us"),
     Statistic("percent", "wall %", "%", Origin.MEASUREMENTS, "of the step's wall time", (Of.NODE,)),
-    Statistic("us_per_token", "µs/tok", "µs", Origin.MEASUREMENTS,
+    Statistic("exclusive_us_per_token", "µs/tok", "µs", Origin.MEASUREMENTS,
+              "exclusive time for one token in all layers, like wall %", report_title="µs/token", word="per token"),
+    Statistic("us_per_token", "incl µs/tok", "µs", Origin.MEASUREMENTS,
               "time for one token in all layers, with the bricks inside; a call inside one of the same name counts "
               "once",
-              report_title="µs/token", word="per token"),
+              report_title="incl µs/token", word="incl/token"),
     Statistic("exclusive_us_per_token", "excl µs/tok", "µs", Origin.MEASUREMENTS, "exclusive time for one token",
               (Of.CATEGORY,), report_title="excl µs/token"),
     Statistic("host_us", "host µs", "µs", Origin.MEASURED,
@@ -359,7 +361,7 @@ def _rows(*keys: str, of: Of = Of.BRICK) -> tuple[Statistic, ...]:
 BRICK_COLUMNS = _places(
     Of.BRICK,
     ("percent", 7, 1),
-    ("us_per_token", 8, 2),
+    ("exclusive_us_per_token", 8, 2),  # exclusive like wall %, because they are compared
     ("avg_inclusive_us", 12, 11),
     ("p50_us", 8, 4),
     ("p95_us", 8, 12),
@@ -369,6 +371,7 @@ BRICK_COLUMNS = _places(
     ("count", 9, 14),
     ("gb_per_sec", 6, 9),
     ("gflops", 8, 13),
+    ("us_per_token", 12, 16),
 )
 # shown if the host was timed while a GPU worked
 HOST_COLUMNS = _places(Of.BRICK, ("host_us", 8, 3), ("launches", 8, 7))
@@ -431,8 +434,9 @@ def process_text(statistic: Statistic, process: ProcessRow) -> str:
 
 BRICK_PANEL = {
     "time": _rows(
-        "total_exclusive_us", "total_inclusive_us", "percent", "us_per_token", "count", "failed", "avg_exclusive_us",
-        "avg_inclusive_us", "p50_us", "min_us", "p95_us", "max_us", "p99_us", "host_us", "launches",
+        "total_exclusive_us", "total_inclusive_us", "percent", "exclusive_us_per_token", "us_per_token", "count",
+        "failed", "avg_exclusive_us", "avg_inclusive_us", "p50_us", "min_us", "p95_us", "max_us", "p99_us", "host_us",
+        "launches",
     ),
     "work": _rows(
         "flops", "gflops", "bytes", "gb_per_sec", "intensity", "percent_of_roof", "elements", "bound",

@@ -13,7 +13,10 @@ from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.on_demand import with_parts
 from cbtop.viewmodels.steps import StepsView
 
-LOWER_PRECISIONS = frozenset({"tf32", "bfloat16", "float16"})  # Types with a lower precision than float32.
+NOT_MEASURED = "not measured by this source"
+NOT_ANNOUNCED = f"{NOT_MEASURED}; measure_ceilings() in its program measures them"
+_CALIBRATE = "`cbtop calibrate"
+LOWER_PRECISIONS = frozenset({"tf32", "bfloat16", "float16"})  # lower than float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,11 @@ class RooflineView:
     # Names of bricks without a known intensity, because they do not declare both FLOP and bytes.
     without_work: tuple[str, ...]
     note: str = ""  # Why ceilings are unknown, and what the user can do.
+
+    @property
+    def has_roofs(self) -> bool:
+        """Whether there is anything to hold bricks against: a bandwidth or a compute ceiling."""
+        return any(ceiling.kind in ("bandwidth", "compute") for ceiling in self.ceilings)
 
     @property
     def ridges(self) -> tuple[RidgeRow, ...]:
@@ -148,13 +156,21 @@ def roofline(ceilings: Sequence[CeilingRow], bricks: Sequence[BrickRow], note: s
     )
 
 
+def note_of_then(said: str) -> str:
+    """Return what a process said about its roofs, without advice to measure them: a recording keeps those it has."""
+    if _CALIBRATE not in said:
+        return said
+    why = "; ".join(clause for clause in said.split("; ") if _CALIBRATE not in clause)
+    return f"{why or 'none were known'} when this was recorded"
+
+
 def missing_ceilings(view: RooflineView) -> str:
     """Return which kinds of ceilings are unknown and why, or "" if every needed ceiling is known."""
     kinds = {ceiling.kind for ceiling in view.ceilings}
     missing = [name for name in ("bandwidth", "compute") if name not in kinds]
     if "compute" in kinds:
         missing += [f"{dtype} compute" for dtype in _without_peak(view)]
-    return f"{' and '.join(missing)} ceiling n/a: {view.note or 'not measured by this source'}" if missing else ""
+    return f"{' and '.join(missing)} ceiling n/a: {view.note or NOT_MEASURED}" if missing else ""
 
 
 def _without_peak(view: RooflineView) -> list[str]:

@@ -28,10 +28,12 @@ from cbtop.viewmodels.merged import MergedView, RanksView
 from cbtop.viewmodels.on_demand import Lazy, LazyValue, made, with_parts
 from cbtop.viewmodels.rates import Rate, are_rates_least, rate_of
 from cbtop.viewmodels.roofline import (
+    NOT_ANNOUNCED,
     CeilingRow,
     RooflineView,
     ceiling_rows,
     missing_ceilings,
+    note_of_then,
     roofline,
     shared_note,
     under_roofs,
@@ -251,15 +253,17 @@ def source_view(
     *,
     window: bool = False,
     ceilings: Iterable[Ceiling] | None = None,
+    is_recording: bool = False,
 ) -> SourceView:
     """Return the view of `record` for `phase` (default: `shown_phase`), in its window or since the start.
 
-    `ceilings` are the roofs. By default, they are the roofs that the process announced.
+    `ceilings` are the roofs of its roofline (default: the roofs that it announced). If `is_recording`, its roofs
+    cannot be measured any longer, so no note advises to do so.
     """
     found = shown(record, window=window)
     phases = found.phases
     name = shown_phase(record, phase)
-    parts = _Parts(record, found, name, ceilings)
+    parts = _Parts(record, found, name, ceilings, is_recording=is_recording)
     checks = parts.checks
     steps = parts.steps
     if steps is not None and parts.is_inside_of_all:
@@ -336,11 +340,17 @@ class _Parts:
     """Intermediate results that several parts of a view share. Each is made once, on first use."""
 
     def __init__(
-        self, record: SourceRecord, found: PhaseSelection, phase: str | None, ceilings: Iterable[Ceiling] | None
+        self,
+        record: SourceRecord,
+        found: PhaseSelection,
+        phase: str | None,
+        ceilings: Iterable[Ceiling] | None,
+        *,
+        is_recording: bool,
     ) -> None:
         self._record, self._found, self._phase, self._ceilings = record, found, phase, ceilings
-        # Rows refer to these values and not to the view. A reference to the view would form a cycle, which only the
-        # garbage collector frees.
+        self._is_recording = is_recording
+        # Rows refer to these and not to the view: a reference cycle would wait for the garbage collector.
         self._cached = LazyValue(partial(cached_by_second, record, phase))
         self._batch = LazyValue(partial(batch_by_second, record, phase))
 
@@ -421,7 +431,11 @@ class _Parts:
         # The roofs were measured after the manifest was sent.
         if manifest and self.roofs and said == way_out_on_cpu(manifest.threads):
             said = said if missing_ceilings(roofline(self.roofs, self.rows)) else ""
-        return said or (shared_note(self.steps) if self.roofs else "")
+        if self._is_recording:
+            said = note_of_then(said)
+        if self.roofs:
+            return said or shared_note(self.steps)
+        return said or ("" if self._is_recording else NOT_ANNOUNCED)
 
     @cached_property
     def rows(self) -> tuple[BrickRow, ...]:

@@ -24,7 +24,14 @@ UNEVEN = 1e-9  # Relative rounding error of sums of squares, because they are se
 BUCKETS_A_BAR = 4
 
 
-OVERLAP = 1.05  # If fewer steps than this ran at the same time on average, they count as sequential.
+# Why the time of a token is unknown.
+NO_STEP = "no step has ended"
+NO_TOKENS = "no step reports tokens"
+UNEVEN_TOKENS = "steps differ in tokens"
+UNEVEN_SEQUENCES = "steps differ in sequences"
+UNCOUNTED_STEPS = "not every step reports its tokens"
+
+OVERLAP = 1.05  # average number of concurrent steps; below it they count as sequential
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +82,14 @@ class StepsView:
     us_per_token_p50: float | None = None
     us_per_token_p99: float | None = None
     us_per_token_max: float | None = None
-    # Time with at least one running step. If a step began before the range, its earlier time counts, too.
-    union_us: float | None = None
-    at_once: float | None = None  # Average number of concurrent steps: sum of their times / `union_us`.
-    sequences: SpanView | None = None  # Sequences per step.
-    cached: SpanView | None = None  # Cached positions of each sequence before a step.
-    wall_us: float = 0.0  # Wall-clock time that the rates are based on, or 0 if unknown. In a merge, the longest.
-    is_sample: bool = False  # Whether some steps may be missing because they left no record.
-    # Histogram of step times, the shortest first.
+    why_no_us_per_token: str = ""  # why these three are unknown; "" if they are known
+    union_us: float | None = None  # time with at least one running step, including time before the range
+    at_once: float | None = None  # average number of concurrent steps: their time / union_us
+    sequences: SpanView | None = None  # sequences per step
+    cached: SpanView | None = None  # positions in the cache of each sequence before a step
+    wall_us: float = 0.0  # time base of its rates, the longest of several processes; 0: unknown
+    is_sample: bool = False  # true if unrecorded steps may be missing, so that these are not all steps
+    # Histogram of step times, from shortest to longest.
     durations: Lazy[tuple[DurationBar, ...]] = Lazy(())
 
     @property
@@ -249,7 +256,10 @@ def _steps_view(
     tokens_ns = wall_ns if is_counted else 0
     if calls is None:  # No step of this phase ended in the period that the statistics cover.
         none = _rate(0, wall_ns)
-        return StepsView(phase, 0, 0, _rate(0, tokens_ns), recorded=0, is_sample=is_sample, steps_per_sec=none)
+        return StepsView(
+            phase, 0, 0, _rate(0, tokens_ns), recorded=0, is_sample=is_sample, steps_per_sec=none,
+            why_no_us_per_token=NO_STEP,
+        )  # fmt: skip
     count, tokens, total_ns = calls.count, calls.elements, calls.total_ns
     union_ns = stats.rare("union_ns", (step.id,))
     # A step that began before the range counts with all its tokens. So count all its time, too, but at most the
@@ -258,10 +268,13 @@ def _steps_view(
     p50, p95, p99, longest = (_us(value) for value in (calls.p50_ns, calls.p95_ns, calls.p99_ns, calls.max_ns))
     sequences = _span(stats, step.id, "sequences")
     # Convert step time to time per token only if all steps had the same number of tokens.
-    is_even = are_alike(tokens, count, stats.sparse["squared_tokens"].get(step.id))
-    is_even = is_even and (sequences is None or sequences.least == sequences.most)
-    tokens_a_step = tokens / count if is_counted and is_even else 0
-    is_said = sequences is not None and sequences.steps >= count - 1  # The edge of a window may cut off one step.
+    why_unknown = "" if is_counted else UNCOUNTED_STEPS if has_tokens else NO_TOKENS
+    if is_counted and not are_alike(tokens, count, stats.sparse["squared_tokens"].get(step.id)):
+        why_unknown = UNEVEN_TOKENS
+    elif is_counted and sequences is not None and sequences.least != sequences.most:
+        why_unknown = UNEVEN_SEQUENCES
+    tokens_a_step = 0 if why_unknown else tokens / count
+    is_said = sequences is not None and sequences.steps >= count - 1  # the edge of a window may cut one off
     recorded = max(0, count - stats.rare("plain", (step.id,)))
     return StepsView(
         phase=phase,
@@ -284,6 +297,7 @@ def _steps_view(
         us_per_token_p50=p50 / tokens_a_step if p50 and tokens_a_step else None,
         us_per_token_p99=p99 / tokens_a_step if p99 and tokens_a_step else None,
         us_per_token_max=longest / tokens_a_step if longest and tokens_a_step else None,
+        why_no_us_per_token=why_unknown,
         union_us=union_ns / 1e3,
         at_once=total_ns / union_ns if union_ns and not is_sample else None,
         sequences=sequences,

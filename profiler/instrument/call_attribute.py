@@ -216,7 +216,17 @@ class Slot(property):
     """
 
     def __get__(self, module: Any, kind: type | None = None) -> Any:
-        return None if module is None else _get(module)
+        if module is None:
+            return None
+        try:
+            return _get(module)
+        except Exception as error:  # noqa: BLE001 - an error of ours is not the host's
+            _failed(error)
+            call = object.__getattribute__(module, "__dict__").get(
+                ATTRIBUTE
+            )  # as `of_host`, which may be what failed
+            # torch reads the attribute twice for a call, and the first reading may have found a replacement.
+            return plain_call(module) if call is None and getattr(_last, "replaced", None) == id(module) else call
 
 
 _slot = Slot(_get, _set, _delete)

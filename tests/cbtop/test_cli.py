@@ -237,7 +237,19 @@ def test_an_argument_that_is_not_known_is_one_line_whatever_it_is(
         main(arguments)
     said = capsys.readouterr().err
     assert "\x1b" not in said
-    assert r"no\nsuch\x1b[2Joption" in said.splitlines()[-1]
+    assert r"no\nsuch\x1b[2Joption" in said.splitlines()[0]
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_a_usage_error_is_one_line_and_the_command_that_prints_the_help(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = " ".join(["cbtop", *([name] if name else [])])
+    with pytest.raises(SystemExit, match="2"):
+        main([*command.split()[1:], "--no-such-option"])
+    error, way_out = capsys.readouterr().err.splitlines()
+    assert error.startswith(f"{command}: error: ")
+    assert way_out == f"try: {command} --help"
 
 
 def test_every_public_name_is_there_and_importing_them_loads_nothing_heavy() -> None:

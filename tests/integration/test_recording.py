@@ -180,6 +180,16 @@ def test_it_refuses_what_it_should_and_says_why(tmp_path: Path, monkeypatch: pyt
     refused(3, "no answer from", "-o", str(tmp_path / "x"), "--connect", f"ipc://{tmp_path}/none.sock")
 
 
+def test_a_recording_of_ended_processes_alone_says_so_and_ends_with_3(tmp_path: Path) -> None:
+    with daemon():
+        with host(steps=20) as process:
+            process.wait()
+        path = str(tmp_path / "run.cbtop")
+        words = ("record", "-o", path, "--force", "--duration", "1")
+        eventually(lambda: cbtop(*words).returncode)  # once the daemon knows that it has ended
+        refused(3, f"every process had ended before, so {path} has no records", *words[1:])
+
+
 def test_it_stops_at_its_size_and_at_ctrl_c_and_says_what_it_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

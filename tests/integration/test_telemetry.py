@@ -410,7 +410,7 @@ def test_prometheus_scrapes_it_and_answers_every_question_of_the_dashboard(tmp_p
             return found
 
         eventually(lambda: len(ask("rate(cbtop_tokens_total[30s]) > 0")) >= 1)
-        board = json.loads((files("cbtop") / "data" / "grafana-dashboard.json").read_text(encoding="utf-8"))
+        board = json.loads((files("cbtop.telemetry") / "grafana-dashboard.json").read_text(encoding="utf-8"))
         variables = {"$__rate_interval": "30s", '"$source"': '".*"', '"$phase"': '".*"'}
         for panel in board["panels"]:
             for target in panel["targets"]:

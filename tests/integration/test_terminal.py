@@ -173,7 +173,7 @@ def test_every_view_opens_by_its_key_and_is_redrawn_after_a_suspension() -> None
             ("2", "DownProjection"),
             ("3", "whole layer"),
             ("4", "follows the newest step"),
-            ("5", "not measured by this source"),
+            ("5", "no plot without roofs"),
             ("6", "Layer 0"),
             ("1", "costliest bricks"),
         ):

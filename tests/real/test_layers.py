@@ -25,7 +25,7 @@ def test_a_slow_layer_is_named_and_layers_that_are_alike_are_not(
 ) -> None:
     if script == "vit":
         pytest.importorskip("transformers", reason="transformers is not installed")
-    faulty, healthy = run.faulty(script, "odd-layer"), run(script, "healthy")
+    faulty, healthy = run.faulty(script, "odd-layer"), run.healthy(script)
     assert "odd-layer" in faulty.verdicts
     assert faulty.verdicts["odd-layer"].about.name == f"Layer {layer}"
     (named,) = [each.name for each in faulty.verdicts["odd-layer"].evidence if each.name.startswith("more in ")]

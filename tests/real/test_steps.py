@@ -25,14 +25,14 @@ def test_what_makes_steps_slow_is_named_and_a_twin_gets_no_warning(run: Run, scr
         pytest.importorskip("transformers", reason="transformers is not installed")
     if script == "recompiled" and not has_compiler():
         pytest.skip("torch.compile finds no C++ compiler")
-    faulty, healthy = run.faulty(script, verdict), run(script, "healthy")
+    faulty, healthy = run.faulty(script, verdict), run.healthy(script)
     assert verdict in faulty.verdicts or (verdict in OF_NEIGHBOURS and faulty.is_starved)
     assert faulty.warnings <= {verdict}
     assert not healthy.warnings
 
 
 def test_a_process_that_shares_its_cpu_is_starved_one_alone_is_not(run: Run) -> None:
-    faulty, healthy = run.faulty("starved", "starved"), run("starved", "healthy")
+    faulty, healthy = run.faulty("starved", "starved"), run.healthy("starved")
     assert [verdict.id for verdict in faulty.view.verdicts] == ["starved"]
     assert "cbtop: warning starved: " in faulty.summary
     (evidence,) = [each for each in faulty.verdicts["starved"].evidence if each.name == "waited for a processor"]
@@ -42,7 +42,7 @@ def test_a_process_that_shares_its_cpu_is_starved_one_alone_is_not(run: Run) -> 
 
 @pytest.mark.slow
 def test_a_hanging_step_is_stuck_and_a_step_of_a_long_prompt_is_not(run: Run) -> None:
-    faulty, healthy = run.faulty("long_prompt", "stuck"), run("long_prompt", "healthy")
+    faulty, healthy = run.faulty("long_prompt", "stuck"), run.healthy("long_prompt")
     assert "stuck" in faulty.during()
     assert "stuck" not in healthy.during()
     assert not healthy.warnings
@@ -65,7 +65,7 @@ def test_slow_first_steps_are_a_warm_up_and_in_no_other_figure(run: Run) -> None
 @pytest.mark.slow
 def test_steps_that_grow_with_their_cache_are_told_from_short_texts(run: Run) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
-    faulty, healthy = run.faulty("growing_cache", "grows-with-cache"), run("growing_cache", "healthy")
+    faulty, healthy = run.faulty("growing_cache", "grows-with-cache"), run.healthy("growing_cache")
     if faulty.is_shared and "grows-with-cache" not in faulty.verdicts:
         pytest.skip("others use the processors: how long steps take follows them, not the cache")
     assert "grows-with-cache" in faulty.verdicts

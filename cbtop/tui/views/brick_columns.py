@@ -136,7 +136,7 @@ _TREND = Column(
     TREND_WIDTH,
     7,
     _trend,
-    "µs/tok (without steps: µs a call) in each of the last 60 s (derived), the newest on the right, on a "
+    "inclusive µs/token (without steps: µs a call) in each of the last 60 s (derived), the newest on the right, on a "
     "scale of its own: the median is at most half as high, what is over four times the median is cut",
     stretch=1,
     max_width=TREND_S // DOTS_ACROSS,

@@ -53,6 +53,7 @@ class _Cells:
         shown = self.of(row)
         mark = ("▾ " if row.unfolded else "▸ ") if row.has_children else "  "
         name, _, rest = clean(shown.label).partition("  ")
+        rest = _without_time(rest, shown)
         if shown.copied_gb_per_sec is not None:
             rest += f"  {units.number(shown.copied_gb_per_sec)} GB/s"
         if shown.burst is not None:
@@ -92,6 +93,13 @@ class _Cells:
     def _change_of(self, row: TreeRow) -> Change | None:
         place = self.of(row).place
         return self._changes.get(place) if place is not None else None
+
+
+def _without_time(values: str, row: GraphRow) -> str:
+    """Return the values of a node's label without its mean time, which has a column of its own."""
+    if row.kind not in (NodeKind.BRICK, NodeKind.TRANSFER):
+        return values
+    return " ".join(value for value in values.split(" ") if value != units.NOT_MEASURED and not value.endswith("µs"))
 
 
 def graph_columns(

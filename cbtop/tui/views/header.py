@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cbtop import units
@@ -14,7 +15,7 @@ from cbtop.tui.widgets.lines import BLANK, Line, both_ends, clean, fit_line, joi
 from cbtop.viewmodels.loss import LossView
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.stall import StallKind
-from cbtop.viewmodels.steps import StepsView
+from cbtop.viewmodels.steps import NO_STEP, StepsView
 from cbtop.viewmodels.time_travel import ReplayView
 
 _HISTORY_WIDTH = 30
@@ -119,37 +120,49 @@ class _Tile:
 
 def _tile_list(source: SourceView) -> list[_Tile]:
     steps = source.steps
-    unit, (p50_us, p99_us, max_us) = _latencies(steps)
+    latencies = _latency_tiles(steps)
     tiles = [
-        _Tile(f"{unit} p50", ((_ms(p50_us), "strong"),)),
-        _Tile("p99", ((_ms(p99_us), "strong"),)),
-        _Tile("max", ((_ms(max_us), "strong"),)),
+        *latencies,
         _Tile("phase", ((clean(source.phase or units.NOT_MEASURED), "accent"),)),
+        *_reason_tile(steps),
         _Tile("steps", ((units.count(steps.count if steps else 0), ""), *_recorded(steps))),
         _Tile("mean", ((_ms(steps.mean_us if steps else None), ""), (" ms/step", "dim"))),
         _Tile("tokens", ((units.count(steps.known_tokens if steps else 0), ""),)),
         _Tile("records", ((units.si(source.loss.received), ""),)),
     ]
     if gpu := _gpu_tile(source):
-        tiles.insert(3, gpu)
+        tiles.insert(len(latencies), gpu)
     if steps and steps.tokens_per_sec_in_steps is not None:
         tiles.insert(5, _Tile("tok/s in steps", ((units.number(steps.tokens_per_sec_in_steps), ""),)))
     if steps and not steps.has_tokens and steps.samples_per_sec is not None:
         tiles.insert(0, _Tile("samples/s", ((rate_text.rate(source, steps.samples_per_sec), "strong"),)))
     if steps and steps.overlap:
         tiles.insert(5, _Tile("at once", ((units.number(steps.at_once), ""),)))
-    # If records were lost, this tile comes first, so that a narrow screen does not drop it.
-    tiles.insert(0 if source.loss.lost else 3, _Tile("drops", drops(source.loss)))
+    # Losses come first, so that a narrow screen never drops them.
+    tiles.insert(0 if source.loss.lost else len(latencies), _Tile("drops", drops(source.loss)))
     return tiles
 
 
-def _latencies(steps: StepsView | None) -> tuple[str, tuple[float | None, float | None, float | None]]:
-    """Return the unit, the p50, the p99 and the max of the time per token, or per step if tokens are unknown."""
-    if steps is None:
-        return "ms/token", (None, None, None)
-    if steps.has_tokens:
-        return "ms/token", (steps.us_per_token_p50, steps.us_per_token_p99, steps.us_per_token_max)
-    return "ms/step", (steps.p50_us, steps.p99_us, steps.max_us)
+def _latencies(steps: StepsView) -> tuple[str, tuple[float | None, float | None, float | None]]:
+    """The time of a token, or of a step if that of a token is not known: p50, p99 and max."""
+    if steps.why_no_us_per_token:
+        return "ms/step", (steps.p50_us, steps.p99_us, steps.max_us)
+    return "ms/token", (steps.us_per_token_p50, steps.us_per_token_p99, steps.us_per_token_max)
+
+
+def _latency_tiles(steps: StepsView | None) -> list[_Tile]:
+    """Return p50, p99 and max; none if no step has ended."""
+    if steps is None or not steps.count:
+        return []
+    unit, times_us = _latencies(steps)
+    labels = (f"{unit} p50", "p99", "max")
+    return [_Tile(label, ((_ms(us), "strong"),)) for label, us in zip(labels, times_us, strict=True)]
+
+
+def _reason_tile(steps: StepsView | None) -> list[_Tile]:
+    """Return why the time of a token is unknown, if it is and tokens are reported."""
+    why = NO_STEP if steps is None or not steps.count else steps.why_no_us_per_token if steps.tokens else ""
+    return [_Tile("ms/token", ((f"{units.NOT_MEASURED}: {why}", "dim"),))] if why else []
 
 
 def _gpu_tile(source: SourceView) -> _Tile | None:
@@ -202,16 +215,23 @@ def _figures(source: SourceView, width: int) -> Line:
     steps = source.steps
     unit, per_sec, history = source.rate
     curve = area(history, 8, 1, "accent")[0]
-    of, (p50_us, p99_us, _) = _latencies(steps)
     short = {"tokens/s": "tok/s", "ms/token": "ms/tok"}
     parts: list[Line] = [
         ((" ", ""), (rate_text.rate(source, per_sec), "strong good"), (f" {short.get(unit, unit)} ", "dim"), *curve),
-        ((_ms(p50_us), "strong"), (" · ", "dim"), (_ms(p99_us), "strong"), (f" {short.get(of, of)}", "dim")),
+        _short_latencies(steps, short),
         ((clean(source.phase or units.NOT_MEASURED), "accent"),),
         ((units.count(steps.count if steps else 0), ""), (" steps", "dim")),
     ]
     parts.insert(1 if source.loss.lost else 2, (("drops ", "dim"), *drops(source.loss)))
     return join_fitting(parts, width)
+
+
+def _short_latencies(steps: StepsView | None, short: Mapping[str, str]) -> Line:
+    """Return p50 and p99 with the short word for their unit, or why they are unknown."""
+    if steps is None or not steps.count:
+        return ((f"{short['ms/token']} {units.NOT_MEASURED}: {NO_STEP}", "dim"),)
+    unit, (p50_us, p99_us, _) = _latencies(steps)
+    return ((_ms(p50_us), "strong"), (" · ", "dim"), (_ms(p99_us), "strong"), (f" {short.get(unit, unit)}", "dim"))
 
 
 def drops(loss: LossView) -> Line:

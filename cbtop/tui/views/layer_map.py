@@ -42,7 +42,7 @@ class Strip:
 
 
 def slowest_line(layers: LayersView, width: int) -> Line:
-    """Return `Layer 17: 2.4× the median layer, +1.1 ms in DownProjection …`, or as much of this as fits.
+    """Return `Layer 17: p50 2.4× that of its peers, +1.1 ms in DownProjection …`, as long as fits.
 
     If all layers are similar or if there are too few steps, the line says so.
     """
@@ -51,21 +51,22 @@ def slowest_line(layers: LayersView, width: int) -> Line:
         return fit_line((("  no layer has three others like it to be compared with", "dim"),), width)
     if row.excess is None:
         percent = 100 * (row.to_median - 1)
-        text = f"  no layer stands out; {clean(row.name)} is {percent:.0f} % over the median of its like, the most"
+        most = f"the p50 of {clean(row.name)} is {percent:.0f} % over that of its peers, the most"
+        text = f"  no layer stands out; {most}"
         return fit_line(((text, "dim"),), width)
     if layers.steps is not None and layers.steps < MIN_STEPS:
-        text = f"  {clean(row.name)} takes {units.number(row.to_median)}× the median of its like in"
+        text = f"  {clean(row.name)}: p50 {units.number(row.to_median)}× that of its peers in"
         return fit_line(((f"{text} {units.counted(layers.steps, 'step')}: too few to tell", "dim"),), width)
     many = layers.stands_out(row)
     if not many:
         like = len(layers.like(row))
         why = f"too few like it to tell ({like})" if like < MIN_LAYERS else "others do so, too"
-        text = f"  {clean(row.name)} takes {units.number(row.to_median)}× the median of its like: {why}"
+        text = f"  {clean(row.name)}: p50 {units.number(row.to_median)}× that of its peers: {why}"
         return fit_line(((text, "dim"),), width)
     name, us = row.excess
     line: Line = (
         (f"  ▼ {clean(row.name)}", "strong warn"),
-        (f": {units.number(row.to_median)}× the median layer, ", ""),
+        (f": p50 {units.number(row.to_median)}× that of its peers, ", ""),
         (f"+{units.duration(us)} in {clean(name)}", "strong"),
     )
     medians = f" ({units.duration(row.p50_us)} against {units.duration(row.median_us)})"
@@ -269,7 +270,7 @@ def _detail(layers: LayersView, strip: Strip, at: int, width: int, baseline: Com
     if change := _since(baseline, row.name, strip.name):
         parts.append(((f"Δ {change_text(change)}", change_role(change)),))
     if strip.median_us:
-        parts.append(((f"{units.number(us / strip.median_us)}×", ""), (" the median of all layers", "dim")))
+        parts.append(((f"{units.number(us / strip.median_us)}×", ""), (" the median of the layers", "dim")))
     if strip.name != WHOLE and row.us:
         parts.append(((units.percent(100 * us / row.us), ""), (" of the layer", "dim")))
     parts.append((("Enter opens it", "faint"),))

@@ -63,7 +63,7 @@ def _title(row: LayerRow, unit: str, left_out: int, width: int) -> Line:
         parts.append(((units.counted(left_out, "more brick"), "faint"),))
     if row.to_median is not None:
         role = "strong warn" if row.is_odd else "dim"
-        parts.append(((f"median call {units.number(row.to_median)}× that of its like", role),))
+        parts.append(((f"p50 {units.number(row.to_median)}× that of its peers", role),))
     name = clip(clean(row.name), width // 2)
     return rule(((name, "strong"),), width, join_fitting(parts, width - len(name) - 8, " · "))
 

@@ -39,16 +39,16 @@ class Layers(View):
         "A line for each brick, a bar for each layer: the exclusive time it takes there in the mean step. Every "
         "line has a scale of its own, on which the median of its layers is at most half as high, and at least a "
         "quarter: what is over four times the median is cut, and where bars are high the end of the scale stands "
-        "before them. ▼ stands over a layer whose median call takes over 1.2 times that of the layers like it "
+        "before them. ▼ stands over a layer whose p50, its median call, is over 1.2 times that of the layers like it "
         "(same stack, same bricks); a single pause makes a bar higher and no mark. Δ stands over the one that has "
         "become slower by most since the baseline (`b`). Arrows go from layer to layer and from brick to brick, "
         "Enter opens the layer in the graph. Where there is room stand the bricks of the layer under the cursor, "
-        "their median call beside that of the layers like it (×), and all layers, the slowest beside its like "
+        "their p50 beside that of the layers like it (×), and all layers, the slowest beside its like "
         "first; on a wide terminal also the brick under the cursor."
     )
     columns_doc = (
-        ("median", "the median over the layers in which it runs, µs or ms a step (derived)"),
-        ("slowest", "the longest, and the layer that it is of (derived)"),
+        ("median", "the median of the layers in which it runs, each with its mean step, µs or ms a step (derived)"),
+        ("slowest", "the longest of these, and the layer that it is of (derived)"),
     )
 
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -48,7 +48,7 @@ PHASE_COLUMNS: tuple[Column[StepsView], ...] = (
     Column("in steps", 9, 6, lambda row, _: figure(units.number(row.tokens_per_sec_in_steps)),
            "tokens/s of the time in which steps ran"),
     Column("p50 ms/tok", 10, 2, lambda row, _: figure(units.milliseconds(row.us_per_token_p50), "strong"),
-           "half of the steps took at most this for a token"),
+           "half of the steps took at most this for a token; n/a if they differ in tokens or not all report them"),
     Column("p99", 8, 3, lambda row, _: figure(units.milliseconds(row.us_per_token_p99)),
            "99 of 100 steps took at most this for a token"),
     Column("max step", 9, 5, lambda row, _: figure(units.duration(row.max_us)), "the longest step"),

@@ -221,7 +221,7 @@ def _brick_name(row: _Saving, width: int) -> Line:
 
 _SAVED_COLUMNS: tuple[Column[_Saving], ...] = (
     Column("brick", 16, 0, _brick_name, "", align="left", stretch=1, max_width=28),
-    Column("µs/token", 9, 3, lambda row, _: figure(units.number(row.brick.us_per_token)), ""),
+    Column("incl µs/tok", 11, 3, lambda row, _: figure(units.number(row.brick.us_per_token)), ""),
     Column("saves µs", 9, 1, lambda row, _: figure(units.number(row.us_per_token), "strong"), ""),
     Column("tokens/s", 9, 2, lambda row, _: figure(_plus(row.tokens_per_sec), "good"), ""),
     Column("limited by", 19, 4, lambda row, _: figure(row.brick.bound or units.NOT_MEASURED, "dim"), "",

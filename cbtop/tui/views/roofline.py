@@ -1,6 +1,6 @@
 """The roofline view: how fast the bricks are, compared with ceilings measured on this machine."""
 
-# No ceiling is ever invented. Without measured ceilings, the plot has only the points, and a note says why.
+# No roof is ever invented: without measured ceilings, there is no plot, and its place says what is missing.
 
 from __future__ import annotations
 
@@ -212,8 +212,8 @@ class Notes(Drawing):
 
 
 def roofline_notes(roofline: RooflineView) -> list[Line]:
-    """Return notes on missing or doubtful ceilings, on points above the roof, and on bricks without declared work."""
-    said = [missing_ceilings(roofline) or roofline.note]
+    """Return missing or doubtful ceilings, then points above the roof and bricks without declared work."""
+    said = [(missing_ceilings(roofline) or roofline.note) if roofline.has_roofs else ""]  # else it is in the plot
     said += (f"roofs {doubt}" for doubt in roof_text.ceiling_doubts(roofline.ceilings))
     doubts: Line = tuple((f"{clean(one)}  ", "warn") for one in said if one)
     spans: Line = ()

@@ -21,10 +21,10 @@ from cbtop.protocol.vocabulary import Provenance
 from cbtop.text import time_text
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.widgets.drawing import Drawing
-from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, join, width_of
+from cbtop.tui.widgets.lines import BLANK, Line, clean, fit_line, join, width_of, wrap_line
 from cbtop.tui.widgets.loglog import LogLogPlot, Span1D, Spot, span_around, usual
 from cbtop.viewmodels.bricks import BrickRow
-from cbtop.viewmodels.roofline import CeilingRow, RooflineView
+from cbtop.viewmodels.roofline import CeilingRow, RooflineView, missing_ceilings
 
 RIDGE = "◆"
 BEFORE = "○"  # Mark of a brick at the baseline.
@@ -89,10 +89,20 @@ class RooflinePlot(Drawing):
         self.redraw()
 
     def draw(self, width: int, height: int) -> list[Line]:
+        if not self._roofline.has_roofs:
+            return nothing_to_draw(self._roofline, width, height)
         selected, trail = (self._selected.letter, self._selected.point.trail) if self._selected else ("", ())
         found = self._before.get(self._selected.point.key) if self._selected else None
         before = (found.intensity, found.gflops) if found else None
         return roofline_lines(self._roofline, self._points, selected, width, height, trail, before)
+
+
+def nothing_to_draw(roofline: RooflineView, width: int, height: int) -> list[Line]:
+    """Return what is missing for a plot, and how it can be measured, in the middle of `height` lines."""
+    text: Line = ((clean(missing_ceilings(roofline)), "warn"),)
+    lines = [((" no plot without roofs", "dim"),), *wrap_line(((" ", ""),), text, width)][:height]
+    above = (height - len(lines)) // 2
+    return [*[BLANK] * above, *(fit_line(line, width) for line in lines), *[BLANK] * (height - above - len(lines))]
 
 
 def roofline_lines(

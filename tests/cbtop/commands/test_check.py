@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -110,6 +111,7 @@ def test_every_format_has_the_guilty_brick_and_layer_and_its_reader_takes_it(
 ) -> None:
     said = said_in_every_format(tmp_path, *three(runs), "--new", runs["slower"], code=4)
     assert [name for name, text in said.items() if GUILTY not in text] == []
+    assert said["text"].count("1.097× ± 0.030 (p50") == said["text"].count("+1.4 %") == 1
     document = json.loads(said["json"])
     assert (document["schema"], document["passed"]) == ("cbtop.check/1", False)
     (suite,) = ET.fromstring(said["junit"])
@@ -258,7 +260,10 @@ def test_three_base_runs_tell_how_runs_scatter_and_one_or_two_break_no_gate(
         assert check(*few, "--new", runs["slower"]) == 5
         err = capsys.readouterr().err
         assert GUILTY in err
-        assert "one run of the baseline does not show how runs vary; record 3 or more, as with --learn 6" in err
+        assert (
+            err.count("one run of the baseline does not show how runs vary; record 3 or more, as with --learn 6") == 1
+        )
+        assert never not in err
         assert check(*few, "--new", runs["slower"], "ffn@2<=1.05x") == 4  # by a threshold of one's own
 
 
@@ -300,6 +305,36 @@ def test_a_recording_that_was_cut_off_is_said_also_where_all_holds(
     assert "all 3 hold\n" in out
     assert "error::x.cbtop was never closed" in out
     assert "\n::error::" not in out  # which a log of GitHub's would take for an annotation
+
+
+@pytest.mark.parametrize(
+    ("new", "threshold", "code", "said"),
+    [
+        ("same", "loss==0", 0, "all 1 hold"),
+        ("same", "RmsNorm.p50<=9us", 4, "DownProjection"),  # the figures of the run
+        ("lossy", "loss==0", 4, "% were lost"),
+        ("short", "loss==0", 3, "15 decode steps of 20 needed"),
+    ],
+)
+def test_without_a_baseline_no_line_is_about_one(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str], new: str, threshold: str, code: int, said: str
+) -> None:
+    for format_ in ("text", "markdown"):
+        assert check(threshold, "--new", runs[new], "--format", format_) == code
+        written = capsys.readouterr()
+        assert written.out.count(said) == 1
+        assert re.findall("baseline|before|compar|→|new run", written.out + written.err) == []
+
+
+def test_three_new_runs_need_no_baseline(runs: dict[str, Path], tmp_path: Path) -> None:
+    """They are not the same run read twice."""
+    kept = []
+    for name in ("base", "second", "third"):
+        assert main(["diff", str(runs[name]), "--save", str(tmp_path / f"{name}.json")]) == 0
+        kept += json.loads((tmp_path / f"{name}.json").read_text())["runs"]
+    together = tmp_path / "together.json"
+    together.write_text(json.dumps({"schema": "cbtop.runs/1", "runs": kept}))
+    assert check("step<=1s", "--new", together) == 0
 
 
 def test_a_run_of_a_step_is_too_short(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -147,7 +147,7 @@ def test_the_text_says_the_numbers_of_the_json(view: SourceView) -> None:
     columns = {"count": "count", "excl µs": "total_exclusive_us", "excl avg µs": "avg_exclusive_us", "%": "percent",
                "incl µs": "total_inclusive_us", "incl avg µs": "avg_inclusive_us", "p50 µs": "p50_us",
                "min µs": "min_us", "max µs": "max_us",
-               "p95 µs": "p95_us", "p99 µs": "p99_us", "µs/token": "us_per_token",
+               "p95 µs": "p95_us", "p99 µs": "p99_us", "incl µs/token": "us_per_token",
                "GB/s": "gb_per_sec",
                "GFLOP/s": "gflops", "budget": "budget_us_per_token", "used %": "budget_used_percent"}  # fmt: skip
     table = _table(REPORTS["text"]([view], ["bricks"]))

@@ -89,7 +89,7 @@ def test_every_metric_that_the_dashboard_asks_for_exists(tmp_path: Path) -> None
     known = names_of(snapshot(store_of(record), NOW_NS))
     known |= {"cbtop_brick_budget_seconds", "cbtop_source_state"}  # this run sets no budget, and has no daemon
     known |= {f"cbtop_records_{what}_total" for what in ("produced", "received", "dropped")}
-    board = json.loads((files("cbtop") / "data" / "grafana-dashboard.json").read_text(encoding="utf-8"))
+    board = json.loads((files("cbtop.telemetry") / "grafana-dashboard.json").read_text(encoding="utf-8"))
     asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     asked += [variable["query"] for variable in board["templating"]["list"]]
     assert len(asked) > 15

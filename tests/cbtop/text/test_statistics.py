@@ -86,3 +86,11 @@ def test_a_brick_above_its_roof_is_flagged_in_the_text() -> None:
     row = replace(samples.BRICKS[0], roof=Distance(10.0, 104.2, "memory"))
     text = REPORTS["text"]([replace(samples.LIVE, bricks=(row,))], ["bricks"], None)
     assert "!104.2" in text
+
+
+def test_the_time_of_a_token_beside_an_exclusive_share_is_exclusive() -> None:
+    whole = samples.BRICKS[0]
+    outer = replace(whole, total_exclusive_us=whole.total_exclusive_us / 4, percent=(whole.percent or 0.0) / 4)
+    columns = {place.statistic.title: place for place in BRICK_COLUMNS}
+    assert (columns["µs/tok"].bare(outer), columns["incl µs/tok"].bare(outer)) == ("374.2", "1,497")
+    assert (columns["wall %"].bare(whole), columns["wall %"].bare(outer)) == ("17.7", "4.4")

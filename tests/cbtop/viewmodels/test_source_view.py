@@ -24,6 +24,7 @@ from cbtop.protocol.messages import Ceiling, Manifest
 from cbtop.protocol.vocabulary import BrickCategory, NodeKind, Provenance
 from cbtop.reports import REPORTS
 from cbtop.viewmodels.graph import tree_text
+from cbtop.viewmodels.roofline import missing_ceilings
 from cbtop.viewmodels.selection import has_data
 from cbtop.viewmodels.source import SourceView, source_view
 from cbtop.viewmodels.steps import OVERLAP
@@ -69,6 +70,25 @@ def test_a_view_frees_its_parts_at_once_without_the_garbage_collector(runtime: P
         assert row() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("said", "live", "recorded"),
+    [
+        ("run `cbtop calibrate --threads 2`", None, "none were known when this was recorded"),
+        ("none for bfloat16; run `cbtop calibrate`", None, "none for bfloat16 when this was recorded"),
+        ("those of mps are not measured", None, "those of mps are not measured"),
+        ("", "measure_ceilings() in its program measures them", "not measured by this source"),
+    ],
+)
+def test_a_recording_advises_no_measurement_of_roofs(
+    runtime: Path, said: str, live: str | None, recorded: str
+) -> None:
+    record = decode_run(runtime)
+    record.ceilings.clear()
+    record.manifest = Manifest("toy", "qwen2", "torch", "F32", 2, 2, 64, 512, 1000, 2000, roofs=said)
+    assert missing_ceilings(source_view(record).roofline).endswith(live or said)
+    assert missing_ceilings(source_view(record, is_recording=True).roofline).endswith(f"n/a: {recorded}")
 
 
 @pytest.mark.parametrize("at_once", [1.04, 2.98])

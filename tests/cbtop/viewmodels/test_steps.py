@@ -112,9 +112,35 @@ def test_a_token_has_no_median_where_steps_had_more_and_fewer_of_them(tmp_path: 
     profiler.close()
     assert decode is not None
     assert (decode.us_per_token_p50, decode.us_per_token_p99, decode.us_per_token_max) == (None, None, None)
+    assert decode.why_no_us_per_token == "steps differ in tokens"
     assert decode.tokens_per_sec_in_steps == pytest.approx((4 + last) / 0.148)
     assert prefill is not None
     assert prefill.us_per_token_p50 == pytest.approx(5_000, rel=0.01)
+    assert prefill.why_no_us_per_token == ""
+
+
+@pytest.mark.parametrize(
+    ("steps", "why"),
+    [
+        ([(1, 1), (2, 1)], "steps differ in tokens"),
+        ([(2, 1), (2, 2)], "steps differ in sequences"),
+        ([(1, 1), (None, 1)], "not every step reports its tokens"),
+    ],
+)
+def test_why_the_time_of_a_token_is_unknown_is_in_the_report(
+    tmp_path: Path, steps: list[tuple[int | None, int]], why: str
+) -> None:
+    clock = Clock()
+    profiler = profiler_in(tmp_path, clock)
+    for tokens, sequences in steps:
+        with profiler.step("decode", tokens=tokens) as step, profiler.brick("a"):
+            step.sequences = sequences
+            clock.sleep_us(10)
+    view = source_view(record_of(source_of(tmp_path)))
+    profiler.close()
+    assert view.steps is not None
+    assert view.steps.why_no_us_per_token == why
+    assert f"ms/token n/a ({why})" in REPORTS["text"]([view], [], None)
 
 
 def test_a_token_has_no_median_if_two_processes_differ_in_tokens_a_step(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ GUARDS = {
     "_unless_it_fails.<locals>.guarded",
     "prepares.<locals>.prepare_inputs",
     "timed.<locals>.call",
+    "timed.<locals>.call_timed",
+    "CallWrapper.plain",
     "scores.<locals>.process_scores",
     "chooses.<locals>.is_done",
     "TimedModel.ask",
@@ -32,6 +34,9 @@ GUARDS = {
     "ModelCall.__call__",
     "BrickCall.__call__",
     "FunctionCall.__call__",
+    "Slot.__get__",
+    "_call_after",
+    "call_in",
 }
 EACH = 9  # by default one function in EACH
 

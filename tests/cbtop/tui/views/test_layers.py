@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -35,7 +36,7 @@ async def test_the_slow_layer_of_eighty_is_named_and_stands_highest(
     app = CbtopApp(ScriptedFeed(samples.DEEP), interval_s=60)
     async with app.run_test(size=size) as pilot:
         text = await opened(pilot)
-    assert "▼ Layer 57: 1.4" in text
+    assert "▼ Layer 57: p50 1.4" in text
     assert "µs in DownProjection" in text
     lines = text.splitlines()
     mark = next(line for line in lines if "▼57" in line).index("▼57")
@@ -50,10 +51,20 @@ async def test_the_slow_layer_of_eighty_is_named_and_stands_highest(
 async def test_a_layer_that_is_slow_in_a_few_steps_is_not_said_to_stand_out() -> None:
     layers = samples.DEEP.layer_times
     assert layers
-    for steps, said in ((19, "in 19 steps: too few to tell"), (20, "▼ Layer 57: 1.4")):
+    for steps, said in ((19, "in 19 steps: too few to tell"), (20, "▼ Layer 57: p50 1.4")):
         app = CbtopApp(ScriptedFeed(replace(samples.DEEP, layer_times=replace(layers, steps=steps))), interval_s=60)
         async with app.run_test(size=(80, 24)) as pilot:
             assert said in await opened(pilot)
+
+
+async def test_median_is_one_figure_and_the_median_call_is_called_p50() -> None:
+    """The median of the layers is of mean steps, and each layer's median call is another figure."""
+    for source in (samples.LIVE, samples.DEEP):
+        app = CbtopApp(ScriptedFeed(source), interval_s=60)
+        async with app.run_test(size=(159, 60)) as pilot:
+            text = await opened(pilot)
+        assert set(re.findall(r"median +(of the layers|\w+)", text)) == {"slowest", "of the layers"}
+        assert len(re.findall(r"p50 1\.4\d× that of its peers", text)) == 2
 
 
 async def test_arrows_move_the_cursor_and_the_foot_says_what_is_under_it() -> None:

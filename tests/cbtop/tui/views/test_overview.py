@@ -69,7 +69,7 @@ def test_most_of_the_screen_is_used(width: int, height: int) -> None:
 def test_what_is_slow_and_what_mending_it_gives_is_on_the_first_screen(width: int, height: int) -> None:
     text = "\n".join(drawn(SLOW, width, height))
     assert FOUND.sentence in text
-    assert "▼ Layer 4: 1.41× the median layer" in text
+    assert "▼ Layer 4: p50 1.41× that of its peers" in text
     if height > 19:
         assert "+3.10 tokens/s if it were as fast as the median layer (derived)" in text
         assert "Half of the time no step runs" in text

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from cbtop.protocol.attributes import TransferAttributes
 from cbtop.protocol.messages import Sampling
-from cbtop.protocol.vocabulary import Provenance
+from cbtop.protocol.vocabulary import NodeKind, Provenance, TransferDirection
 from cbtop.tui.app import CbtopApp
 from cbtop.tui.views import VIEWS, devices
 from cbtop.tui.views.bricks import Bricks
@@ -187,7 +189,7 @@ async def test_work_outside_of_steps_stands_beside_the_books(size: tuple[int, in
 async def test_a_wide_screen_shows_every_column_of_the_bricks_beside_their_details() -> None:
     bricks = tuple(replace(row, host_us=41.5, launches=24) for row in samples.CHECKED.bricks)
     checked = replace(samples.CHECKED, baseline=samples.COMPARED.baseline, bricks=bricks)
-    text = await shown(checked, (390, 50), "2")
+    text = await shown(checked, (410, 50), "2")
     assert "41.50" in text
     head = next(line for line in text.splitlines() if "wall %" in line)
     for title, _ in Bricks.columns_doc:
@@ -232,18 +234,50 @@ async def test_where_too_few_steps_are_recorded_the_bricks_say_so() -> None:
         assert "; `cbtop run --overhead PERCENT` lets it cost more" in text
 
 
+async def test_a_node_of_the_graph_has_its_time_once() -> None:
+    down = next(row for row in samples.LIVE.graph if row.name == "DownProjection")
+    copied = TransferAttributes("host", "gpu", 4096, TransferDirection.H2D)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({}, "DownProjection (1024 elem) 140.5 137.7"),
+        (
+            {"avg_inclusive_us": None, "label": "DownProjection  n/a (1024 elem)"},
+            "DownProjection (1024 elem) n/a 137.7",
+        ),
+        (
+            {"kind": NodeKind.TRANSFER, "label": "copy  4096B 140.5µs", "transfer": copied},
+            "copy 4096B 0.03 GB/s 140.5 137.7",
+        ),
+    ]
+    for changes, said in cases:
+        row = replace(down, **changes)
+        graph = tuple(row if one is down else one for one in samples.LIVE.graph)
+        assert said in " ".join((await shown(replace(samples.LIVE, graph=graph), (120, 30), "6")).split())
+
+
+async def test_where_the_time_of_a_token_is_unknown_the_head_says_why() -> None:
+    assert samples.LIVE.steps is not None
+    uneven = replace(samples.LIVE.steps, us_per_token_p50=None, why_no_us_per_token="steps differ in tokens")
+    text = await shown(replace(samples.LIVE, steps=uneven), (120, 30), "2")
+    assert "ms/step p50" in text
+    assert "n/a: steps differ in tokens" in text
+    for size in ((120, 30), (60, 15)):
+        assert "n/a: no step has ended" in await shown(samples.COMPILING, size, "2")
+
+
 async def test_no_roof_is_drawn_where_none_was_measured() -> None:
     text = await shown(samples.NO_ROOF, (100, 30), "5")
     assert "bandwidth and compute ceiling n/a" in text
     assert "measured)" not in text
+    assert "└" not in text  # the corner of axes
+    assert "DownProjection" in text
 
 
 async def test_where_roofs_can_be_measured_the_screen_says_how() -> None:
     way_out = "run `cbtop calibrate --threads 2`"
     text = await shown(
-        replace(samples.NO_ROOF, roofline=replace(samples.NO_ROOF.roofline, note=way_out)), (120, 30), "5"
+        replace(samples.NO_ROOF, roofline=replace(samples.NO_ROOF.roofline, note=way_out)), (80, 24), "5"
     )
-    assert f"bandwidth and compute ceiling n/a: {way_out}" in text
+    assert text.count(f"bandwidth and compute ceiling n/a: {way_out}") == 1
 
 
 async def test_roofs_without_a_point_show_their_day_and_what_may_keep_them_low() -> None:

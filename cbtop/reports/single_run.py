@@ -1,0 +1,52 @@
+"""The figures of one run as text and Markdown, for a gate without a baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cbtop.comparison.part_diff import PartDiff, PlaceDiff
+from cbtop.comparison.run_diff import RunDiff
+from cbtop.reports.run_diff import escaped, markdown_table, named, work_done
+from cbtop.reports.tables import Table, table
+from cbtop.units import NOT_MEASURED, counted, duration, number
+
+
+def run_text(found: RunDiff) -> str:
+    """Return the text for terminals and logs."""
+    lines = [named(found.now), *(f"  {note}" for note in found.notes)]
+    for part in found.parts:
+        lines += ["", _head(part)]
+        for rows in _tables(part):
+            lines += ["", table(rows, left=1)]
+    return "\n".join(lines)
+
+
+def run_markdown(found: RunDiff) -> str:
+    """Return the Markdown summary of a CI step."""
+    lines = [f"### {escaped(named(found.now))}", "", *(f"- {escaped(note)}" for note in found.notes)]
+    for part in found.parts:
+        lines += ["", f"**{escaped(_head(part))}**"]
+        for rows in _tables(part):
+            lines += ["", *markdown_table(rows)]
+    return "\n".join(lines)
+
+
+def _head(part: PartDiff) -> str:
+    """Return for example `decode: 300 steps, 1,832 tokens/s`."""
+    rate = part.units_per_sec[1]
+    return f"{work_done(part)}: {counted(part.now.steps, 'step')}, {number(rate)} {part.unit}s/s"
+
+
+def _tables(part: PartDiff) -> Iterator[Table]:
+    """Yield a row per brick, and a row per layer."""
+    for places in (part.bricks, part.layers):
+        if places:
+            yield [("", "median", "p99", f"µs/{part.unit}"), *(_row(place) for place in places)]
+
+
+def _row(place: PlaceDiff) -> tuple[str, ...]:
+    side = place.now
+    if side is None:
+        return place.name, *(NOT_MEASURED for _ in range(3))
+    median, p99 = (duration(figure.mean) if figure else NOT_MEASURED for figure in (side.p50, side.p99))
+    return place.name, median, p99, number(side.time.mean)

@@ -1,0 +1,63 @@
+"""A pair of programs is run again if neighbours on the same processors may have caused what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cbtop.viewmodels.verdict import About, Severity, Subject, Verdict
+from tests.cbtop import samples
+from tests.real.programs import Outcome, Run
+
+
+def verdict(id_: str) -> Verdict:
+    return Verdict(id_, Severity.WARNING, "", (), "", Subject(About.STEPS, "decode"))
+
+
+class Played(Run):
+    """Gives the verdicts of one run after the other, each on a quiet machine."""
+
+    def __init__(self, *ids: Sequence[str]) -> None:
+        super().__init__(Path())
+        self._ids = list(ids)
+
+    def __call__(self, script: str, kind: str, overhead: str = "") -> Outcome:
+        view = replace(samples.LIVE, verdicts=tuple(verdict(one) for one in self._ids.pop(0)))
+        return Outcome(view, "", "", Path(), is_shared=False)
+
+
+@pytest.mark.parametrize(
+    ("runs", "warnings"),
+    [
+        ([["outlier-mean"], []], set()),
+        ([["bimodal-latency"], ["outlier-mean"], ["outlier-mean"]], {"outlier-mean"}),  # not by chance
+        ([["odd-layer"]], {"odd-layer"}),
+        ([["odd-layer", "outlier-mean"]], {"odd-layer", "outlier-mean"}),
+    ],
+)
+def test_a_healthy_twin_is_run_again_if_its_warnings_may_be_of_neighbours(
+    runs: list[list[str]], warnings: set[str]
+) -> None:
+    played = Played(*runs)
+    assert played.healthy("a").warnings == warnings
+    assert played._ids == []
+
+
+@pytest.mark.parametrize(
+    ("runs", "warnings"),
+    [
+        ([["outlier-mean"]], {"outlier-mean"}),
+        ([["outlier-mean", "bimodal-latency"], ["outlier-mean"]], {"outlier-mean"}),
+        ([[]], set()),  # nothing hid it
+        ([["outlier-mean", "odd-layer"]], {"outlier-mean", "odd-layer"}),
+    ],
+)
+def test_a_faulty_twin_is_run_again_if_another_warning_may_be_of_neighbours(
+    runs: list[list[str]], warnings: set[str]
+) -> None:
+    played = Played(*runs)
+    assert played.faulty("a", "outlier-mean").warnings == warnings
+    assert played._ids == []
