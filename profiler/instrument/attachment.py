@@ -55,6 +55,7 @@ from cbtop.profiler.instrument.module_tree import (
     walked_once,
 )
 from cbtop.profiler.instrument.multiplied import types_of_float32
+from cbtop.profiler.instrument.optimizers import Optimizers
 from cbtop.profiler.instrument.planning import (
     Plan,
     devices_in,
@@ -68,7 +69,6 @@ from cbtop.profiler.instrument.steps import ModelSteps
 from cbtop.profiler.instrument.swapping import swaps
 from cbtop.profiler.instrument.timed_sections import CallMaker, TimedSection
 from cbtop.profiler.instrument.torch_internals import without_torch_function
-from cbtop.profiler.instrument.training import Trainings
 from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
 from cbtop.profiler.instrument.work import adapted_in, device_of, mode_of
 from cbtop.profiler.instrument.wrapping import follow_host, is_compiled, is_symbolic
@@ -254,7 +254,7 @@ class Attachment:
             captured_graphs.look_no_more(self.steps)
             if not len(_attached):
                 _functions.unwrap()
-                _trainings.leave()
+                _optimizers.leave()
                 compilations.end()
                 if _profiler is None:
                     end()
@@ -428,7 +428,7 @@ def _begin(
             else:
                 _functions.wrap(kinds)
                 wrap_collectives(_functions)
-            _trainings.follow(_functions)
+            _optimizers.follow(_functions)
         attachment.announce(model, plan)
         attachment.begin()
     except BaseException:  # an error of cbtop or of a signal handler: undo what is attached so far
@@ -475,7 +475,7 @@ def uninstall() -> None:
     with _lock:
         if not len(_attached):  # all models were detached, or dropped by the host
             _functions.unwrap()
-            _trainings.leave()
+            _optimizers.leave()
             compilations.end()
             captured_graphs.end()
 
@@ -505,7 +505,7 @@ def _met_generating(model: object) -> None:
 
 
 _functions = TimedFunctions(_met_generating)
-_trainings = Trainings(lambda: [attachment.steps for attachment in attachments()])
+_optimizers = Optimizers(lambda: [attachment.steps for attachment in attachments()])
 
 
 def _look_first_at(module: nn.Module) -> None:

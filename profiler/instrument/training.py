@@ -13,41 +13,31 @@ Rules
 
 from __future__ import annotations
 
-import functools
 import statistics
-import sys
 from _thread import get_ident
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
-from weakref import WeakSet, ref
+from typing import TYPE_CHECKING
+from weakref import ref
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from cbtop.profiler.definitions import BrickDefinition
-from cbtop.profiler.instrument.awaited import once_imported
 from cbtop.profiler.instrument.capturing import captures
-from cbtop.profiler.instrument.dynamo import without_dynamo
 from cbtop.profiler.instrument.governor import FLOOR, SAMPLES, USED, median_of
 from cbtop.profiler.instrument.host_steps import noting_cost
-from cbtop.profiler.instrument.module_tree import dictionary_of, modules_of
+from cbtop.profiler.instrument.module_tree import dictionary_of
 from cbtop.profiler.instrument.open_step import Noting
 from cbtop.profiler.instrument.phases import Call
 from cbtop.profiler.instrument.training_calls import StepCalls
-from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.profiler.positions import finder
 from cbtop.profiler.steps import STEP
 from cbtop.protocol import clock
-from cbtop.protocol.messages import MAX_TIMED_STEPS, PartTime, Sampling, Training, TrainingTimes
+from cbtop.protocol.messages import MAX_TIMED_STEPS, PartTime, Sampling, TrainingTimes
 from cbtop.protocol.vocabulary import TRAIN, WARM_UP, BrickCategory, TrainingPart
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from cbtop.profiler.instrument.functions import TimedFunctions
-    from cbtop.profiler.instrument.generation import Function
     from cbtop.profiler.instrument.timed_model import TimedModel
 
 #: The bricks of a step that are no module of the model.
@@ -62,14 +52,11 @@ BRICKS = {
     )
 }
 MOST_RANGES = 2_000  # parts of a step that are kept for its record
-LOADER = "torch.utils.data.dataloader"
 ANNOUNCE_NS = 1_000_000_000  # between two announcements of the parts of a model's steps
-MOST_NAMED = 8  # optimizers with steps of their own name; further ones share the last name
 NEVER_NS = 1 << 62
 FLOOR_SHARE = 5 / 105  # share of the time for recording until FLOOR steps are recorded
 
 Parts = dict[TrainingPart, int]  # ns
-Arguments = ParamSpec("Arguments")
 
 
 class StepClock:
@@ -122,7 +109,8 @@ class StepClock:
     def finish(self, now_ns: int) -> tuple[int, Parts, list[tuple[TrainingPart, int, int]]]:
         """End the step, and begin the next. Returns when the step began, its parts, and the ranges of the parts."""
         self._count(now_ns)
-        begun_ns, parts, ranges = self.begun_ns or now_ns, self.parts, self.ranges
+        begun_ns = now_ns if self.begun_ns is None else self.begun_ns
+        parts, ranges = self.parts, self.ranges
         self.restart(now_ns)
         return begun_ns, parts, ranges
 
@@ -164,7 +152,7 @@ class ThreadTraining:
             noting.end()
 
 
-_here: Callable[[], ThreadTraining] = finder(ThreadTraining)
+training_here: Callable[[], ThreadTraining] = finder(ThreadTraining)
 
 
 class Forward:
@@ -212,7 +200,7 @@ class TrainingSteps:
 
     def forward(self, model: TimedModel, call: Call) -> Forward | None:
         """Begin a call of the model in a training step. Returns None inside another call, which has its time."""
-        here = _here()
+        here = training_here()
         if here.clock.is_in in (TrainingPart.FORWARD, TrainingPart.BACKWARD):
             return None
         now_ns = clock.perf_counter_ns()
@@ -311,242 +299,14 @@ class TrainingSteps:
         model.profiler.announce(Sampling(every, percent, *spread, governor.allowed_percent))
 
 
-class Trainings:
-    """The optimizers of this process, and the models that they train."""
-
-    def __init__(self, models: Callable[[], list[TimedModel]]) -> None:
-        self._models = models
-        self._known: dict[int, _Optimizer] = {}  # by id: no code of a host's optimizer runs to look it up
-        self._handles: list[Any] = []
-        self._names: list[str] = []
-
-    def follow(self, functions: TimedFunctions) -> None:
-        """Have torch call us at each optimizer step, and time the functions of a training step."""
-        if self._handles:
-            return
-        from torch.optim import optimizer
-
-        self._handles = [
-            optimizer.register_optimizer_step_pre_hook(self._begins),
-            optimizer.register_optimizer_step_post_hook(self._ended),
-        ]
-        functions.replace(torch.autograd, "backward", _backward)
-        functions.replace(torch.amp.GradScaler, "step", self._scaled)
-        functions.replace(optimizer.Optimizer, "zero_grad", _times(TrainingPart.ZERO_GRAD))
-        functions.replace(torch.nn.utils.clip_grad, "clip_grad_norm_", _times(TrainingPart.CLIP))
-        functions.replace(torch.nn.utils.clip_grad, "clip_grad_value_", _times(TrainingPart.CLIP))
-        once_imported(LOADER, lambda: functions.replace(sys.modules[LOADER]._BaseDataLoaderIter, "__next__", _waits))
-
-    def leave(self) -> None:
-        """Undo `follow`."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-
-    def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not is_dynamo_compiling():
-            _begin(TrainingPart.OPTIMIZER)
-
-    def _ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if is_dynamo_compiling():
-            return
-        try:
-            here, now_ns = _here(), clock.perf_counter_ns()
-            here.clock.end(now_ns)
-            number = self._trained_by(optimizer)
-            if not here.clock.has_backward:
-                return
-            steps, training = here.steps, None if here.steps is None else here.steps.training
-            if steps is None or training is None or not steps.profiler.enabled:
-                here.give_up()
-                here.clock.restart(now_ns)
-            else:
-                without_dynamo(training.ended, here, self._names[number], now_ns)
-        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
-            log_own_error(error, "training steps are not shown")
-            _drop()
-
-    def _trained_by(self, optimizer: Any) -> int:
-        """Return the number of `optimizer`, and mark the models that it trains."""
-        known = self._known.get(id(optimizer))
-        if known is None or known.optimizer() is not optimizer:
-            number = min(len(self._names), MOST_NAMED - 1)
-            if number == len(self._names):
-                self._names.append(f"{TRAIN} {type(optimizer).__name__} {number + 1}" if number else TRAIN)
-            known = self._known[id(optimizer)] = _Optimizer(ref(optimizer), number, WeakSet())
-        new = [model for model in self._models() if model not in known.looked_at]
-        if new:
-            its = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
-            for model in new:
-                known.looked_at.add(model)
-                root = model.root()
-                if root is not None and not its.isdisjoint(map(id, _weights_of(root))):
-                    _train(model)
-        return known.number
-
-    def _scaled(self, original: Function) -> Function:
-        """Wrap GradScaler.step, which leaves the optimizer out if a gradient is infinite: it ends the step anyway."""
-
-        @functools.wraps(original)
-        def step(scaler: Any, optimizer: Any, /, *args: Any, **kwargs: Any) -> Any:
-            result = original(scaler, optimizer, *args, **kwargs)
-            if not is_dynamo_compiling() and _here().clock.has_backward:
-                self._begins(optimizer, args, kwargs)
-                self._ended(optimizer, args, kwargs)
-            return result
-
-        return step
-
-
-class _Optimizer(NamedTuple):
-    """An optimizer, the number of its name, and the models that were compared with its parameters."""
-
-    optimizer: ref[Any]
-    number: int
-    looked_at: WeakSet[TimedModel]
-
-
-def _weights_of(root: nn.Module) -> list[Any]:
-    """Return the parameters of `root`, without code of the host."""
-    return [weight for module in modules_of(root) for weight in dictionary_of(module).get("_parameters", {}).values()]
-
-
-def _train(model: TimedModel) -> None:
-    """Show the steps of `model` as training steps from now on, if it is on a CPU."""
-    if model.training is None and model.kernel_steps is None and model.path is model.times:
-        model.training = TrainingSteps(model)
-        model.in_python = True
-        if not model.trains:
-            model.trains = True
-            model.profiler.announce(Training())
-
-
 def is_in_training(model: TimedModel) -> bool:
     """Whether a call of `model` now belongs to a training step. Otherwise it is a step of inference."""
     root = model.root()
     if root is None or not model.profiler.enabled:
         return False
     if not dictionary_of(root).get("training"):
-        here = _here()
+        here = training_here()
         if here.clock.is_in is None:
             here.give_up()
         return False
-    return torch.is_grad_enabled() or _here().clock.is_in is not None
-
-
-def _backward(original: Function) -> Function:
-    @functools.wraps(original)
-    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling():
-            return original(tensors, *args, **kwargs)
-        handles = _backward_begins(tensors)
-        try:
-            return original(tensors, *args, **kwargs)
-        finally:
-            _backward_ended(handles)
-
-    return backward
-
-
-def _backward_begins(tensors: Any) -> list[Any] | None:
-    """Begin a backward. Returns the handles of its hooks; None if that failed."""
-    try:
-        here = _here()
-        here.clock.begin(TrainingPart.BACKWARD, clock.perf_counter_ns())
-        if here.calls is not None:
-            roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-            return without_dynamo(here.calls.backward_begins, roots)
-        return []
-    except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
-        log_own_error(error, "the backward of bricks is not shown")
-    return None
-
-
-def _backward_ended(handles: list[Any] | None) -> None:
-    if handles is None:
-        return
-    try:
-        here = _here()
-        if here.calls is not None:
-            here.calls.backward_ended(handles)
-        here.clock.end(clock.perf_counter_ns())
-    except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
-        log_own_error(error, "the backward of bricks is not shown")
-
-
-def _unless_it_fails(function: Callable[Arguments, None]) -> Callable[Arguments, bool]:
-    """Return a function that calls `function` and returns whether it succeeded."""
-
-    @functools.wraps(function)
-    def guarded(*args: Arguments.args, **kwargs: Arguments.kwargs) -> bool:
-        try:
-            function(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
-            log_own_error(error, "training steps are not shown")
-            return False
-        return True
-
-    return guarded
-
-
-@_unless_it_fails
-def _begin(part: TrainingPart) -> None:
-    _here().clock.begin(part, clock.perf_counter_ns())
-
-
-@_unless_it_fails
-def _end() -> None:
-    _here().clock.end(clock.perf_counter_ns())
-
-
-@_unless_it_fails
-def _drop() -> None:
-    _here().give_up()
-
-
-@_unless_it_fails
-def _data_ended() -> None:
-    """Drop the time since the last step, because the data of an epoch has ended."""
-    here = _here()
-    if here.clock.is_in is None and here.steps is None:
-        here.give_up()
-
-
-def _times(part: TrainingPart) -> Callable[[Function], Function]:
-    """Return a wrapper of a function whose calls are that part of a step."""
-
-    def wrap(original: Function) -> Function:
-        @functools.wraps(original)
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            if is_dynamo_compiling():
-                return original(*args, **kwargs)
-            is_begun = _begin(part)
-            try:
-                return original(*args, **kwargs)
-            finally:
-                if is_begun:
-                    _end()
-
-        return timed
-
-    return wrap
-
-
-def _waits(original: Function) -> Function:
-    """Wrap the data loader's `__next__`: its calls are waits for data. After its end no step runs."""
-
-    @functools.wraps(original)
-    def wait(*args: Any, **kwargs: Any) -> Any:
-        is_begun = _begin(TrainingPart.DATA_WAIT)
-        try:
-            result = original(*args, **kwargs)
-        except BaseException:
-            if is_begun:
-                _end()
-                _data_ended()
-            raise
-        if is_begun:
-            _end()
-        return result
-
-    return wait
+    return torch.is_grad_enabled() or training_here().clock.is_in is not None

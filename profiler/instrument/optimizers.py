@@ -1,0 +1,271 @@
+"""Follows the optimizers of torch, and times the functions of a training loop: see training.py.
+
+The optimizers' own hooks tell of their steps. `backward`, `zero_grad`, the clipping of gradients and the data loader
+are replaced as long as a model is attached.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec
+from weakref import WeakSet, ref
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from cbtop.profiler.instrument.awaited import once_imported
+from cbtop.profiler.instrument.dynamo import without_dynamo
+from cbtop.profiler.instrument.functions import TimedFunctions
+from cbtop.profiler.instrument.generation import Function
+from cbtop.profiler.instrument.module_tree import dictionary_of, modules_of
+from cbtop.profiler.instrument.training import TrainingSteps, training_here
+from cbtop.profiler.instrument.trouble import log_own_error
+from cbtop.protocol import clock
+from cbtop.protocol.messages import Training
+from cbtop.protocol.vocabulary import TRAIN, TrainingPart
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from cbtop.profiler.instrument.timed_model import TimedModel
+
+Arguments = ParamSpec("Arguments")
+LOADER = "torch.utils.data.dataloader"
+MOST_NAMED = 8  # optimizers with steps of their own name; further ones share the last name
+
+
+class Optimizers:
+    """The optimizers of this process, and the models that they train."""
+
+    def __init__(self, models: Callable[[], list[TimedModel]]) -> None:
+        self._models = models
+        self._known: dict[int, _Optimizer] = {}  # by id: no code of a host's optimizer runs to look it up
+        self._handles: list[Any] = []
+
+    def follow(self, functions: TimedFunctions) -> None:
+        """Have torch call us at each optimizer step, and time the functions of a training step."""
+        if self._handles:
+            return
+        from torch.optim import optimizer
+
+        self._handles = [
+            optimizer.register_optimizer_step_pre_hook(self._begins),
+            optimizer.register_optimizer_step_post_hook(self._ended),
+        ]
+        functions.replace(torch.autograd, "backward", _backward)
+        functions.replace(torch.amp.GradScaler, "step", self._scaled)
+        functions.replace(optimizer.Optimizer, "zero_grad", _times(TrainingPart.ZERO_GRAD))
+        functions.replace(torch.nn.utils.clip_grad, "clip_grad_norm_", _times(TrainingPart.CLIP))
+        functions.replace(torch.nn.utils.clip_grad, "clip_grad_value_", _times(TrainingPart.CLIP))
+        once_imported(LOADER, lambda: functions.replace(sys.modules[LOADER]._BaseDataLoaderIter, "__next__", _waits))
+
+    def leave(self) -> None:
+        """Undo `follow`."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._known.clear()
+
+    def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not is_dynamo_compiling():
+            _begin(TrainingPart.OPTIMIZER)
+
+    def _ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if is_dynamo_compiling():
+            return
+        try:
+            here, now_ns = training_here(), clock.perf_counter_ns()
+            here.clock.end(now_ns)
+            phase = self._trained_by(optimizer)
+            if not here.clock.has_backward:
+                return
+            steps, training = here.steps, None if here.steps is None else here.steps.training
+            if steps is None or training is None or not steps.profiler.enabled:
+                here.give_up()
+                here.clock.restart(now_ns)
+            else:
+                without_dynamo(training.ended, here, phase, now_ns)
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            log_own_error(error, "training steps are not shown")
+            _drop()
+
+    def _trained_by(self, optimizer: Any) -> str:
+        """Return the phase of the steps of `optimizer`, and mark the models that it trains."""
+        known = self._known.get(id(optimizer))
+        if known is None or known.optimizer() is not optimizer:
+            known = self._known[id(optimizer)] = self._meet(optimizer)
+        new = [model for model in self._models() if model not in known.looked_at]
+        if new:
+            its = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+            for model in new:
+                known.looked_at.add(model)
+                root = model.root()
+                if root is not None and not its.isdisjoint(map(id, _weights_of(root))):
+                    _train(model)
+        return known.phase
+
+    def _meet(self, optimizer: Any) -> _Optimizer:
+        """Return the entry of a new optimizer. It may have the number of one that no longer exists."""
+        self._known = {key: one for key, one in self._known.items() if one.optimizer() is not None}
+        taken = {one.number for one in self._known.values()}
+        number = next(one for one in range(len(taken) + 1) if one not in taken)
+        shown = min(number, MOST_NAMED - 1)
+        phase = f"{TRAIN} {type(optimizer).__name__} {shown + 1}" if number else TRAIN
+        return _Optimizer(ref(optimizer), number, phase, WeakSet())
+
+    def _scaled(self, original: Function) -> Function:
+        """Wrap GradScaler.step, which leaves the optimizer out if a gradient is infinite: it ends the step anyway."""
+
+        @functools.wraps(original)
+        def step(scaler: Any, optimizer: Any, /, *args: Any, **kwargs: Any) -> Any:
+            result = original(scaler, optimizer, *args, **kwargs)
+            if not is_dynamo_compiling() and training_here().clock.has_backward:
+                self._begins(optimizer, args, kwargs)
+                self._ended(optimizer, args, kwargs)
+            return result
+
+        return step
+
+
+class _Optimizer(NamedTuple):
+    """An optimizer, the phase of its steps, and the models that were compared with its parameters."""
+
+    optimizer: ref[Any]
+    number: int
+    phase: str
+    looked_at: WeakSet[TimedModel]
+
+
+def _weights_of(root: nn.Module) -> list[Any]:
+    """Return the parameters of `root`, without code of the host."""
+    return [weight for module in modules_of(root) for weight in dictionary_of(module).get("_parameters", {}).values()]
+
+
+def _train(model: TimedModel) -> None:
+    """Show the steps of `model` as training steps from now on, if it is on a CPU."""
+    if model.training is None and model.kernel_steps is None and model.path is model.times:
+        model.training = TrainingSteps(model)
+        model.in_python = True
+        if not model.trains:
+            model.trains = True
+            model.profiler.announce(Training())
+
+
+def _backward(original: Function) -> Function:
+    @functools.wraps(original)
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return original(tensors, *args, **kwargs)
+        handles = _backward_begins(tensors)
+        try:
+            return original(tensors, *args, **kwargs)
+        finally:
+            _backward_ended(handles)
+
+    return backward
+
+
+def _backward_begins(tensors: Any) -> list[Any] | None:
+    """Begin a backward. Returns the handles of its hooks; None if that failed."""
+    try:
+        here = training_here()
+        here.clock.begin(TrainingPart.BACKWARD, clock.perf_counter_ns())
+        if here.calls is not None:
+            roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+            return without_dynamo(here.calls.backward_begins, roots)
+        return []
+    except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+        log_own_error(error, "the backward of bricks is not shown")
+    return None
+
+
+def _backward_ended(handles: list[Any] | None) -> None:
+    if handles is None:
+        return
+    try:
+        here = training_here()
+        if here.calls is not None:
+            here.calls.backward_ended(handles)
+        here.clock.end(clock.perf_counter_ns())
+    except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+        log_own_error(error, "the backward of bricks is not shown")
+
+
+def _unless_it_fails(function: Callable[Arguments, None]) -> Callable[Arguments, bool]:
+    """Return a function that calls `function` and returns whether it succeeded."""
+
+    @functools.wraps(function)
+    def guarded(*args: Arguments.args, **kwargs: Arguments.kwargs) -> bool:
+        try:
+            function(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            log_own_error(error, "training steps are not shown")
+            return False
+        return True
+
+    return guarded
+
+
+@_unless_it_fails
+def _begin(part: TrainingPart) -> None:
+    training_here().clock.begin(part, clock.perf_counter_ns())
+
+
+@_unless_it_fails
+def _end() -> None:
+    training_here().clock.end(clock.perf_counter_ns())
+
+
+@_unless_it_fails
+def _drop() -> None:
+    training_here().give_up()
+
+
+@_unless_it_fails
+def _data_ended() -> None:
+    """Drop the time since the last step, because the data of an epoch has ended."""
+    here = training_here()
+    if here.clock.is_in is None and here.steps is None:
+        here.give_up()
+
+
+def _times(part: TrainingPart) -> Callable[[Function], Function]:
+    """Return a wrapper of a function whose calls are that part of a step."""
+
+    def wrap(original: Function) -> Function:
+        @functools.wraps(original)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if is_dynamo_compiling():
+                return original(*args, **kwargs)
+            is_begun = _begin(part)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                if is_begun:
+                    _end()
+
+        return timed
+
+    return wrap
+
+
+def _waits(original: Function) -> Function:
+    """Wrap the data loader's `__next__`: its calls are waits for data. After its end no step runs."""
+
+    @functools.wraps(original)
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        is_begun = _begin(TrainingPart.DATA_WAIT)
+        try:
+            result = original(*args, **kwargs)
+        except BaseException:
+            if is_begun:
+                _end()
+                _data_ended()
+            raise
+        if is_begun:
+            _end()
+        return result
+
+    return wait

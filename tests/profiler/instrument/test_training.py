@@ -1,0 +1,343 @@
+"""Training steps on a CPU: where they begin and end, their parts, and the backward of their bricks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
+
+from cbtop.profiler.instrument import install, training, uninstall  # noqa: E402
+from cbtop.profiler.instrument.training import StepClock, training_here  # noqa: E402
+from cbtop.profiler.instrument.training_calls import StepCalls  # noqa: E402
+from cbtop.profiler.profiler import BrickProfiler  # noqa: E402
+from cbtop.protocol.messages import Node, TrainingTimes  # noqa: E402
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_LOOSE, FLAG_PLAIN  # noqa: E402
+from cbtop.protocol.vocabulary import NodeKind, TrainingPart, is_training  # noqa: E402
+from tests.profiler.memory import Memory  # noqa: E402
+
+from torch import nn  # noqa: E402  # isort: skip
+from torch.utils.checkpoint import checkpoint  # noqa: E402  # isort: skip
+
+NODE = (1 << 24) - 1
+WORDS = 32
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.down(self.up(self.norm(x)).relu())
+
+
+class Model(nn.Module):
+    def __init__(self, repeats: bool | None = None) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(WORDS, 16), nn.Linear(16, WORDS)
+        self.layers = nn.ModuleList(Block() for _ in range(3))
+        self.repeats = repeats  # whether checkpoints are of the reentrant sort; None: no checkpoints
+
+    def forward(self, ids: Any) -> Any:
+        x = self.embedding(ids)
+        for layer in self.layers:
+            x = layer(x) if self.repeats is None else checkpoint(layer, x, use_reentrant=self.repeats)
+        return self.head(x)
+
+
+class Training:
+    """A model, its optimizer, and a loop over them."""
+
+    def __init__(self, repeats: bool | None = None) -> None:
+        torch.manual_seed(3)
+        self.model = Model(repeats)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.ids = torch.randint(0, WORDS, (2, 8), generator=torch.Generator().manual_seed(1))
+
+    def loss(self) -> Any:
+        return nn.functional.cross_entropy(self.model(self.ids).flatten(0, 1), self.ids.flatten())
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.loss().backward()
+        self.optimizer.step()
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    kept = Memory()
+    install(BrickProfiler(recorder=kept))
+    try:
+        yield kept
+    finally:
+        uninstall()
+        training_here().give_up()
+
+
+def steps_of(memory: Memory) -> Counter[str]:
+    """Return the number of steps of each phase."""
+    kinds = {node.id: node for node in memory.said if isinstance(node, Node)}
+    return Counter(
+        kinds[tag & NODE].name
+        for tag, *_ in memory.records
+        if kinds[tag & NODE].kind is NodeKind.STEP
+        and (not tag & FLAG_AMOUNTS or tag & (FLAG_LOOSE | FLAG_PLAIN) == FLAG_PLAIN)
+    )
+
+
+def bricks_of(memory: Memory) -> Counter[str]:
+    """Return the number of calls of each brick in training steps, by `layer/brick`."""
+    nodes = {node.id: node for node in memory.said if isinstance(node, Node)}
+    found: Counter[str] = Counter()
+    for tag, *_ in memory.records:
+        node = nodes[tag & NODE]
+        if node.kind is not NodeKind.BRICK:
+            continue
+        around = nodes[node.parent or 0]
+        stack = f" ({around.label})" if around.label else ""
+        layer = f"Layer {around.name}{stack}/" if around.kind is NodeKind.LAYER else ""
+        while around.kind is not NodeKind.STEP:
+            around = nodes[around.parent or 0]
+        if is_training(around.name):
+            found[f"{layer}{node.name}"] += 1
+    return found
+
+
+def test_a_step_is_a_training_step_from_the_second_optimizer_step_on(memory: Memory) -> None:
+    Training().steps(6)
+    assert steps_of(memory) == {"forward": 1, "train": 5}
+
+
+def test_each_brick_has_its_forward_and_its_backward(memory: Memory) -> None:
+    Training().steps(4)
+    bricks = bricks_of(memory)
+    for name in ("UpProjection", "DownProjection", "LayerNorm"):
+        for layer in range(3):
+            assert bricks[f"Layer {layer}/{name}"] == bricks[f"Layer {layer} (backward)/{name} backward"] == 3, name
+    for name in ("LmHead", "LmHead backward", "Embedding", "Embedding backward", "Loss", "Optimizer", "ZeroGrad"):
+        assert bricks[name] == 3, name
+    assert bricks["Loss backward"] >= 3
+
+
+@pytest.mark.parametrize("is_reentrant", [True, False])
+def test_what_a_checkpoint_runs_again_has_rows_of_its_own(memory: Memory, is_reentrant: bool) -> None:
+    Training(is_reentrant).steps(4)
+    bricks = bricks_of(memory)
+    assert bricks["Layer 1/UpProjection"] == bricks["Layer 1 (backward)/UpProjection recompute"] == 3
+    assert bricks["Layer 1 (backward)/UpProjection backward"] >= 3
+    times = {tag & NODE: (start, end) for tag, start, end, _ in memory.records if not tag & FLAG_AMOUNTS}
+    assert all(0 < end - start < 60e9 for start, end in times.values())
+
+
+def test_parts_inside_a_step_end_before_it_and_do_not_overlap(memory: Memory) -> None:
+    Training(False).steps(5)
+    nodes = {node.id: node for node in memory.said if isinstance(node, Node)}
+    children: dict[int, list[tuple[int, int]]] = {}
+    for tag, start, end, _ in memory.records:
+        node = nodes[tag & NODE]
+        if tag & FLAG_AMOUNTS:
+            continue
+        inside = children.pop(node.id, [])
+        assert sum(to - since for since, to in inside) <= end - start, node.name
+        assert all(start <= since <= to <= end for since, to in inside), node.name
+        children.setdefault(node.parent or 0, []).append((start, end))
+
+
+def test_micro_batches_whose_gradients_add_up_are_one_step(memory: Memory) -> None:
+    loop = Training()
+    for _ in range(4):
+        for _ in range(3):
+            loop.loss().backward()
+        loop.optimizer.step()
+    assert steps_of(memory)["train"] == 3
+    tokens = {elements for tag, _, _, elements in memory.records if elements == 3 * 16}
+    assert tokens == {48}
+
+
+def test_two_optimizers_after_one_backward_are_in_one_step(memory: Memory) -> None:
+    loop = Training()
+    first, *others = loop.model.parameters()
+    both = torch.optim.SGD([first], lr=0.1), torch.optim.Adam(others)
+    for _ in range(4):
+        loop.loss().backward()
+        for optimizer in both:
+            optimizer.step()
+    assert steps_of(memory) == {"forward": 1, "train": 3}
+
+
+def test_two_models_that_train_in_turns_have_steps_of_their_names(memory: Memory) -> None:
+    one, other = Training(), Training()
+    for _ in range(4):
+        one.step()
+        other.step()
+    assert steps_of(memory) == {"forward": 2, "train": 3, "train AdamW 2": 3}
+
+
+def test_the_name_of_an_optimizer_that_is_gone_is_free_again(memory: Memory) -> None:
+    for _ in range(3):
+        Training().steps(3)
+    assert {name for name in steps_of(memory) if is_training(name)} == {"train"}
+
+
+def test_an_evaluation_is_inference_and_its_time_is_in_no_step(memory: Memory) -> None:
+    loop = Training()
+    loop.steps(3)
+    memory.records.clear()
+    loop.model.eval()
+    with torch.no_grad():
+        for _ in range(2):
+            loop.model(loop.ids)
+            time.sleep(0.02)
+    loop.model.train()
+    loop.step()
+    assert steps_of(memory) == {"forward": 2, "train": 1}
+    (took_ns,) = [end - start for tag, start, end, _ in memory.records[-2:] if not tag & FLAG_AMOUNTS]
+    assert took_ns < 20e6
+
+
+def test_an_infinite_gradient_that_the_scaler_leaves_out_ends_a_step(memory: Memory) -> None:
+    loop = Training()
+    scaler = torch.amp.GradScaler("cpu", enabled=True)
+    for number in range(4):
+        scaler.scale(loop.loss()).backward()
+        if number % 2:
+            loop.model.head.weight.grad[0, 0] = float("inf")
+        scaler.step(loop.optimizer)
+        scaler.update()
+        loop.optimizer.zero_grad()
+    assert steps_of(memory)["train"] == 3
+
+
+def test_a_step_whose_model_raises_is_dropped_and_the_next_one_counts(memory: Memory) -> None:
+    loop = Training()
+    loop.steps(3)
+    with pytest.raises(IndexError):
+        loop.model(torch.full((1, 4), WORDS))
+    loop.steps(2)
+    assert steps_of(memory)["train"] == 4
+    assert not training.captures
+
+
+def test_the_wait_for_data_and_the_end_of_an_epoch(memory: Memory) -> None:
+    class Slow(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, at: int) -> Any:
+            time.sleep(0.01)
+            return torch.arange(8)
+
+    loop = Training()
+    for _ in range(2):
+        for loop.ids in torch.utils.data.DataLoader(Slow(), batch_size=2):
+            loop.step()
+        time.sleep(0.2)
+    nodes = {node.id: node.name for node in memory.said if isinstance(node, Node)}
+    waits = [end - start for tag, start, end, _ in memory.records if nodes[tag & NODE] == "DataWait"]
+    assert len(waits) == 5
+    assert min(waits) >= 20e6
+    steps = [
+        end - start
+        for tag, start, end, _ in memory.records
+        if nodes[tag & NODE] == "train" and not tag & FLAG_AMOUNTS
+    ]
+    assert max(steps) < 200e6
+
+
+def test_two_threads_train_each_in_steps_of_its_own(memory: Memory) -> None:
+    loops = Training(), Training()
+    threads = [threading.Thread(target=loop.steps, args=(5,)) for loop in loops]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = steps_of(memory)
+    assert sum(count for name, count in found.items() if is_training(name)) == 8
+
+
+def test_training_is_bit_equal_with_and_without_us(memory: Memory) -> None:
+    watched = Training(False)
+    watched.steps(8)
+    assert any(name.endswith(" backward") for name in bricks_of(memory))
+    uninstall()
+    bare = Training(False)
+    bare.steps(8)
+    for one, other in zip(watched.model.parameters(), bare.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_graph_that_is_kept_has_no_hook_of_ours_any_more() -> None:
+    calls, loss = StepCalls(lambda brick: brick), Training().loss()
+    handles = calls.backward_begins([loss])
+    loss.backward(retain_graph=True)
+    calls.backward_ended(handles)
+    reached = len(calls._runs)
+    assert reached > 2
+    loss.backward()
+    assert len(calls._runs) == reached
+
+
+def test_the_announced_parts_add_up_to_the_steps(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "ANNOUNCE_NS", 0)
+    Training().steps(12)
+    said = [message for message in memory.said if isinstance(message, TrainingTimes)]
+    assert said
+    assert said[-1].phase == "train"
+    names = {part.name for part in said[-1].parts}
+    assert {TrainingPart.FORWARD, TrainingPart.LOSS, TrainingPart.BACKWARD, TrainingPart.OPTIMIZER} <= names
+    assert sum(part.sum_ns for part in said[-1].parts) == said[-1].wall_ns
+
+
+def test_without_attached_models_no_optimizer_hook_and_no_wrapper_stays(memory: Memory) -> None:
+    Training().steps(2)
+    uninstall()
+    from torch.optim import optimizer
+
+    assert not optimizer._global_optimizer_pre_hooks
+    assert not optimizer._global_optimizer_post_hooks
+
+
+PARTS = [TrainingPart.DATA_WAIT, TrainingPart.FORWARD, TrainingPart.BACKWARD, TrainingPart.OPTIMIZER]
+
+
+@given(st.lists(st.tuples(st.sampled_from([*PARTS, None]), st.integers(0, 1000))))
+def test_the_parts_of_any_step_add_up_to_its_time(events: list[tuple[TrainingPart | None, int]]) -> None:
+    clock, now_ns, begun_ns = StepClock(), 0, None
+    for part, passed_ns in events:
+        now_ns += passed_ns
+        if part is None:
+            clock.end(now_ns)
+        else:
+            begun_ns = now_ns if begun_ns is None else begun_ns
+            clock.begin(part, now_ns)
+    begun, parts, ranges = clock.finish(now_ns + 5)
+    assert begun == (now_ns + 5 if begun_ns is None else begun_ns)
+    assert sum(parts.values()) == now_ns + 5 - begun
+    assert sum(until - since for _, since, until in ranges) == now_ns + 5 - begun
+
+
+def test_a_failing_clock_does_not_reach_the_host(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> Any:
+        raise LookupError("of ours")
+
+    loop = Training()
+    loop.steps(3)
+    failing: list[tuple[Any, str]] = [(StepClock, "begin"), (StepClock, "end"), (training, "statistics")]
+    for owner, name in failing:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, fail)
+            loop.steps(2)
+    replaced: Callable[..., Any] = training_here
+    assert replaced().clock is not None
