@@ -25,7 +25,7 @@ import torch
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument.capturing import captures
-from cbtop.profiler.instrument.governor import FLOOR, SAMPLES, USED, median_of
+from cbtop.profiler.instrument.governor import FLOOR, LEAST_USED, SAMPLES, USED, median_of
 from cbtop.profiler.instrument.host_steps import noting_cost
 from cbtop.profiler.instrument.module_tree import dictionary_of
 from cbtop.profiler.instrument.open_step import Noting
@@ -125,7 +125,7 @@ class StepClock:
 class ThreadTraining:
     """The training step that is open in one thread, task or greenlet."""
 
-    __slots__ = ("__weakref__", "calls", "clock", "noting", "sequences", "steps", "tokens")
+    __slots__ = ("__weakref__", "calls", "clock", "noting", "own_ns", "sequences", "steps", "tokens")
 
     def __init__(self) -> None:
         self.clock = StepClock()
@@ -135,6 +135,7 @@ class ThreadTraining:
         """Forget what was called in the step."""
         self.steps: TimedModel | None = None  # of the model that was called first in it
         self.tokens = self.sequences = 0
+        self.own_ns = 0  # time spent by cbtop to begin the forwards of this step
         self.calls: StepCalls | None = None  # None: this step is not recorded
         self.noting: Noting | None = None
 
@@ -194,7 +195,8 @@ class TrainingSteps:
         self._due_ns = 0
         self._recorded = self._seen = 0
         self._first_ns = self._paid_ns = 0
-        self._costs_ns: deque[float] = deque(maxlen=SAMPLES)
+        self._costs_ns: deque[float] = deque(maxlen=SAMPLES)  # of recorded steps
+        self._plain_ns: deque[float] = deque(maxlen=SAMPLES)  # costs of steps that are not recorded
         self._latest: dict[str, deque[tuple[int, Parts]]] = {}  # by phase: the wall time and the parts of a step
         self._told_ns: dict[str, int] = {}
 
@@ -217,6 +219,7 @@ class TrainingSteps:
             here.calls.begin(None, None)
         here.tokens += call.tokens
         here.sequences += call.sequences
+        here.own_ns += clock.perf_counter_ns() - now_ns
         return Forward(here, model)
 
     def _is_due(self, model: TimedModel, now_ns: int) -> bool:
@@ -241,7 +244,7 @@ class TrainingSteps:
         if model is None:
             return
         here.stop_noting()
-        calls, tokens, sequences = here.calls, here.tokens, here.sequences
+        calls, tokens, sequences, own_ns = here.calls, here.tokens, here.sequences, here.own_ns
         here.forget()
         model.path.publish(model.path.position, model.path.position.scope, 0, None, None)
         self._seen += 1
@@ -258,13 +261,21 @@ class TrainingSteps:
             if warm_ups is not None:
                 warm_ups.took(phase, model.model, now_ns - begun_ns, tokens or sequences)
         else:
-            self._announce(model, phase, now_ns - begun_ns, parts)
+            self._announce(model, phase, now_ns - begun_ns, parts, 0 if calls is None else calls.own_ns)
         if calls is not None:
             self._pay(model, calls, now_ns)
+        ended_ns = clock.perf_counter_ns()
+        if calls is None:
+            self._plain_ns.append(own_ns + ended_ns - now_ns)
+            self._paid_ns += own_ns + ended_ns - now_ns
+        here.clock.restart(ended_ns)  # what cbtop did at the end of this step is in no step
 
-    def _announce(self, model: TimedModel, phase: str, wall_ns: int, parts: Parts) -> None:
+    def _announce(self, model: TimedModel, phase: str, wall_ns: int, parts: Parts, own_ns: int) -> None:
+        """Announce the parts of the latest steps. Of this one, `own_ns` of the backward were the time of cbtop."""
         latest = self._latest.setdefault(phase, deque(maxlen=MAX_TIMED_STEPS))
-        latest.append((wall_ns, parts))
+        backward_ns = parts.get(TrainingPart.BACKWARD, 0)
+        own_ns = min(own_ns, backward_ns)
+        latest.append((wall_ns - own_ns, parts | {TrainingPart.BACKWARD: backward_ns - own_ns}))
         now_ns = clock.perf_counter_ns()
         if now_ns - self._told_ns.get(phase, 0) < ANNOUNCE_NS:
             return
@@ -288,10 +299,13 @@ class TrainingSteps:
         governor = model.profiler_steps.governor
         if governor is None:
             return
-        share = governor.allowed_share
-        used = USED * share if self._recorded >= FLOOR else max(USED * share, FLOOR_SHARE)
-        self._due_ns = now_ns + round(paid_ns / used) if used else NEVER_NS
         lived_ns = max(1, now_ns - self._first_ns)
+        plain = statistics.median(self._plain_ns) * self._seen / lived_ns if self._plain_ns else 0.0
+        share = governor.allowed_share
+        used = max(LEAST_USED * share, USED * share - plain)
+        if self._recorded < FLOOR:
+            used = max(used, FLOOR_SHARE)
+        self._due_ns = now_ns + round(paid_ns / used) if used else NEVER_NS
         percent = 100 * self._paid_ns / lived_ns
         low, middle, high = median_of(sorted(self._costs_ns))
         spread = (percent * low / max(1.0, middle), max(percent, percent * high / max(1.0, middle)))

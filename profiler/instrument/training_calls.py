@@ -24,6 +24,7 @@ import torch
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument.capturing import MAX_CALLS, Capture
+from cbtop.profiler.instrument.host_steps import noting_cost
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.protocol import clock
 from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, BrickCategory, BrickId, NodeKind
@@ -164,13 +165,16 @@ class StepCalls(Capture):
 
     def parts(self) -> list[Part]:
         """Return the forward, backward and recomputed calls as parts, in the order of their ends."""
-        places = self._places()
+        places, inside_ns = self._places(), round(noting_cost().inside_ns)
         found: list[Part] = []
         for number, keys in enumerate(places):
-            begin_ns, end_ns = self._begins_ns[number], self._ends_ns[number]
+            begin_ns, end_ns = (
+                self._begins_ns[number],
+                max(self._begins_ns[number], self._ends_ns[number] - inside_ns),
+            )
             if self._repeats[number]:
                 keys = () if _is_layer(self._keys[number]) else _renamed(keys, RECOMPUTE)
-            if keys and self._keys[number] is not None and end_ns:
+            if keys and self._keys[number] is not None and self._ends_ns[number]:
                 found.append((keys, begin_ns, end_ns, self._elements[number]))
         found += self._backward_parts(places)
         return sorted(found, key=lambda part: (part[2], -part[1]))  # inner parts before the parts around them
