@@ -26,6 +26,7 @@ from cbtop.protocol.messages import (
     Sampling,
     TraceSummary,
     Training,
+    TrainingTimes,
 )
 
 MAX_ANNOUNCED = 10_000  # the most of one kind
@@ -48,6 +49,7 @@ Announcement = (
     | Training
     | KernelBurst
     | HostTimes
+    | TrainingTimes
 )
 Kept = TypeVar("Kept")
 Key = tuple[type, Hashable]
@@ -68,6 +70,8 @@ def key_of(message: CatalogMessage) -> Key:
             about = message.trace
         case Compilation():
             about = message.number % MAX_COMPILATIONS
+        case TrainingTimes():
+            about = message.phase, message.model
         case Activity() | Sampling() | Training() | KernelBurst() | HostTimes():
             about = None
         case Manifest() | HostHello() | Goodbye():

@@ -126,6 +126,30 @@ def is_warm_up(phase: str) -> bool:
     return phase.endswith(WARM_UP)
 
 
+class TrainingPart(StrEnum):
+    """A part of a training step, in the order in which most training loops run them."""
+
+    DATA_WAIT = "data wait"
+    FORWARD = "forward"
+    LOSS = "loss"
+    BACKWARD = "backward"
+    CLIP = "clip"
+    OPTIMIZER = "optimizer"
+    ZERO_GRAD = "zero grad"
+    OTHER = "other"
+
+
+TRAIN = "train"  # phase of a training step; ` Adam 2` follows if a process has several optimizers
+# Suffixes of the names of bricks in a training step. The first is the backward pass of a brick, the second is a
+# forward pass that the backward pass repeats.
+BACKWARD, RECOMPUTE = " backward", " recompute"
+
+
+def is_training(phase: str) -> bool:
+    """Whether steps of this name, warm-up steps among them, are training steps."""
+    return phase == TRAIN or phase.startswith(TRAIN + " ")
+
+
 class NodeKind(IntEnum):
     """The kind of a node of the execution graph."""
 

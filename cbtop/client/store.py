@@ -36,6 +36,7 @@ from cbtop.protocol.messages import (
     Manifest,
     Message,
     Node,
+    PartTime,
     RecordBatch,
     Sampling,
     SourceCatalog,
@@ -46,6 +47,7 @@ from cbtop.protocol.messages import (
     TraceNumber,
     TraceSummary,
     Training,
+    TrainingTimes,
 )
 from cbtop.protocol.vocabulary import SourceStatus
 
@@ -245,6 +247,8 @@ class Store:
                 | KernelTimes()
                 | HostTimes()
                 | BrickHostTime()
+                | TrainingTimes()
+                | PartTime()
                 | Goodbye()
                 | Device()
                 | DeviceProcess()
