@@ -25,6 +25,7 @@ from cbtop.text import (
     source_text,
     time_text,
     timeline_text,
+    training_text,
 )
 from cbtop.text.row_filter import AS_THEY_COME, RowChoice
 from cbtop.text.statistics import (
@@ -53,6 +54,7 @@ from cbtop.viewmodels.time_travel import ReplayView
 from cbtop.viewmodels.traces import TraceView
 from cbtop.viewmodels.verdict import Verdict
 
+TRAINING_LINE = "a row has the passes of one brick, in exclusive µs a recorded step (derived)"
 PROVENANCE_LINE = "times and counts are measured; FLOP, bytes and what is made of them are derived from shapes"
 TIMES_LINE = (
     "excl is without the bricks that ran inside (derived), incl and p50 to max with them; incl avg × count = incl"
@@ -273,6 +275,30 @@ def _shown_time(view: SourceView) -> str:
     why = f" ({time_text.seconds(window.asked_s)} were asked for: that is all there is)" if window.is_short else ""
     the = "the " if shown.startswith("last") else ""
     return f"figures: {the}{shown}{why}; records, checks and traces: all that was seen"
+
+
+def _training(view: SourceView) -> str:
+    """Return a table of the parts of a training step, and a table of its bricks. Returns "" without such steps."""
+    found = view.training
+    if found is None:
+        return ""
+    if found.parts:
+        parts: Table = [(f"{view.phase}, {training_text.of_steps(found)}", "share %", "mean ms", "p50 ms")]
+        for part in found.parts:
+            figures = (units.percent_number(part.percent), *map(units.milliseconds, (part.mean_us, part.p50_us)))
+            parts.append((part.name, *figures))
+        parts.append(("step", units.percent_number(100.0), units.milliseconds(found.mean_us), ""))
+        texts = [table(parts, left=1)]
+    else:
+        texts = [training_text.parts(view, found)]
+    if found.bricks:
+        rows: Table = [("brick", "all µs", "forward µs", "backward µs", "recompute µs", "step %")]
+        for row in found.bricks:
+            times = (row.forward_us, row.backward_us, row.recompute_us)
+            passes = [units.NONE_THERE if us is None else units.number(us) for us in times]
+            rows.append((row.name, units.number(row.us), *passes, units.percent_number(row.percent)))
+        texts += ["", table(rows, left=1), TRAINING_LINE]
+    return "\n".join(texts)
 
 
 def _bricks(view: SourceView) -> str:
@@ -586,6 +612,7 @@ def foot_text(view: SourceView) -> str:
 
 OF_BRICKS = ("bricks", "roofline")
 SECTIONS: dict[str, Callable[[SourceView], str]] = {
+    "training": _training,
     "bricks": _bricks,
     "categories": _categories,
     "layers": _layers,
