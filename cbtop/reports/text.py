@@ -52,6 +52,7 @@ from cbtop.viewmodels.steps import SpanView, StepsView
 from cbtop.viewmodels.time_range import TimeRangeView
 from cbtop.viewmodels.time_travel import ReplayView
 from cbtop.viewmodels.traces import TraceView
+from cbtop.viewmodels.training import passes_of_layer
 from cbtop.viewmodels.verdict import Verdict
 
 TRAINING_LINE = "a row has the passes of one brick, in exclusive µs a recorded step (derived)"
@@ -439,9 +440,11 @@ def _layers(view: SourceView) -> str:
     if layers is None:
         return "layers: n/a (none of this phase has been recorded)"
     title = f"µs a {layers.unit}"
-    rows: Table = [("layer", title, "p50 µs", "median of its like", "× median", "between bricks", "most in")]
+    passes = () if view.training is None else ("forward µs", "backward µs")
+    rows: Table = [("layer", title, *passes, "p50 µs", "median of its like", "× median", "between bricks", "most in")]
     for row in layers.rows:
-        figures = (row.us, row.p50_us, row.median_us, row.to_median, row.between_us)
+        in_passes = () if view.training is None else passes_of_layer(layers, row)
+        figures = (row.us, *in_passes, row.p50_us, row.median_us, row.to_median, row.between_us)
         most = f"{row.excess[0]} (+{units.duration(row.excess[1])})" if row.excess else ""
         rows.append((row.name, *map(units.number, figures), most))
     return table(rows, left=1)

@@ -10,6 +10,7 @@ from cbtop.profiler.analysis.brick_stats import BrickStats
 from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.protocol.messages import Node, TrainingTimes
 from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, STEP_BRICKS, TrainingPart, is_training
+from cbtop.viewmodels.layers import LayerRow, LayersView
 
 _PART_ORDER = {part.value: at for at, part in enumerate(TrainingPart)}
 
@@ -75,6 +76,20 @@ def pass_of(name: str) -> tuple[str, str]:
         if name.endswith(suffix):
             return name.removesuffix(suffix), suffix
     return name, ""
+
+
+def passes_of_layer(layers: LayersView, row: LayerRow) -> tuple[float, float]:
+    """Return the exclusive time of a layer's bricks in the forward pass and in the backward pass, in µs.
+
+    Forward passes that the backward pass repeats belong to the backward pass.
+    """
+    forward_us = backward_us = 0.0
+    for brick, us in zip(layers.bricks, row.cells, strict=True):
+        if pass_of(brick.name)[1]:
+            backward_us += us or 0.0
+        else:
+            forward_us += us or 0.0
+    return forward_us, backward_us
 
 
 def _times_of(record: SourceRecord, step: Node) -> TrainingTimes | None:

@@ -14,7 +14,7 @@ from cbtop.protocol.messages import PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import TRAIN, WARM_UP, TrainingPart
 from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.source import source_view
-from cbtop.viewmodels.training import TrainingView, pass_of, training_view
+from cbtop.viewmodels.training import TrainingView, pass_of, passes_of_layer, training_view
 from tests.cbtop.made_training import Seen, Training, trained
 from tests.cbtop.viewmodels.verdicts.streams import Decoding, run
 
@@ -81,6 +81,14 @@ def test_forward_backward_and_recompute_of_a_brick_are_one_row(tmp_path: Path) -
     assert (rows["Optimizer"].us, rows["Optimizer"].forward_us) == (pytest.approx(4_000), None)
     assert [row.us for row in found.bricks] == sorted((row.us for row in found.bricks), reverse=True)
     assert sum(row.percent or 0 for row in found.bricks) == pytest.approx(100 * 41_800 / 42_000)
+
+
+def test_the_passes_of_a_layer_and_the_time_between_bricks_are_its_time(tmp_path: Path) -> None:
+    layers = trained(tmp_path, replace(SHORT, recomputes=True)).one().layer_times
+    assert layers is not None
+    for row in layers.rows:
+        assert passes_of_layer(layers, row) == pytest.approx((3_000, 9_000))
+        assert sum(passes_of_layer(layers, row)) + row.between_us == pytest.approx(row.us)
 
 
 def test_the_bricks_of_a_window_are_of_a_mean_step(tmp_path: Path) -> None:
