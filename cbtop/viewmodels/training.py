@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from cbtop.client.source_record import SourceRecord
 from cbtop.profiler.analysis.brick_stats import BrickStats
 from cbtop.profiler.analysis.phase_totals import PhaseTotals
-from cbtop.protocol.messages import Node, TrainingTimes
+from cbtop.protocol.messages import Node
+from cbtop.protocol.training_messages import TrainingTimes
 from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, STEP_BRICKS, TrainingPart, is_training
 from cbtop.viewmodels.layers import LayerRow, LayersView
 

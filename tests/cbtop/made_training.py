@@ -13,7 +13,13 @@ from cbtop.feeds.feed import StoreViews
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
-from cbtop.protocol.messages import Activity, Heartbeat, Message, PartTime, StatsUpdate, TrainingTimes
+from cbtop.protocol.messages import (
+    Activity,
+    Heartbeat,
+    Message,
+    StatsUpdate,
+)
+from cbtop.protocol.training_messages import PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, TRAIN, WARM_UP, BrickId, TrainingPart
 from cbtop.viewmodels.source import SourceView
 from tests.cbtop.made_machines import HELLO

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.profiler.analysis.phase_totals import PhaseTotals
-from cbtop.protocol.messages import PartTime, TrainingTimes
+from cbtop.protocol.training_messages import PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import TRAIN, WARM_UP, TrainingPart
 from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.source import source_view
