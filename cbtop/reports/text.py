@@ -10,9 +10,11 @@ from cbtop.comparison.items import Place
 from cbtop.comparison.noise import Change
 from cbtop.protocol.vocabulary import LAUNCH_BOUND, UNTIL_THERE, Provenance, is_warm_up
 from cbtop.reports import DEVICES, SOURCES
+from cbtop.reports.layers import layers_table
 from cbtop.reports.machines import machines_of, machines_text
 from cbtop.reports.sources import listed_in, listed_text
 from cbtop.reports.tables import Table, table
+from cbtop.reports.training import training_tables
 from cbtop.text import (
     breakdown_text,
     comparison_text,
@@ -25,7 +27,6 @@ from cbtop.text import (
     source_text,
     time_text,
     timeline_text,
-    training_text,
 )
 from cbtop.text.row_filter import AS_THEY_COME, RowChoice
 from cbtop.text.statistics import (
@@ -52,10 +53,8 @@ from cbtop.viewmodels.steps import SpanView, StepsView
 from cbtop.viewmodels.time_range import TimeRangeView
 from cbtop.viewmodels.time_travel import ReplayView
 from cbtop.viewmodels.traces import TraceView
-from cbtop.viewmodels.training import passes_of_layer
 from cbtop.viewmodels.verdict import Verdict
 
-TRAINING_LINE = "a row has the passes of one brick, in exclusive µs a recorded step (derived)"
 PROVENANCE_LINE = "times and counts are measured; FLOP, bytes and what is made of them are derived from shapes"
 TIMES_LINE = (
     "excl is without the bricks that ran inside (derived), incl and p50 to max with them; incl avg × count = incl"
@@ -278,30 +277,6 @@ def _shown_time(view: SourceView) -> str:
     return f"figures: {the}{shown}{why}; records, checks and traces: all that was seen"
 
 
-def _training(view: SourceView) -> str:
-    """Return a table of the parts of a training step, and a table of its bricks. Returns "" without such steps."""
-    found = view.training
-    if found is None:
-        return ""
-    if found.parts:
-        parts: Table = [(f"{view.phase}, {training_text.of_steps(found)}", "share %", "mean ms", "p50 ms")]
-        for part in found.parts:
-            figures = (units.percent_number(part.percent), *map(units.milliseconds, (part.mean_us, part.p50_us)))
-            parts.append((part.name, *figures))
-        parts.append(("step", units.percent_number(100.0), units.milliseconds(found.mean_us), ""))
-        texts = [table(parts, left=1)]
-    else:
-        texts = [training_text.parts(view, found)]
-    if found.bricks:
-        rows: Table = [("brick", "all µs", "forward µs", "backward µs", "recompute µs", "step %")]
-        for row in found.bricks:
-            times = (row.forward_us, row.backward_us, row.recompute_us)
-            passes = [units.NONE_THERE if us is None else units.number(us) for us in times]
-            rows.append((row.name, units.number(row.us), *passes, units.percent_number(row.percent)))
-        texts += ["", table(rows, left=1), TRAINING_LINE]
-    return "\n".join(texts)
-
-
 def _bricks(view: SourceView) -> str:
     """Return tables of 80 columns: the time of bricks, their work, and their distance from the roof."""
     if view.ranks is not None:
@@ -432,22 +407,6 @@ def _categories(view: SourceView) -> str:
     rows = [("category", *heads(CATEGORY_REPORT))]
     rows += [(row.name, *cells(CATEGORY_REPORT, row)) for row in view.categories]
     return "\n".join((table(rows, left=1), *_shares(view)))
-
-
-def _layers(view: SourceView) -> str:
-    """Return a line per layer. If a layer is slower than its peers, the line has the cause."""
-    layers = view.layer_times
-    if layers is None:
-        return "layers: n/a (none of this phase has been recorded)"
-    title = f"µs a {layers.unit}"
-    passes = () if view.training is None else ("forward µs", "backward µs")
-    rows: Table = [("layer", title, *passes, "p50 µs", "median of its like", "× median", "between bricks", "most in")]
-    for row in layers.rows:
-        in_passes = () if view.training is None else passes_of_layer(layers, row)
-        figures = (row.us, *in_passes, row.p50_us, row.median_us, row.to_median, row.between_us)
-        most = f"{row.excess[0]} (+{units.duration(row.excess[1])})" if row.excess else ""
-        rows.append((row.name, *map(units.number, figures), most))
-    return table(rows, left=1)
 
 
 def _timeline(view: SourceView) -> str:
@@ -615,10 +574,10 @@ def foot_text(view: SourceView) -> str:
 
 OF_BRICKS = ("bricks", "roofline")
 SECTIONS: dict[str, Callable[[SourceView], str]] = {
-    "training": _training,
+    "training": training_tables,
     "bricks": _bricks,
     "categories": _categories,
-    "layers": _layers,
+    "layers": layers_table,
     "timeline": _timeline,
     "roofline": _roofline,
     "tree": _tree,

@@ -1,0 +1,24 @@
+"""The table of layers as text."""
+
+from __future__ import annotations
+
+from cbtop import units
+from cbtop.reports.tables import Table, table
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.training import passes_of_layer
+
+
+def layers_table(view: SourceView) -> str:
+    """Return a line per layer. If a layer is slower than its peers, the line has the cause."""
+    layers = view.layer_times
+    if layers is None:
+        return "layers: n/a (none of this phase has been recorded)"
+    title = f"µs a {layers.unit}"
+    passes = () if view.training is None else ("forward µs", "backward µs")
+    rows: Table = [("layer", title, *passes, "p50 µs", "median of its like", "× median", "between bricks", "most in")]
+    for row in layers.rows:
+        in_passes = () if view.training is None else passes_of_layer(layers, row)
+        figures = (row.us, *in_passes, row.p50_us, row.median_us, row.to_median, row.between_us)
+        most = f"{row.excess[0]} (+{units.duration(row.excess[1])})" if row.excess else ""
+        rows.append((row.name, *map(units.number, figures), most))
+    return table(rows, left=1)
