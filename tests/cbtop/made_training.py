@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import random
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median_low
@@ -13,12 +14,15 @@ from cbtop.feeds.feed import StoreViews
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
+from cbtop.protocol import codec
 from cbtop.protocol.messages import (
     Activity,
     Heartbeat,
     Message,
     StatsUpdate,
+    WireMessage,
 )
+from cbtop.protocol.recording import FrameKind, RecordingOrigin, RecordingWriter, encode_frame
 from cbtop.protocol.training_messages import PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, TRAIN, WARM_UP, BrickId, TrainingPart
 from cbtop.viewmodels.source import SourceView
@@ -57,6 +61,7 @@ class Training:
     tokens: int = 0
     warm_up: int = 0  # first steps
     reports: bool = True  # the parts of its steps
+    noise: float = 0.0  # of the time of each brick
     factor: Mapping[str, float] = field(default_factory=dict)  # on the time of a brick, by name
 
 
@@ -88,13 +93,32 @@ def trained(directory: Path, plan: Training | None = None) -> Seen:
 
 def messages_of(directory: Path, plan: Training) -> Iterator[list[Message]]:
     """What a daemon says of the process, about twice a second."""
+    for source, now_ns, is_whole in _polled(directory, plan):
+        yield [*_dated(source.snapshot() if is_whole else source.delta(), now_ns), _heartbeat(source, now_ns)]
+
+
+def record(directory: Path, path: Path, plan: Training) -> None:
+    """Write a recording of the whole process."""
+    origin = RecordingOrigin("here", 1_000_000_000, HELLO.realtime_ns)
+    writer = RecordingWriter(path, origin, 1 << 30)
+    for source, now_ns, is_whole in _polled(directory, plan):
+        if is_whole:
+            writer.append(_frame(FrameKind.KEYFRAME, now_ns, HELLO, *_dated(source.snapshot(), now_ns)))
+        writer.append(_frame(FrameKind.RECORDS, now_ns, *source.records()))
+        if not is_whole:
+            writer.append(_frame(FrameKind.LIVE, now_ns, *_dated(source.delta(), now_ns), _heartbeat(source, now_ns)))
+    writer.close()
+
+
+def _polled(directory: Path, plan: Training) -> Iterator[tuple[Source, int, bool]]:
+    """Run the process. Yields its source about twice a second, with the time, and whether it is the first time."""
     clock = Clock(1_000_000_000)
     profiler = BrickProfiler(clock_ns=clock, recorder=RingRecorder(directory, 1 << 20))
     profiler.announce(Activity(""))
     steps = _Steps(profiler, clock, plan)
     source, said_ns = source_of(directory), clock()
     source.poll()
-    yield _said(source, clock(), whole=True)
+    yield source, said_ns, True
     for number in range(plan.steps):
         steps.run(number)
         if clock() - said_ns >= UPDATE_NS or number == plan.steps - 1:
@@ -102,13 +126,19 @@ def messages_of(directory: Path, plan: Training) -> Iterator[list[Message]]:
                 profiler.announce(steps.times())
             said_ns = clock()
             source.poll()
-            yield _said(source, said_ns, whole=False)
+            yield source, said_ns, False
 
 
-def _said(source: Source, now_ns: int, *, whole: bool) -> list[Message]:
-    messages: list[Message] = [*(source.snapshot() if whole else source.delta())]
-    messages.append(Heartbeat(now_ns, (source.state_message(),)))
+def _heartbeat(source: Source, now_ns: int) -> Heartbeat:
+    return Heartbeat(now_ns, (source.state_message(),))
+
+
+def _dated(messages: Iterable[WireMessage], now_ns: int) -> list[WireMessage]:
     return [replace(said, monotonic_ns=now_ns) if isinstance(said, StatsUpdate) else said for said in messages]
+
+
+def _frame(kind: FrameKind, now_ns: int, *messages: WireMessage) -> bytes:
+    return encode_frame(kind, now_ns, [codec.encode(message) for message in messages])
 
 
 class _Steps:
@@ -117,6 +147,7 @@ class _Steps:
     def __init__(self, profiler: BrickProfiler, clock: Clock, plan: Training) -> None:
         self.taken_ns: list[dict[str, int]] = []  # of each part, step by step
         self._profiler, self._clock, self._plan = profiler, clock, plan
+        self._random = random.Random(0)
         self._definitions: dict[str, BrickDefinition] = {}
         for brick in FORWARD_US:
             for suffix in ("", BACKWARD, RECOMPUTE):
@@ -170,4 +201,5 @@ class _Steps:
     def _brick(self, name: str, us: float) -> None:
         if us:
             with self._profiler.brick(self._definitions.get(name, name), 64):
-                self._clock.sleep_us(us * self._plan.factor.get(name, 1.0))
+                noise = self._random.lognormvariate(0, self._plan.noise)
+                self._clock.sleep_us(us * self._plan.factor.get(name, 1.0) * noise)
