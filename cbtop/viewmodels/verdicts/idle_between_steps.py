@@ -18,7 +18,7 @@ def _find(view: SourceView) -> Finding | None:
     if steps is None or time_range is None or time_range.between_us is None or time_range.between_percent is None:
         return None
     if view.training is not None:
-        return None  # A training step lasts until the next one begins.
+        return None  # The next training step begins with the end of this one, except around evaluation and epochs.
     on_gpu_us = min(time_range.between_us, _kernels_after_steps_us(view))
     idle_us = time_range.between_us - on_gpu_us
     idle_percent = 100 * idle_us / time_range.wall_us if time_range.wall_us else 0.0

@@ -11,6 +11,7 @@ import pytest
 
 from cbtop.reports import OVERVIEW, REPORTS, VIEWS
 from cbtop.reports.overview import MAX_LINES
+from cbtop.reports.summary import summary
 from cbtop.text.row_filter import RowChoice
 from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.source import SourceView
@@ -61,6 +62,12 @@ def test_the_json_has_the_parts_and_the_bricks(view: SourceView) -> None:
     assert (down["forward_us"], down["backward_us"], down["recompute_us"]) == pytest.approx((5_400, 10_800, 5_400))
     (live,) = json.loads(REPORTS["json"]([samples.LIVE], []))["sources"]
     assert live["training"] is None
+
+
+def test_the_summary_of_a_run_has_the_parts_in_ten_lines(view: SourceView) -> None:
+    lines = summary(view, "cbtop post-mortem")
+    assert len(lines) <= 10
+    assert "training step 42.00 ms: data wait 1.4 %, forward 21.4 %" in lines[1]
 
 
 def test_a_merge_says_why_it_has_no_parts(tmp_path: Path) -> None:
