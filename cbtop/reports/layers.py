@@ -14,10 +14,11 @@ def layers_table(view: SourceView) -> str:
     if layers is None:
         return "layers: n/a (none of this phase has been recorded)"
     title = f"µs a {layers.unit}"
-    passes = () if view.training is None else ("forward µs", "backward µs")
+    has_both = any(all(passes_of_layer(layers, row)) for row in layers.rows)
+    passes = ("forward µs", "backward µs") if has_both else ()
     rows: Table = [("layer", title, *passes, "p50 µs", "median of its like", "× median", "between bricks", "most in")]
     for row in layers.rows:
-        in_passes = () if view.training is None else passes_of_layer(layers, row)
+        in_passes = passes_of_layer(layers, row) if has_both else ()
         figures = (row.us, *in_passes, row.p50_us, row.median_us, row.to_median, row.between_us)
         most = f"{row.excess[0]} (+{units.duration(row.excess[1])})" if row.excess else ""
         rows.append((row.name, *map(units.number, figures), most))

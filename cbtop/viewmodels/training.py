@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cbtop.client.source_record import SourceRecord
@@ -55,8 +55,13 @@ class TrainingView:
         return next((part for part in self.parts if part.name == name), None)
 
 
-def training_view(record: SourceRecord, totals: PhaseTotals, bricks: Sequence[BrickStats]) -> TrainingView | None:
-    """Return the training steps of the phase of `totals`, or None if its steps are not training steps."""
+def training_view(
+    record: SourceRecord, totals: PhaseTotals, bricks: Callable[[], Sequence[BrickStats]]
+) -> TrainingView | None:
+    """Return the training steps of the phase of `totals`, or None if its steps are not training steps.
+
+    `bricks` returns the bricks of the phase. It is called only for training steps.
+    """
     step = totals.step
     if step is None:
         return None
@@ -67,7 +72,7 @@ def training_view(record: SourceRecord, totals: PhaseTotals, bricks: Sequence[Br
         steps=times.steps if times else 0,
         mean_us=times.wall_ns / times.steps / 1e3 if times else None,
         parts=_parts(times) if times else (),
-        bricks=_bricks(bricks, totals, step),
+        bricks=_bricks(bricks(), totals, step),
     )
 
 

@@ -57,6 +57,7 @@ class Training:
     other_us: float = 200.0
     between_us: float = 0.0
     recomputes: bool = False
+    is_stacked: bool = True  # whether the backward passes are in layers of their own, as those of torch models are
     sequences: int = 8
     tokens: int = 0
     warm_up: int = 0  # first steps
@@ -193,7 +194,8 @@ class _Steps:
 
     def _layers(self, layers: Iterator[int] | range, passes: tuple[str, ...]) -> None:
         for index in layers:
-            with self._profiler.layer(index):
+            is_own = self._plan.is_stacked and passes != ("",)
+            with self._profiler.layer(index, "backward" if is_own else ""):
                 for suffix in passes:
                     for brick, us in FORWARD_US.items():
                         self._brick(brick.display_name + suffix, us * (BACKWARD_FACTOR if suffix == BACKWARD else 1))

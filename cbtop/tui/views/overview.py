@@ -37,6 +37,7 @@ TWO_COLUMNS = 160  # Cells. From this width on, verdicts and bricks are to the r
 _WORST = 3  # Number of verdicts that get room before the rest of the view.
 # Lines of the view. From the first height on, each verdict has a line, and from the second on its advice, too.
 _ROOMY, _ROOM_FOR_ADVICE = 17, 26
+_LEAST_TRAINING = 4  # Lines of a training step: a rule, a bar, and the shares of eight parts.
 _TWO_CHARTS = 100  # Cells. From this width on, there are two charts.
 _RATE_ROLE, _TIME_ROLE = "accent", "norm"
 _BUSY_WIDTH = 16
@@ -139,7 +140,7 @@ class OverviewDrawing(SourceDrawing):
         step = part(_step, 2, 4)
         if source.training is not None and source.training.parts:
             most = 2 + len(legend(source.training, left))
-            step = part(_training, most if height >= _ROOMY else 2, most)
+            step = part(_training, min(most, _LEAST_TRAINING) if height >= _ROOMY else 2, most)
         verdicts = part(verdict_lines, worst, most_verdict_lines(source, right))
         compared = len(baseline_lines(source.baseline, left))
         since = part(_baseline, max(1, min(compared, 2)), compared)

@@ -38,6 +38,13 @@ def test_the_report_of_a_training_process_is_as_agreed(view: SourceView) -> None
     assert len(REPORTS["text"]([view], [OVERVIEW]).splitlines()) <= MAX_LINES
 
 
+def test_a_layer_with_both_passes_has_a_column_for_each(tmp_path: Path) -> None:
+    view = trained(tmp_path, Training(steps=30, is_stacked=False)).one()
+    head, *rows = REPORTS["text"]([view], ["layers"]).partition("layer  ")[2].splitlines()[:4]
+    assert "forward µs  backward µs" in head
+    assert all(row.split()[2:5] == ["9,000", "3,000", "6,000"] for row in rows)
+
+
 def test_all_sections_include_training_only_if_steps_train(view: SourceView) -> None:
     assert "backward µs" in REPORTS["text"]([view], [*VIEWS])
     assert "backward µs" not in REPORTS["text"]([samples.LIVE], [*VIEWS])

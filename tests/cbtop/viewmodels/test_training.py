@@ -84,7 +84,7 @@ def test_forward_backward_and_recompute_of_a_brick_are_one_row(tmp_path: Path) -
 
 
 def test_the_passes_of_a_layer_and_the_time_between_bricks_are_its_time(tmp_path: Path) -> None:
-    layers = trained(tmp_path, replace(SHORT, recomputes=True)).one().layer_times
+    layers = trained(tmp_path, replace(SHORT, recomputes=True, is_stacked=False)).one().layer_times
     assert layers is not None
     for row in layers.rows:
         assert passes_of_layer(layers, row) == pytest.approx((3_000, 9_000))
@@ -136,7 +136,11 @@ def test_warm_up_steps_have_bricks_but_no_parts(tmp_path: Path) -> None:
 
 
 def test_steps_that_do_not_train_have_no_training_view(tmp_path: Path) -> None:
-    assert run(tmp_path, Decoding(seconds=0.4)).one().training is None
+    made = run(tmp_path, Decoding(seconds=0.4))
+    assert made.one().training is None
+    (record,) = made.store.sources.values()
+    totals = PhaseTotals.of(record.nodes, record.stats, "decode")
+    assert training_view(record, totals, lambda: pytest.fail("bricks are made in vain")) is None
 
 
 def test_a_sum_of_processes_has_bricks_but_no_parts(tmp_path: Path) -> None:
@@ -157,7 +161,7 @@ def trained_again(directory: Path) -> Seen:
 def test_steps_that_have_not_ended_have_no_bricks(tmp_path: Path) -> None:
     (record,) = trained(tmp_path, SHORT).store.sources.values()
     totals = PhaseTotals.of(record.nodes, type(record.stats)(), TRAIN)
-    found = training_view(record, totals, [])
+    found = training_view(record, totals, list)
     assert found is not None
     assert found.bricks == ()
 
