@@ -26,8 +26,8 @@ from cbtop.protocol.messages import (
     Sampling,
     TraceSummary,
     Training,
-    TrainingTimes,
 )
+from cbtop.protocol.training_messages import TrainingTimes
 
 MAX_ANNOUNCED = 10_000  # limit for each kind of announcement
 MAX_COMPILATIONS = 64  # the newest are kept

@@ -143,6 +143,8 @@ TRAIN = "train"  # phase of a training step; ` Adam 2` follows if a process has 
 # Suffixes of the names of bricks in a training step. The first is the backward pass of a brick, the second is a
 # forward pass that the backward pass repeats.
 BACKWARD, RECOMPUTE = " backward", " recompute"
+# Bricks of a training step that are neither a forward nor a backward pass.
+STEP_BRICKS = ("DataWait", "ClipGradients", "Optimizer", "ZeroGrad")
 
 
 def is_training(phase: str) -> bool:

@@ -76,6 +76,9 @@ MODULES: dict[str, tuple[str, ...]] = {
         "tests/cbtop/viewmodels/test_time_breakdown.py",
         "tests/cbtop/viewmodels/test_source_view.py",
     ),
+    "cbtop.viewmodels.training": ("tests/cbtop/viewmodels/test_training.py",),
+    "cbtop.comparison.training_measures": ("tests/cbtop/comparison/test_training_parts.py",),
+    "cbtop.comparison.training_parts": ("tests/cbtop/comparison/test_training_parts.py",),
     "cbtop.viewmodels.time_breakdown": ("tests/cbtop/viewmodels/test_time_breakdown.py",),
     "cbtop.viewmodels.merge": (
         "tests/cbtop/viewmodels/test_merge.py",

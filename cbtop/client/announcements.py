@@ -26,8 +26,8 @@ from cbtop.protocol.messages import (
     Sampling,
     TraceSummary,
     Training,
-    TrainingTimes,
 )
+from cbtop.protocol.training_messages import TrainingTimes
 
 
 def apply_announcement(record: SourceRecord, message: CatalogMessage) -> None:

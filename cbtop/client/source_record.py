@@ -29,8 +29,8 @@ from cbtop.protocol.messages import (
     Sampling,
     SourceState,
     TraceSummary,
-    TrainingTimes,
 )
+from cbtop.protocol.training_messages import TrainingTimes
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 
 HISTORY_S = 120

@@ -36,7 +36,6 @@ from cbtop.protocol.messages import (
     Manifest,
     Message,
     Node,
-    PartTime,
     RecordBatch,
     Sampling,
     SourceCatalog,
@@ -47,8 +46,8 @@ from cbtop.protocol.messages import (
     TraceNumber,
     TraceSummary,
     Training,
-    TrainingTimes,
 )
+from cbtop.protocol.training_messages import PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import SourceStatus
 
 MAX_SOURCES = 1024

@@ -225,6 +225,11 @@ def change(before: Figure, now: Figure, compared: int, shared: float | None = No
     return replace(found, own=replace(own, medians_us=None)) if own.half < found.half else found
 
 
+def half_of(figure: Figure) -> float:
+    """Return how far chance may have moved one figure, in either direction."""
+    return change(Figure(figure.mean, 0.0, figure.blocks), figure, 1).half
+
+
 def _change(before: Figure, now: Figure, compared: int, looks: int) -> Change:
     """Return the change from `before` to `now`, corrected for `compared` figures that are each tested `looks`
     times.

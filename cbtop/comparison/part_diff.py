@@ -120,6 +120,23 @@ class PartDiff:
         return 1e6 / self.wall.before, 1e6 / self.wall.now
 
     @property
+    def samples_per_sec(self) -> tuple[float, float] | None:
+        """Sequences per second of wall-clock time, before and now, or None if not all steps report them."""
+        rates = []
+        for group, rate in zip((self.before, self.now), self.units_per_sec, strict=True):
+            units = group.tokens if group.unit == "token" else 1.0
+            if group.sequences is None or not units:
+                return None
+            rates.append(rate * group.sequences / units)
+        return rates[0], rates[1]
+
+    @property
+    def training(self) -> dict[str, Change]:
+        """The change of each part of a training step, in µs of the median step."""
+        both = [name for name in self.now.training if name in self.before.training]
+        return {name: change(self.before.training[name], self.now.training[name], len(both)) for name in both}
+
+    @property
     def bricks(self) -> list[PlaceDiff]:
         """Each brick over all layers."""
         return [one for one in self.places if one.brick and one.layer is None]

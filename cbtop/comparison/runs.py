@@ -72,6 +72,8 @@ class StepGroup:
     # `wall_us` if every step took the median time and no pause came before it. None if unknown.
     typical_us: Figure | None = None
     failed: int = 0  # number of steps that ended by an exception or were cancelled
+    # Parts of training steps: µs in the median step, over all steps of the phase. Empty for other steps.
+    training: Mapping[str, Figure] = field(default_factory=dict)
 
     @property
     def amount(self) -> float:
@@ -357,7 +359,14 @@ def _together(parts: Sequence[StepGroup]) -> StepGroup:
         inside_us=inside,
         places=places,
         typical_us=learned([typical])[0] if len(typical) == len(parts) else None,
+        training=_training_together(parts),
     )
+
+
+def _training_together(parts: Sequence[StepGroup]) -> dict[str, Figure]:
+    names = [name for name in parts[0].training if all(name in part.training for part in parts)]
+    rows = [[part.training[name] for part in parts] for name in names]
+    return dict(zip(names, learned(rows) if rows else [], strict=True))
 
 
 def _mean_of(values: Sequence[float | None]) -> float | None:

@@ -2,7 +2,8 @@
 
 # Grammar
 #     threshold = [PHASE "."] WHAT ["@" LAYER] ["." FIGURE] OPERATOR NUMBER [UNIT]
-#     WHAT      = a brick, a category (attn, ffn, norm), step, tokens_per_sec, unattributed or loss
+#     WHAT      = a brick, a category (attn, ffn, norm), step, tokens_per_sec, samples_per_sec, unattributed or loss;
+#                 of training steps also a part, such as backward
 #     LAYER     = only after a brick or category
 #     FIGURE    = p50 (of a call; the default), p99, or per_token (µs per token or step)
 #     UNIT      = x (times the baseline), %, ns, us, µs, ms or s
@@ -23,16 +24,25 @@ from enum import StrEnum
 from math import inf
 
 from cbtop.comparison.items import BETWEEN_BRICKS, Brick
-from cbtop.comparison.noise import Change, Figure, change
+from cbtop.comparison.noise import Change, half_of
 from cbtop.comparison.part_diff import PartDiff, PlaceDiff, findable_percent
 from cbtop.comparison.run_diff import RunDiff
 from cbtop.comparison.runs import MIN_LEARNED
+from cbtop.comparison.training_measures import (
+    ONLY_P50,
+    Measure,
+    bare_name,
+    part_p50,
+    samples_per_sec,
+    training_part,
+)
 from cbtop.errors import UsageError
 from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.units import count, counted, duration, number, percent
 
 FIGURES = ("p50", "p99", "per_token")
 RATE, UNATTRIBUTED, LOSS, STEP = "tokens_per_sec", "unattributed", "loss", "step"
+SAMPLES = "samples_per_sec"
 BLIND_PERCENT = 10.0  # percent; if no smaller change of the median brick can be found, the gate is unsure
 MAX_BLIND_PERCENT = 50.0  # percent; if only larger changes can be found, the result is unknown
 MAX_NOISE_PERCENT = 100.0  # percent; with more noise, even a step that takes twice as long breaks no threshold
@@ -132,7 +142,7 @@ def parse(text: str, where: tuple[str, int] = ("", 1)) -> Threshold:
     if not names or not all(names):
         raise UsageError(f"threshold {shown!r}: the name of a brick or figure is missing; write it like {EXAMPLE}")
     layer = layer.strip()
-    _check(shown, names[-1], layer, figure, sign, value, unit)
+    _check(shown, names, layer, figure, sign, value, unit)
     us = value * _UNITS[unit] if unit in _UNITS else value
     # The text must be on one line, because annotations and logs are read line by line.
     return Threshold(" ".join(text.split()), tuple(names), layer or None, figure or FIGURES[0], sign, us, unit, where)
@@ -141,7 +151,7 @@ def parse(text: str, where: tuple[str, int] = ("", 1)) -> Threshold:
 def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
     """Return the result of a threshold for each place that it applies to. Raises UsageError without such a place."""
     name = threshold.names[-1]
-    if name == LOSS:
+    if _is_of_records(threshold.names, threshold.unit):
         lost = found.now.lost_percent
         return [_judged(threshold, "records", lost, 0.0, threshold.value, f"{number(lost)} % were lost")]
     # An absolute threshold also judges parts in the new run only.
@@ -149,7 +159,7 @@ def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
     phase = ".".join(threshold.names[:-1])
     if phase:
         parts = tuple(part for part in known if part.phase == phase)
-        if not parts and _bare(phase) in {_bare(one.name) for part in known for one in part.bricks}:
+        if not parts and bare_name(phase) in {bare_name(one.name) for part in known for one in part.bricks}:
             raise UsageError(
                 f"threshold {threshold.text!r}: {name!r} is not a figure of {phase}; there are {', '.join(FIGURES)}"
             )
@@ -390,8 +400,18 @@ def _in_part(threshold: Threshold, part: PartDiff, found: RunDiff) -> Iterator[J
             said = f"{number(now / before)}× ± {number(half)} ({number(before)} → {number(now)} {part.unit}s/s)"
             yield _judged(threshold, part.phase, now / before, half, limit, said)
         else:
-            half = _half(part.now.wall_us) / part.now.wall_us.mean * now
+            half = half_of(part.now.wall_us) / part.now.wall_us.mean * now
             yield _judged(threshold, part.phase, now, half, limit, f"{number(now)} ± {number(half)} {part.unit}s/s")
+        return
+    if name == SAMPLES:
+        yield _of_measure(threshold, part, samples_per_sec(part, is_relative=threshold.is_relative))
+        return
+    if (training := training_part(part, name)) is not None:
+        is_p50 = threshold.figure == FIGURES[0] and threshold.layer is None
+        measure = (
+            part_p50(part, training, is_relative=threshold.is_relative) if is_p50 else Measure(training, ONLY_P50)
+        )
+        yield _of_measure(threshold, part, measure)
         return
     if name == UNATTRIBUTED:
         # Time between the bricks of a layer counts as time of the layer. All other time between bricks is
@@ -399,12 +419,20 @@ def _in_part(threshold: Threshold, part: PartDiff, found: RunDiff) -> Iterator[J
         known, whole = part.now.places, part.now.inside_us.mean
         named = sum(one.time.mean for (brick, layer), one in known.items() if brick == BETWEEN_BRICKS and layer)
         between = known[BETWEEN_BRICKS, None].time
-        share, half = 100 * (between.mean - named) / whole, 100 * _half(between) / whole
+        share, half = 100 * (between.mean - named) / whole, 100 * half_of(between) / whole
         yield _judged(threshold, part.phase, share, half, limit, f"{number(share)} ± {number(half)} % of a step")
         return
     places = [part.step] if name == STEP else _places(threshold, part)
     for place in places:
         yield _of_place(threshold, part, place, found)
+
+
+def _of_measure(threshold: Threshold, part: PartDiff, found: Measure) -> Judged:
+    """Judge a value of training steps, or return why it is not known."""
+    about = f"{part.phase}: {found.name}" if found.name else part.phase
+    if found.why_not:
+        return Judged(threshold.text, about, Outcome.UNKNOWN, found.why_not, where=threshold.where)
+    return _judged(threshold, about, found.value, found.half, threshold.value, found.said, found.name)
 
 
 def _of_place(threshold: Threshold, part: PartDiff, place: PlaceDiff, found: RunDiff) -> Judged:
@@ -429,7 +457,7 @@ def _of_place(threshold: Threshold, part: PartDiff, place: PlaceDiff, found: Run
         said = f"{number(one.now / one.before)}× ± {number(half)}"
         said += _calls(place, threshold.figure)
         return _judged(threshold, about, one.now / one.before, half, limit, said, _guilty(part, place))
-    half = _half(figure) + off_us
+    half = half_of(figure) + off_us
     said = f"{duration(figure.mean)} ± {duration(half)}"
     return _judged(threshold, about, figure.mean, half, limit, said, _guilty(part, place))
 
@@ -448,11 +476,6 @@ def _judged(
     else:
         outcome = Outcome.BROKEN
     return Judged(threshold.text, about, outcome, said, guilty if outcome is Outcome.BROKEN else "", threshold.where)
-
-
-def _half(figure: Figure) -> float:
-    """Return how far chance may have moved one figure, in either direction."""
-    return change(Figure(figure.mean, 0.0, figure.blocks), figure, 1).half
 
 
 def _change_of(threshold: Threshold, place: PlaceDiff) -> Change | None:
@@ -516,20 +539,22 @@ def _about(part: PartDiff, place: PlaceDiff) -> str:
 
 def _places(threshold: Threshold, part: PartDiff) -> list[PlaceDiff]:
     """Return the places that a threshold names. Raises UsageError if it names no existing place."""
-    wanted = _bare(threshold.names[-1])
+    wanted = bare_name(threshold.names[-1])
     bricks = {one.brick for one in part.bricks if one.brick}
-    named = {brick for brick in bricks if _bare(brick[0]) == wanted}
+    named = {brick for brick in bricks if bare_name(brick[0]) == wanted}
     category = _CATEGORIES.get(threshold.names[-1].casefold())
     if not named and category is not None:
         named = {brick for brick in bricks if brick[1] is category and brick != BETWEEN_BRICKS}
     if not named:
-        named = {brick for brick in bricks if _bare(brick[0]).startswith(wanted)}
+        named = {brick for brick in bricks if bare_name(brick[0]).startswith(wanted)}
     if not named:
         raise _no_such(threshold, "brick", threshold.names[-1], sorted(name for name, _ in bricks))
     if threshold.layer is None:
         return [one for one in part.bricks if one.brick in named]
     layers = sorted({one.layer for one in part.cells if one.layer})
-    layer = next((one for one in layers if _bare(one) in (_bare(threshold.layer), f"layer{threshold.layer}")), None)
+    layer = next(
+        (one for one in layers if bare_name(one) in (bare_name(threshold.layer), f"layer{threshold.layer}")), None
+    )
     if layer is None:
         raise _no_such(threshold, "layer", threshold.layer, layers)
     return [one for one in part.cells if one.brick in named and one.layer == layer]
@@ -542,24 +567,25 @@ def _no_such(threshold: Threshold, what: str, name: str, known: Sequence[str]) -
     return UsageError(f"threshold {threshold.text!r}: there is no {what} {name!r}; {hint}there are {there}")
 
 
-def _bare(name: str) -> str:
-    return "".join(sign for sign in name.casefold() if sign.isalnum())
+def _is_of_records(names: Sequence[str], unit: str) -> bool:
+    """Whether a threshold is about lost records. `train.loss<=2ms` is about the loss of a training step."""
+    return names[-1] == LOSS and (len(names) == 1 or unit not in ("x", *_UNITS))
 
 
-def _check(text: str, name: str, layer: str, figure: str, sign: str, value: float, unit: str) -> None:
+def _check(text: str, names: Sequence[str], layer: str, figure: str, sign: str, value: float, unit: str) -> None:
     """Raise UsageError if unit, sign, layer and figure do not fit together."""
-    wrong = ""
-    if name == LOSS and (unit not in ("", "%") or figure or (value and not unit)):
+    name, is_loss, wrong = names[-1], _is_of_records(names, unit), ""
+    if is_loss and (unit not in ("", "%") or figure or (value and not unit)):
         wrong = "loss is a share of the records: write loss==0 or loss<=0.1%"
     elif name == UNATTRIBUTED and (unit != "%" or figure):
         wrong = "unattributed is a share of a step: write unattributed<=1%"
-    elif name == RATE and (unit not in ("", "x") or figure):
-        wrong = f"{RATE} is a number or a multiple of the baseline: write {RATE}>=40 or {RATE}>=0.97x"
-    elif name not in (LOSS, UNATTRIBUTED, RATE) and unit not in ("x", *_UNITS):
+    elif name in (RATE, SAMPLES) and (unit not in ("", "x") or figure):
+        wrong = f"{name} is a number or a multiple of the baseline: write {name}>=40 or {name}>=0.97x"
+    elif not is_loss and name not in (UNATTRIBUTED, RATE, SAMPLES) and unit not in ("x", *_UNITS):
         wrong = f"expected a time or a multiple of the baseline: write {name}.p50<=12us or {name}.p50<=1.05x"
-    elif layer and name in (LOSS, UNATTRIBUTED, RATE, STEP):
+    elif layer and (is_loss or name in (UNATTRIBUTED, RATE, SAMPLES, STEP)):
         wrong = f"{name} covers all layers: omit @{layer}"
-    elif sign == "==" and name != LOSS:
+    elif sign == "==" and not is_loss:
         wrong = "measured values cannot be compared with ==; use <= or >="
     if wrong:
         raise UsageError(f"threshold {text!r}: {wrong}")

@@ -120,6 +120,7 @@ def _part(part: StepGroup) -> dict[str, Any]:
         "inside_us": _figure_out(part.inside_us),
         "typical_us": _figure_out(part.typical_us),
         "budgets": [[*_brick_out(brick), budget_us] for brick, budget_us in part.budgets.items()],
+        "training": [[name, _figure_out(figure)] for name, figure in part.training.items()],
         "places": [
             {
                 "brick": None if brick is None else _brick_out(brick),
@@ -210,6 +211,10 @@ def _part_in(document: object) -> StepGroup:
     for one in _list(said.get("budgets", []), "budgets", MAX_LISTED):
         name, category, budget_us = _row(one, "budgets", 3)
         budgets[_brick([name, category])] = _positive(budget_us, "budgets")
+    training = {}
+    for one in _list(said.get("training", []), "training", MAX_LISTED):  # older files lack this field
+        name, figure = _row(one, "training", 2)
+        training[_text(name, "training")] = _figure(figure, "training")
     wall_us, inside_us = (_figure(said.get(name), name) for name in ("wall_us", "inside_us"))
     typical_us = _or_none(_figure)(said.get("typical_us"), "typical_us")
     if not (wall_us.mean > 0 and inside_us.mean > 0) or (typical_us and not typical_us.mean > 0):
@@ -221,6 +226,7 @@ def _part_in(document: object) -> StepGroup:
         typical_us=typical_us,
         places=places,
         budgets=budgets,
+        training=training,
         **plain,
     )
 

@@ -11,6 +11,7 @@ from cbtop.client.source_record import SourceRecord
 from cbtop.comparison.noise import MIN_BLOCKS
 from cbtop.comparison.runs import Run, StepGroup, TooShort, kernels_of, part_of
 from cbtop.comparison.step_blocks import STEPS_A_BLOCK, StepBlocks
+from cbtop.comparison.training_parts import TrainingParts
 from cbtop.feeds.feed import FeedSnapshot, gpus_of
 from cbtop.feeds.replay import ReplayFeed
 from cbtop.profiler.analysis.graph.nodes import display_name
@@ -18,9 +19,15 @@ from cbtop.profiler.analysis.stats import sane
 from cbtop.protocol.codec import sanitise
 from cbtop.protocol.device_messages import Device, DeviceSample
 from cbtop.protocol.errors import DecodeError
-from cbtop.protocol.messages import Heartbeat, RecordBatch, SourceState
+from cbtop.protocol.messages import (
+    Heartbeat,
+    RecordBatch,
+    SourceCatalog,
+    SourceState,
+)
 from cbtop.protocol.record_batch import RecordTally, unpack
 from cbtop.protocol.recording import FrameKind, RecordingReader
+from cbtop.protocol.training_messages import TrainingTimes
 from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
 from cbtop.viewmodels.snapshot import surroundings_of
 from cbtop.viewmodels.stall import StallKind, stall_view
@@ -32,7 +39,8 @@ LEAST_STEPS = MIN_BLOCKS * STEPS_A_BLOCK
 class _Read:
     """A process while its recording is read.
 
-    Its fields are the records, the samples of its devices with their times, and its state in the last live heartbeat.
+    It has the records, the samples of its devices with their times, the state in its last live heartbeat, and what
+    the process reported of its training steps.
     """
 
     seen: FeedSnapshot
@@ -43,6 +51,7 @@ class _Read:
     gpus: list[tuple[int, Device]] = field(default_factory=list)
     host: list[tuple[int, Device]] = field(default_factory=list)
     ran: tuple[int, SourceState] | None = None
+    training: TrainingParts = field(default_factory=TrainingParts)
 
     def while_it_ran(self, samples: Sequence[tuple[int, Device]]) -> list[Device]:
         """Return the devices sampled while steps were recorded, because an idle device has a different clock."""
@@ -88,6 +97,10 @@ def _read(reader: RecordingReader, read: dict[str, _Read]) -> int:
             for message in frame.messages():
                 if isinstance(message, RecordBatch) and (source := read.get(message.source)):
                     _take(source, message)
+                elif isinstance(message, SourceCatalog) and (source := read.get(message.source)):
+                    for said in message.messages:
+                        if isinstance(said, TrainingTimes):
+                            source.training.take(said, source.blocks.steps)
                 elif isinstance(message, DeviceSample):
                     for each in read.values():
                         _take_sample(each, message)
@@ -161,7 +174,8 @@ def _run(name: str, source: _Read, damage: str, *, is_cut: bool) -> Run:
             steps, time_us = source.blocks.count_of(work), source.blocks.time_us_of(work)
             too_short.append(TooShort(display_name(table[work.step]), steps, needed, time_us))
         else:
-            parts.append(part)
+            step = table[work.step]
+            parts.append(replace(part, training=source.training.medians(step.name, step.label)))
     by_index = sorted({(one.index, one.uuid, one.name) for _, one in source.gpus})
     gpus = [of_name for _, _, of_name in by_index]
     hello, state, tally = record.hello, record.state, source.tally

@@ -29,7 +29,7 @@ OVERVIEW = "overview"  # A section that fits on one screen, and is printed alone
 SOURCES, DEVICES = "sources", "devices"  # Sections about all sources.
 TIMELINE = "timeline"  # A section made of records. If it is not requested, records are not received.
 # The same sections as in text.py.
-VIEWS = ("bricks", "categories", "layers", TIMELINE, "roofline", "tree", "trace", SOURCES, DEVICES)
+VIEWS = ("training", "bricks", "categories", "layers", TIMELINE, "roofline", "tree", "trace", SOURCES, DEVICES)
 
 
 def _text(

@@ -18,7 +18,7 @@ from cbtop.reports.text import (
     replay_text,
     verdicts_text,
 )
-from cbtop.text import merge_text, rate_text, recording_text, source_text
+from cbtop.text import merge_text, rate_text, recording_text, source_text, training_text
 from cbtop.text.row_filter import AS_THEY_COME, RowChoice
 from cbtop.text.statistics import OVERVIEW_REPORT
 from cbtop.viewmodels.source import SourceView
@@ -57,6 +57,7 @@ def _source(view: SourceView, rows: RowChoice, room: int) -> list[str]:
         first_lines(baseline_text(view.baseline).splitlines(), MAX_COMPARED),
         _verdicts(view),
         [filtered_text(view, shown, rows.filter)] if rows.filter else [],
+        [training_text.parts(view, view.training)] if view.training else [],
         books_text(view).splitlines(),
         foot_text(view).splitlines(),
     ]

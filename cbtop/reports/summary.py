@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from cbtop import units
 from cbtop.protocol.vocabulary import is_warm_up
-from cbtop.text import rate_text, recording_text
+from cbtop.text import rate_text, recording_text, training_text
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.steps import StepsView
 from cbtop.viewmodels.verdict import Severity
@@ -24,6 +24,7 @@ def summary(view: SourceView, next_command: str, more_processes: int = 0, note: 
     above = [_rates(view, view.steps)] if view.steps else []
     above += [f"left out: {recording_text.warm_up(view.warm_up)}"] if view.warm_up and _is_much(view) else []
     above += _others(view)
+    above += [training_text.parts(view, view.training)] if view.training and view.training.parts else []
     worst = [verdict for verdict in view.verdicts if verdict.severity is not Severity.NOTE]
     below = [f"{verdict.severity} {verdict.id}: {verdict.sentence}" for verdict in worst[:MAX_VERDICTS]]
     if more_processes:

@@ -10,9 +10,11 @@ from cbtop.comparison.items import Place
 from cbtop.comparison.noise import Change
 from cbtop.protocol.vocabulary import LAUNCH_BOUND, UNTIL_THERE, Provenance, is_warm_up
 from cbtop.reports import DEVICES, SOURCES
+from cbtop.reports.layers import layers_table
 from cbtop.reports.machines import machines_of, machines_text
 from cbtop.reports.sources import listed_in, listed_text
 from cbtop.reports.tables import Table, table
+from cbtop.reports.training import training_tables
 from cbtop.text import (
     breakdown_text,
     comparison_text,
@@ -409,20 +411,6 @@ def _categories(view: SourceView) -> str:
     return "\n".join((table(rows, left=1), *_shares(view)))
 
 
-def _layers(view: SourceView) -> str:
-    """Return a line per layer. The line of a slow layer has the cause."""
-    layers = view.layer_times
-    if layers is None:
-        return "layers: n/a (none of this phase has been recorded)"
-    title = f"µs a {layers.unit}"
-    rows: Table = [("layer", title, "p50 µs", "median of its like", "× median", "between bricks", "most in")]
-    for row in layers.rows:
-        figures = (row.us, row.p50_us, row.median_us, row.to_median, row.between_us)
-        most = f"{row.excess[0]} (+{units.duration(row.excess[1])})" if row.excess else ""
-        rows.append((row.name, *map(units.number, figures), most))
-    return table(rows, left=1)
-
-
 def _timeline(view: SourceView) -> str:
     """Return the sum of each lane, and the newest step record by record. Returns "" if records were not followed."""
     found = view.timeline
@@ -588,9 +576,10 @@ def foot_text(view: SourceView) -> str:
 
 OF_BRICKS = ("bricks", "roofline")
 SECTIONS: dict[str, Callable[[SourceView], str]] = {
+    "training": training_tables,
     "bricks": _bricks,
     "categories": _categories,
-    "layers": _layers,
+    "layers": layers_table,
     "timeline": _timeline,
     "roofline": _roofline,
     "tree": _tree,

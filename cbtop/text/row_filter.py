@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from cbtop.text.statistics import BRICK_COLUMNS, BUDGET_COLUMNS, CHECK_COLUMNS, HOST_COLUMNS, POINT_COLUMNS
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.training import pass_of
 
 BY_NAME = "brick"
 _STATISTICS = {
@@ -104,7 +105,11 @@ class RowChoice:
             kept = (row for row in ranks.rows if matches(row.brick) or matches(row.category))
             ranks = replace(ranks, rows=tuple(kept))
         roofline = replace(source.roofline, points=self._chosen(source.roofline.points))
-        return replace(source, bricks=self._chosen(source.bricks), ranks=ranks, roofline=roofline)
+        bricks, training = self._chosen(source.bricks), source.training
+        if training is not None and self.filter:
+            names = {pass_of(row.name)[0] for row in bricks}
+            training = replace(training, bricks=tuple(row for row in training.bricks if row.name in names))
+        return replace(source, bricks=bricks, ranks=ranks, roofline=roofline, training=training)
 
     def _chosen(self, rows: Sequence[BrickRow]) -> tuple[BrickRow, ...]:
         matches = matcher(self.filter)

@@ -488,6 +488,7 @@ def _slowest(view: SourceView, members: Sequence[tuple[str, SourceView]]) -> Sou
         roofline=_no_roof(tuple(bricks.values())),
         graph=(),
         layer_times=None,
+        training=None,
         critical_path=None,
         books=None,
         outside=None,

@@ -65,6 +65,7 @@ from cbtop.viewmodels.time_range import (
 )
 from cbtop.viewmodels.timeline import TimelineView, timeline_view
 from cbtop.viewmodels.traces import TraceView, trace_views
+from cbtop.viewmodels.training import TrainingView, training_view
 from cbtop.viewmodels.verdict import Verdict
 
 
@@ -147,7 +148,9 @@ class SourceView:
     critical_path: Lazy[CriticalPathView | None] = Lazy(None)
     # Times of layers. None without layers, or in a merge by maximum.
     layer_times: Lazy[LayersView | None] = Lazy(None)
-    machines: tuple[MachineView, ...] = ()  # The machine that the process runs on. A merge may have several.
+    machines: tuple[MachineView, ...] = ()  # The machine that it runs on. A merge may have several.
+    # Parts and bricks of the training steps. None if the shown steps are not training steps.
+    training: Lazy[TrainingView | None] = Lazy(None)
     # Pace of the shown steps in the last two minutes. Empty in a merge.
     pace: Lazy[tuple[PaceView, ...]] = Lazy(())
     brick_growth: Lazy[tuple[BrickGrowth, ...]] = Lazy(())  # Empty if the window is too short.
@@ -313,6 +316,7 @@ def _with_details(view: SourceView, record: SourceRecord, found: PhaseSelection,
         view,
         layer_times=LazyValue(lambda: layers_view(parts.totals)),
         outside=LazyValue(lambda: parts.outside),
+        training=LazyValue(lambda: training_view(record, parts.totals, lambda: parts.bricks)),
         traces=LazyValue(lambda: trace_views(record.traces.values())),
         pace=LazyValue(lambda: pace(record, phase)),
         brick_growth=LazyValue(lambda: brick_growth(record, phase)),

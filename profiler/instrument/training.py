@@ -34,7 +34,8 @@ from cbtop.profiler.instrument.training_calls import StepCalls
 from cbtop.profiler.positions import finder
 from cbtop.profiler.steps import STEP
 from cbtop.protocol import clock
-from cbtop.protocol.messages import MAX_TIMED_STEPS, PartTime, Sampling, TrainingTimes
+from cbtop.protocol.messages import Sampling
+from cbtop.protocol.training_messages import MAX_TIMED_STEPS, PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import TRAIN, WARM_UP, BrickCategory, TrainingPart
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from cbtop.protocol import codec, messages
 from cbtop.protocol.attributes import FunctionAttributes, KernelAttributes, TransferAttributes, Work
 from cbtop.protocol.errors import DecodeError
+from cbtop.protocol.training_messages import PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import BrickId, NodeKind, Provenance, TransferDirection
 
 KINDS = get_args(messages.Message)
@@ -50,12 +51,12 @@ def values(annotation: Any) -> st.SearchStrategy[Any]:
     return instances(annotation) if dataclasses.is_dataclass(annotation) else st.from_type(annotation)
 
 
-def takes_time(parts: list[messages.PartTime]) -> bool:
+def takes_time(parts: list[PartTime]) -> bool:
     return any(part.sum_ns for part in parts)
 
 
-def training_times(phase: str, model: str, steps: int, parts: list[messages.PartTime]) -> messages.TrainingTimes:
-    return messages.TrainingTimes(phase, model, steps, sum(part.sum_ns for part in parts), tuple(parts))
+def training_times(phase: str, model: str, steps: int, parts: list[PartTime]) -> TrainingTimes:
+    return TrainingTimes(phase, model, steps, sum(part.sum_ns for part in parts), tuple(parts))
 
 
 def instances(kind: Any) -> st.SearchStrategy[Any]:
@@ -66,7 +67,7 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
         )
     if kind is messages.BrickHostTime:  # some calls
         return st.builds(kind, values(int), st.integers(1, 1 << 60), values(float))
-    if kind is messages.PartTime:
+    if kind is PartTime:
         time_ns = st.integers(0, 1 << 50)
         return st.builds(
             lambda name, p50_ns, more_ns: kind(name, p50_ns + more_ns, p50_ns),
@@ -74,8 +75,8 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
             time_ns,
             time_ns,
         )
-    if kind is messages.TrainingTimes:
-        parts = st.lists(instances(messages.PartTime), min_size=1, max_size=4, unique_by=lambda part: part.name)
+    if kind is TrainingTimes:
+        parts = st.lists(instances(PartTime), min_size=1, max_size=4, unique_by=lambda part: part.name)
         return st.builds(
             training_times, values(messages.Name), values(str), st.integers(1, 64), parts.filter(takes_time)
         )
@@ -344,7 +345,7 @@ TIMES = {"k": "TrainingTimes", "phase": "train", "model": "", "steps": 3, "wall_
 def test_an_unknown_part_of_a_training_step_keeps_its_name() -> None:
     later = [{"k": "PartTime", "name": "communication", "sum_ns": 5, "p50_ns": 1}]
     found = codec.decode(msgpack.packb(TIMES | {"wall_ns": 35, "parts": PARTS + later}))
-    assert isinstance(found, messages.TrainingTimes)
+    assert isinstance(found, TrainingTimes)
     assert [part.name for part in found.parts] == ["forward", "communication"]
 
 

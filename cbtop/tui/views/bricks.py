@@ -20,6 +20,7 @@ from cbtop.tui.views.base import View
 from cbtop.tui.views.books import TimeBreakdownPanel
 from cbtop.tui.views.brick_columns import brick_columns, change_column, rank_columns
 from cbtop.tui.views.brick_detail import ALL_LINES, LEAST_LINES, BrickDetail
+from cbtop.tui.views.training import training_columns, training_rows
 from cbtop.tui.widgets.filter import Filter
 from cbtop.tui.widgets.lines import clean
 from cbtop.tui.widgets.sorted_table import SortedTable
@@ -41,11 +42,16 @@ class Bricks(View):
         "Every brick of the phase shown, summed over the layers, by exclusive time: without the time "
         "of bricks inside it. The line at the bottom closes the books: a step's wall time is its bricks, the named "
         "gaps between them, and what is left unattributed. "
+        "In training steps a row has the forward and backward passes of a brick. "
         "On a wide terminal the calls of all bricks stand on one scale of time under the table."
     )
     columns_doc = tuple(
         (column.title, column.doc)
-        for column in (*brick_columns(100.0, budgets=True, checks=True, launches=True), change_column(None))
+        for column in (
+            *brick_columns(100.0, budgets=True, checks=True, launches=True),
+            change_column(None),
+            *training_columns((), None)[1:],
+        )
     )
     details_doc = tuple((row.word or row.title, row.help) for rows in BRICK_PANEL.values() for row in rows)
 
@@ -88,9 +94,14 @@ class Bricks(View):
         )
         if source.baseline is not None and source.merged is None:
             columns = (*columns, change_column(source.baseline))
-        self._table.show_columns(columns if source.ranks is None else rank_columns(columns, source.ranks))
+        rows = source.bricks
+        if source.ranks is not None:
+            columns = rank_columns(columns, source.ranks)
+        elif source.training is not None and source.training.bricks:
+            columns, rows = training_columns(columns, source.training), training_rows(rows)
+        self._table.show_columns(columns)
         self._table.nothing_at_all = clean(recording_text.no_bricks(source))
-        self._table.show_rows(source.bricks, of=source.rows_of)
+        self._table.show_rows(rows, of=source.rows_of)
         self._filter.show_found(self._table.found)
         self._books.show_source(source)
         self._all.show_source(source)

@@ -21,6 +21,7 @@ from cbtop.tui.views.figures import figure
 from cbtop.tui.views.layer_map import MAX_BAR_HEIGHT, SMALL_STRIP, slowest_line, whole_layers
 from cbtop.tui.views.looks import CATEGORY_LOOKS
 from cbtop.tui.views.once_a_second import Pictures
+from cbtop.tui.views.training import legend, training_lines
 from cbtop.tui.views.verdicts import most_verdict_lines, verdict_lines
 from cbtop.tui.widgets.bars import SEAM, bar, stacked
 from cbtop.tui.widgets.columns import Cells, Column, head_line, place, row_line
@@ -37,6 +38,7 @@ _WORST = 3  # This many verdicts get room before the rest of the view.
 # Minimum heights of the view, in lines: to give each verdict a line, and to add its advice.
 _ROOMY, _ROOM_FOR_ADVICE = 17, 26
 _TWO_CHARTS = 100  # Minimum width, in cells, to show two charts.
+_LEAST_TRAINING = 4  # Lines of a training step: a rule, a bar, and the shares of eight parts.
 _RATE_ROLE, _TIME_ROLE = "accent", "norm"
 _BUSY_WIDTH = 16
 
@@ -131,10 +133,14 @@ class OverviewDrawing(SourceDrawing):
 
         is_known = bool(source.rate.history)
         speed = part(_speed, 4, height) if is_known else part(_speed, 2, 2)
-        step, cost = part(_step, 2, 4), part(_cost, 1, 1)
+        cost = part(_cost, 1, 1)
         phases = part(_phases, len(source.phases) + (height >= _ROOMY), 1 + len(source.phases))
         left = width if width < TWO_COLUMNS else width * 3 // 5
         right = width if width < TWO_COLUMNS else width - left - 2
+        step = part(_step, 2, 4)
+        if source.training is not None and source.training.parts:
+            most = 2 + len(legend(source.training, left))
+            step = part(_training, min(most, _LEAST_TRAINING) if height >= _ROOMY else 2, most)
         verdicts = part(verdict_lines, worst, most_verdict_lines(source, right))
         compared = len(baseline_lines(source.baseline, left))
         since = part(_baseline, max(1, min(compared, 2)), compared)
@@ -211,6 +217,11 @@ def _step(source: SourceView, width: int, height: int) -> list[Line]:
         return [books_rule(source, "one step", width) if beside_books(source) else labelled, equation]
     bare: Line = tuple((text if set(text) <= set("▒░") else _without_label(text), role) for text, role in labelled)
     return [books_rule(source, "one step", width), *([labelled, bare][: height - 2]), equation]
+
+
+def _training(source: SourceView, width: int, height: int) -> list[Line]:
+    """Return one training step as a bar, and the shares of its parts."""
+    return training_lines(source, source.training, width, height) if source.training else []
 
 
 def _without_label(text: str) -> str:

@@ -21,11 +21,14 @@ from cbtop.viewmodels.verdicts.failed_checks import FAILED_CHECKS
 from cbtop.viewmodels.verdicts.grows_with_cache import GROWS_WITH_CACHE
 from cbtop.viewmodels.verdicts.host_bound import HOST_BOUND
 from cbtop.viewmodels.verdicts.idle_between_steps import IDLE_BETWEEN_STEPS
+from cbtop.viewmodels.verdicts.input_bound import INPUT_BOUND
 from cbtop.viewmodels.verdicts.launch_bound import LAUNCH_BOUND
 from cbtop.viewmodels.verdicts.odd_layer import ODD_LAYER
+from cbtop.viewmodels.verdicts.optimizer_bound import OPTIMIZER_BOUND
 from cbtop.viewmodels.verdicts.outlier_mean import OUTLIER_MEAN
 from cbtop.viewmodels.verdicts.over_budget import OVER_BUDGET
 from cbtop.viewmodels.verdicts.recompilation import RECOMPILATION
+from cbtop.viewmodels.verdicts.recompute import RECOMPUTE
 from cbtop.viewmodels.verdicts.roof_unsure import ROOF_UNSURE
 from cbtop.viewmodels.verdicts.slower_than_baseline import SLOWER_THAN_BASELINE
 from cbtop.viewmodels.verdicts.slows_down import SLOWS_DOWN
@@ -45,6 +48,8 @@ VERDICTS: tuple[Rule, ...] = (
     SLOWER_THAN_BASELINE,
     RECOMPILATION,
     IDLE_BETWEEN_STEPS,
+    INPUT_BOUND,
+    OPTIMIZER_BOUND,
     LAUNCH_BOUND,
     HOST_BOUND,
     ODD_LAYER,
@@ -54,6 +59,7 @@ VERDICTS: tuple[Rule, ...] = (
     WARM_UP,
     GROWS_WITH_CACHE,
     SLOWS_DOWN,
+    RECOMPUTE,
     BELOW_RESOLUTION,
     ROOF_UNSURE,
     MEMORY_BOUND,
@@ -61,8 +67,17 @@ VERDICTS: tuple[Rule, ...] = (
 )
 
 OF_WARM_UP = (STUCK, DATA_INCOMPLETE, FAILED_CHECKS)
-# While a process waits for a processor, these verdicts would blame its code wrongly.
-OF_LATENCY = (SLOWER_THAN_BASELINE, BIMODAL_LATENCY, OUTLIER_MEAN, OVER_BUDGET, SLOWS_DOWN)
+# While a process waits for a processor, these verdicts would be wrong about its code.
+OF_LATENCY = (
+    SLOWER_THAN_BASELINE,
+    INPUT_BOUND,
+    OPTIMIZER_BOUND,
+    BIMODAL_LATENCY,
+    OUTLIER_MEAN,
+    OVER_BUDGET,
+    SLOWS_DOWN,
+    RECOMPUTE,
+)
 
 
 def judged(view: SourceView, silenced: Collection[str] = ()) -> SourceView:

@@ -17,6 +17,8 @@ def _find(view: SourceView) -> Finding | None:
     steps, time_range = view.steps, view.time_range
     if steps is None or time_range is None or time_range.between_us is None or time_range.between_percent is None:
         return None
+    if view.training is not None:
+        return None  # The next training step begins with the end of this one, except around evaluation and epochs.
     on_gpu_us = min(time_range.between_us, _kernels_after_steps_us(view))
     idle_us = time_range.between_us - on_gpu_us
     idle_percent = 100 * idle_us / time_range.wall_us if time_range.wall_us else 0.0
@@ -58,8 +60,8 @@ IDLE_BETWEEN_STEPS = Rule(
     "requests. Faster kernels change nothing about that.",
     fires=f"{IDLE_PERCENT:g} % or more of the time shown is between steps of any phase, not counting the time since "
     "the last step. A GPU may still run the kernels of a step after its call: if kernels were recorded, that time "
-    "does not count. Not if some steps left no record, or records were lost. No gain is given if gradients are "
-    "computed between steps.",
+    "does not count. Not for training steps, if some steps left no record, or if records were lost. No gain is given "
+    "if gradients are computed between steps.",
     advice="Look at what the program does between its steps. A server without requests is idle for a good reason. In "
     "training, backward passes and the optimizer run there.",
     find=_find,

@@ -27,12 +27,11 @@ from cbtop.protocol.messages import (
     Goodbye,
     Node,
     Packed,
-    PartTime,
     SourceCatalog,
     SourceGone,
     StatsUpdate,
-    TrainingTimes,
 )
+from cbtop.protocol.training_messages import PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import DeviceKind, NodeKind
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
 

@@ -18,8 +18,9 @@ from cbtop.profiler.instrument import install, training, uninstall  # noqa: E402
 from cbtop.profiler.instrument.training import StepClock, training_here  # noqa: E402
 from cbtop.profiler.instrument.training_calls import StepCalls  # noqa: E402
 from cbtop.profiler.profiler import BrickProfiler  # noqa: E402
-from cbtop.protocol.messages import Node, TrainingTimes  # noqa: E402
+from cbtop.protocol.messages import Node  # noqa: E402
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_LOOSE, FLAG_PLAIN  # noqa: E402
+from cbtop.protocol.training_messages import TrainingTimes  # noqa: E402
 from cbtop.protocol.vocabulary import NodeKind, TrainingPart, is_training  # noqa: E402
 from tests.profiler.memory import Memory  # noqa: E402
 

@@ -12,6 +12,7 @@ from cbtop.protocol.messages import CheckResult, Quiet
 from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.source import SourceView
 from tests.cbtop.made_machines import CPU, GPU, NVML
+from tests.cbtop.made_training import Training, trained
 from tests.cbtop.viewmodels.verdicts.streams import DOWN_WORK, LAYERS, Decoding, ceiling, run
 
 IMPERFECT = Path(__file__).parents[2] / "imperfect.cbtop"
@@ -23,6 +24,10 @@ EQUAL = CheckResult("QkvProjection", "equals the NumPy reference", False, 1.2e-3
 
 def _of(*ranks: Decoding) -> Callable[[Path], SourceView]:
     return lambda directory: run(directory, *ranks).one()
+
+
+def training(plan: Training, *, window: bool = False) -> Callable[[Path], SourceView]:
+    return lambda directory: trained(directory, plan).one(window=window)
 
 
 def _in_window(plan: Decoding) -> Callable[[Path], SourceView]:
@@ -150,6 +155,8 @@ CAUSES: dict[str, Callable[[Path], SourceView]] = {
     ),
     "recompilation": _in_window(Decoding(compiles_at=(100, 200, 300))),
     "idle-between-steps": _of(Decoding(between_us=20_000)),
+    "input-bound": training(Training(data_us=12_000)),
+    "optimizer-bound": training(Training(optimizer_us=15_000)),
     "launch-bound": _of(Decoding(waits_every=1)),
     "host-bound": beside_a_gpu(Decoding(gap_us=1_500), busy_percent=10),
     "odd-layer": _of(Decoding(layer_factor={5: 1.5})),
@@ -163,6 +170,7 @@ CAUSES: dict[str, Callable[[Path], SourceView]] = {
         )
     ),
     "slows-down": _of(Decoding(step_factor=lambda step: 1 + step / 1_000, seconds=15)),
+    "recompute": training(Training(recomputes=True)),
     "below-resolution": _read_every(40_000),
     "roof-unsure": _of(Decoding(work=DOWN_WORK, ceilings=(ceiling("bandwidth", 40, 33), ceiling("compute", 1_000)))),
     "memory-bound": _of(Decoding(work=DOWN_WORK, ceilings=(ceiling("bandwidth", 40, 39), ceiling("compute", 1_000)))),
@@ -182,6 +190,8 @@ ALMOST: dict[str, Callable[[Path], SourceView]] = {
     ),
     "recompilation": _in_window(Decoding(compiles_at=(300,), seconds=14)),
     "idle-between-steps": _of(Decoding(between_us=5_000)),
+    "input-bound": training(Training(data_us=2_500)),
+    "optimizer-bound": training(Training(optimizer_us=8_500)),
     "launch-bound": _of(Decoding(waits_every=6)),
     "host-bound": beside_a_gpu(Decoding(gap_us=800), busy_percent=10),
     "odd-layer": _of(Decoding(layer_factor={5: 1.17})),
@@ -195,6 +205,9 @@ ALMOST: dict[str, Callable[[Path], SourceView]] = {
         )
     ),
     "slows-down": _of(Decoding(step_factor=lambda step: 1 + step / 4_000, seconds=15)),
+    "recompute": training(
+        Training(recomputes=True, factor={"DownProjection recompute": 0.1, "QkvProjection recompute": 0.7})
+    ),
     "below-resolution": _read_every(19_000),
     "roof-unsure": _of(Decoding(ceilings=(ceiling("bandwidth", 40, 36.5), ceiling("compute", 1_000)))),
     "memory-bound": _of(Decoding(work=DOWN_WORK, ceilings=(ceiling("bandwidth", 52), ceiling("compute", 1_000)))),
@@ -257,6 +270,11 @@ HEALTHY: dict[str, Callable[[Path], SourceView]] = {
     "another mix of phases than the baseline's": _beside(
         Decoding(prefills=20), Decoding(prefills=5, step_factor=lambda _step: 1.3)
     ),
+    "training": training(Training()),
+    "training, in a window": training(Training(tokens=4_096), window=True),
+    "training that pauses between steps": training(Training(between_us=20_000)),
+    "training that only begins": training(Training(steps=19, data_us=12_000, optimizer_us=15_000)),
+    "a warm-up that waits for data": training(Training(steps=200, warm_up=200, data_us=12_000)),
     "three ranks": _of(Decoding(), Decoding(seed=1), Decoding(seed=2)),
     "three replicas, one of them slow": _of(Decoding(), Decoding(down_factor=1.5), Decoding()),
     "three ranks merged": _merged,

@@ -1,0 +1,71 @@
+"""Values of training steps that a threshold may be about: samples/s, and the median time of a part of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cbtop.comparison.noise import half_of
+from cbtop.comparison.part_diff import PartDiff
+from cbtop.protocol.vocabulary import TrainingPart, is_training
+from cbtop.units import duration, number
+
+NO_SAMPLES = "not every step reports its sequences"
+NO_PARTS = "too few reports of the parts of its steps"
+ONLY_P50 = "of a part of a training step, only the p50 over all layers is known"
+NOT_BEFORE = "it took no time in the baseline"
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A value and its interval, or the reason why it is not known.
+
+    A relative value is a multiple of the baseline. Others are in µs or samples/s.
+    """
+
+    name: str  # part of a training step, or "" for a value of the whole step
+    why_not: str = ""
+    value: float = 0.0
+    half: float = 0.0
+    said: str = ""  # value and interval as text
+
+
+def bare_name(name: str) -> str:
+    """Return the letters and digits of a name in lower case, so that names compare however they are written."""
+    return "".join(sign for sign in name.casefold() if sign.isalnum())
+
+
+def samples_per_sec(part: PartDiff, *, is_relative: bool) -> Measure:
+    """Return the samples/s by the wall clock. Their interval is that of the time per unit."""
+    rates = part.samples_per_sec
+    if rates is None:
+        return Measure("", NO_SAMPLES)
+    before, now = rates
+    if not is_relative:
+        half = half_of(part.now.wall_us) / part.now.wall_us.mean * now
+        return Measure("", "", now, half, f"{number(now)} ± {number(half)} samples/s")
+    half = part.wall.half / part.wall.before * now / before
+    said = f"{number(now / before)}× ± {number(half)} ({number(before)} → {number(now)} samples/s)"
+    return Measure("", "", now / before, half, said)
+
+
+def training_part(part: PartDiff, name: str) -> str | None:
+    """Return the part of a training step called `name`, or None if this is another place, or no training step."""
+    known = dict.fromkeys([*part.now.training, *part.before.training])
+    if not known and not is_training(part.phase):
+        return None
+    return next((one for one in [*known, *TrainingPart] if bare_name(one) == bare_name(name)), None)
+
+
+def part_p50(part: PartDiff, name: str, *, is_relative: bool) -> Measure:
+    """Return the time of a part in the median training step."""
+    now, change = part.now.training.get(name), part.training.get(name)
+    if now is None or (is_relative and change is None):
+        return Measure(name, NO_PARTS)
+    if not is_relative or change is None:
+        half = half_of(now)
+        return Measure(name, "", now.mean, half, f"{duration(now.mean)} ± {duration(half)}")
+    if change.before <= 0:
+        return Measure(name, NOT_BEFORE)
+    ratio, half = change.now / change.before, change.half / change.before
+    said = f"{number(ratio)}× ± {number(half)} (p50 {duration(change.before)} → {duration(change.now)})"
+    return Measure(name, "", ratio, half, said)

@@ -1,0 +1,70 @@
+"""The times of the parts of training steps in a run, from what its process reported of its latest steps."""
+
+# Rules
+# - A report is of the latest steps, at most 64, so reports may share steps. A report is kept if at least half of its
+#   steps ended after the previous kept one.
+# - Reports that share half of their steps know as much as half as many without common steps.
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import sqrt
+
+import numpy as np
+
+from cbtop.comparison.noise import MIN_BLOCKS, Figure, figures
+from cbtop.protocol.training_messages import TrainingTimes
+
+MAX_REPORTS = 512  # the newest reports of a phase
+MAX_PHASES = 64  # phases and models
+NEW_STEPS = 0.5  # share of a report's steps that must be new
+
+
+@dataclass(slots=True)
+class _Reports:
+    """The kept reports of one phase and model, and the number of steps when the newest was kept."""
+
+    at_step: int
+    kept: deque[TrainingTimes] = field(default_factory=lambda: deque(maxlen=MAX_REPORTS))
+
+
+class TrainingParts:
+    """Collects the reports of one process, in the order of its recording."""
+
+    def __init__(self) -> None:
+        self._reports: dict[tuple[str, str], _Reports] = {}
+
+    def take(self, times: TrainingTimes, steps_ended: int) -> None:
+        """Add a report that was made after `steps_ended` steps of the process."""
+        key = times.phase, times.model
+        known = self._reports.get(key)
+        if known is None:
+            if len(self._reports) >= MAX_PHASES:
+                return
+            known = self._reports[key] = _Reports(steps_ended)
+        elif steps_ended - known.at_step < NEW_STEPS * times.steps:
+            return
+        known.at_step = steps_ended
+        known.kept.append(times)
+
+    def medians(self, phase: str, model: str) -> Mapping[str, Figure]:
+        """Return the time of each part in the median step, in µs. Empty if there are too few reports.
+
+        Parts that a report lacks took no time in it. If only one model reports steps of `phase`, `model` may be "".
+        """
+        of_phase = [reports for (name, _), reports in self._reports.items() if name == phase]
+        exact = self._reports.get((phase, model))
+        found = exact or (of_phase[0] if len(of_phase) == 1 and not model else None)
+        if found is None or len(found.kept) < MIN_BLOCKS:
+            return {}
+        names = list(dict.fromkeys(part.name for times in found.kept for part in times.parts))
+        medians_us = [{part.name: part.p50_ns / 1e3 for part in times.parts} for times in found.kept]
+        steps = np.array([float(times.steps) for times in found.kept])
+        us = np.array([[each.get(name, 0.0) for name in names] for each in medians_us])
+        each = figures(us * steps[:, None], steps)
+        return {
+            name: replace(figure, error=figure.error / sqrt(NEW_STEPS))
+            for name, figure in zip(names, each, strict=True)
+        }

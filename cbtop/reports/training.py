@@ -1,0 +1,38 @@
+"""Tables of training steps as text: the parts of a step, and the passes of each brick."""
+
+from __future__ import annotations
+
+from cbtop import units
+from cbtop.reports.tables import Table, table
+from cbtop.text import training_text
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.training import TrainingBrick, TrainingView
+
+PASSES_LINE = "a row has the passes of one brick, in exclusive µs a recorded step (derived)"
+
+
+def training_tables(view: SourceView) -> str:
+    """Return a table of the parts of a training step, and a table of its bricks. Returns "" without such steps."""
+    found = view.training
+    if found is None:
+        return ""
+    parts = _parts(view, found) if found.parts else training_text.parts(view, found)
+    return "\n".join([parts, "", _bricks(found.bricks), PASSES_LINE]) if found.bricks else parts
+
+
+def _parts(view: SourceView, found: TrainingView) -> str:
+    rows: Table = [(f"{view.phase}, {training_text.of_steps(found)}", "share %", "mean ms", "p50 ms")]
+    for part in found.parts:
+        times = map(units.milliseconds, (part.mean_us, part.p50_us))
+        rows.append((part.name, units.percent_number(part.percent), *times))
+    rows.append(("step", units.percent_number(100.0), units.milliseconds(found.mean_us), ""))
+    return table(rows, left=1)
+
+
+def _bricks(bricks: tuple[TrainingBrick, ...]) -> str:
+    rows: Table = [("brick", "all µs", "forward µs", "backward µs", "recompute µs", "step %")]
+    for row in bricks:
+        times = (row.forward_us, row.backward_us, row.recompute_us)
+        passes = [units.NONE_THERE if us is None else units.number(us) for us in times]
+        rows.append((row.name, units.number(row.us), *passes, units.percent_number(row.percent)))
+    return table(rows, left=1)

@@ -1,0 +1,143 @@
+"""The parts of a training step, and the forward and backward time of each brick."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cbtop.client.source_record import SourceRecord
+from cbtop.profiler.analysis.brick_stats import BrickStats
+from cbtop.profiler.analysis.phase_totals import PhaseTotals
+from cbtop.protocol.messages import Node
+from cbtop.protocol.training_messages import TrainingTimes
+from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, STEP_BRICKS, TrainingPart, is_training
+from cbtop.viewmodels.layers import LayerRow, LayersView
+
+_PART_ORDER = {part.value: at for at, part in enumerate(TrainingPart)}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPartRow:
+    """One part of a training step, for example `backward`."""
+
+    name: str
+    percent: float  # Share of the steps' time. All parts together have 100 %.
+    mean_us: float  # Mean of a step.
+    p50_us: float  # Median of a step.
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingBrick:
+    """The exclusive time of a brick in a recorded training step. The time of a pass is None if it was not recorded.
+
+    Data waits, clipping and the optimizer are neither a forward nor a backward pass.
+    """
+
+    name: str
+    us: float  # All passes together.
+    forward_us: float | None
+    backward_us: float | None
+    recompute_us: float | None  # A forward pass that the backward pass repeats.
+    percent: float | None  # Share of all passes in the time of the recorded steps.
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingView:
+    """Training steps. The parts are of the latest `steps` steps, recorded or not. Bricks are of recorded steps."""
+
+    steps: int  # 0 if the parts are not known.
+    mean_us: float | None  # Mean step of these, or None if the parts are not known.
+    parts: tuple[TrainingPartRow, ...]  # In the order in which most loops run them.
+    bricks: tuple[TrainingBrick, ...]  # The longest first.
+
+    def part(self, name: TrainingPart) -> TrainingPartRow | None:
+        """Return the part called `name`, or None if the process does not report it."""
+        return next((part for part in self.parts if part.name == name), None)
+
+
+def training_view(
+    record: SourceRecord, totals: PhaseTotals, bricks: Callable[[], Sequence[BrickStats]]
+) -> TrainingView | None:
+    """Return the training steps of the phase of `totals`, or None if its steps are not training steps.
+
+    `bricks` returns the bricks of the phase. It is called only for training steps.
+    """
+    step = totals.step
+    if step is None:
+        return None
+    times = _times_of(record, step)
+    if times is None and not is_training(step.name):
+        return None
+    return TrainingView(
+        steps=times.steps if times else 0,
+        mean_us=times.wall_ns / times.steps / 1e3 if times else None,
+        parts=_parts(times) if times else (),
+        bricks=_bricks(bricks(), totals, step),
+    )
+
+
+def pass_of(name: str) -> tuple[str, str]:
+    """Split the name of a brick into the name of its forward pass and a suffix: BACKWARD, RECOMPUTE or ""."""
+    for suffix in (BACKWARD, RECOMPUTE):
+        if name.endswith(suffix):
+            return name.removesuffix(suffix), suffix
+    return name, ""
+
+
+def passes_of_layer(layers: LayersView, row: LayerRow) -> tuple[float, float]:
+    """Return the exclusive time of a layer's bricks in the forward pass and in the backward pass, in µs.
+
+    Forward passes that the backward pass repeats belong to the backward pass.
+    """
+    forward_us = backward_us = 0.0
+    for brick, us in zip(layers.bricks, row.cells, strict=True):
+        if pass_of(brick.name)[1]:
+            backward_us += us or 0.0
+        else:
+            forward_us += us or 0.0
+    return forward_us, backward_us
+
+
+def _times_of(record: SourceRecord, step: Node) -> TrainingTimes | None:
+    """Return the reported times of the steps `step`.
+
+    A step names its model only if the process runs several.
+    """
+    of_phase = [times for (phase, _), times in record.training_times.items() if phase == step.name]
+    exact = [times for times in of_phase if times.model == step.label]
+    found = exact or (of_phase if not step.label else [])
+    return found[0] if len(found) == 1 else None
+
+
+def _parts(times: TrainingTimes) -> tuple[TrainingPartRow, ...]:
+    ordered = sorted(times.parts, key=lambda part: _PART_ORDER.get(part.name, len(_PART_ORDER)))
+    return tuple(
+        TrainingPartRow(
+            part.name, 100 * part.sum_ns / times.wall_ns, part.sum_ns / times.steps / 1e3, part.p50_ns / 1e3
+        )
+        for part in ordered
+    )
+
+
+def _bricks(bricks: Sequence[BrickStats], totals: PhaseTotals, step: Node) -> tuple[TrainingBrick, ...]:
+    steps = totals.count[step.id]
+    if not steps:
+        return ()
+    passes: dict[str, dict[str, list[BrickStats]]] = {}
+    for stats in bricks:
+        name, suffix = pass_of(stats.name)
+        passes.setdefault(name, {}).setdefault(suffix, []).append(stats)
+
+    def us(found: list[BrickStats]) -> float:
+        return sum(one.closed.exclusive_ns + one.adopted_ns for one in found) / steps / 1e3
+
+    rows = []
+    for name, found in passes.items():
+        every = [one for stats in found.values() for one in stats]
+        shares = [totals.percent(one.closed.exclusive_ns, one.adopted_ns) for one in every]
+        known = [share for share in shares if share is not None]
+        percent = sum(known) if known else None
+        us_of = {suffix: us(stats) for suffix, stats in found.items()}
+        forward_us = None if name in STEP_BRICKS else us_of.get("")
+        rows.append(TrainingBrick(name, us(every), forward_us, us_of.get(BACKWARD), us_of.get(RECOMPUTE), percent))
+    return tuple(sorted(rows, key=lambda row: -row.us))

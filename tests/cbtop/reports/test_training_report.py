@@ -1,0 +1,91 @@
+"""Training steps in the text report and in JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cbtop.reports import OVERVIEW, REPORTS, VIEWS
+from cbtop.reports.overview import MAX_LINES
+from cbtop.reports.summary import summary
+from cbtop.text.row_filter import RowChoice
+from cbtop.viewmodels.merge_mode import MergeMode
+from cbtop.viewmodels.source import SourceView
+from tests.cbtop import samples
+from tests.cbtop.made_training import Training, trained
+
+GOLDEN = Path(__file__).parent / "goldens" / "training.txt"
+
+
+@pytest.fixture
+def view(tmp_path: Path) -> SourceView:
+    found = trained(tmp_path, Training(recomputes=True, warm_up=3)).one().held()
+    return replace(found, key="host:1:2:0", pid=1, host="host", program="train.py")
+
+
+def test_the_report_of_a_training_process_is_as_agreed(view: SourceView) -> None:
+    text = (
+        "\n\n=====\n\n".join(REPORTS["text"]([view], [section]) for section in (OVERVIEW, "training", "layers"))
+        + "\n"
+    )
+    if os.environ.get("CBTOP_UPDATE_GOLDENS"):
+        GOLDEN.write_text(text, encoding="utf-8")
+    assert text == GOLDEN.read_text(encoding="utf-8")
+    assert len(REPORTS["text"]([view], [OVERVIEW]).splitlines()) <= MAX_LINES
+
+
+def test_a_layer_with_both_passes_has_a_column_for_each(tmp_path: Path) -> None:
+    view = trained(tmp_path, Training(steps=30, is_stacked=False)).one()
+    head, *rows = REPORTS["text"]([view], ["layers"]).partition("layer  ")[2].splitlines()[:4]
+    assert "forward µs  backward µs" in head
+    assert all(row.split()[2:5] == ["9,000", "3,000", "6,000"] for row in rows)
+
+
+def test_all_sections_include_training_only_if_steps_train(view: SourceView) -> None:
+    assert "backward µs" in REPORTS["text"]([view], [*VIEWS])
+    assert "backward µs" not in REPORTS["text"]([samples.LIVE], [*VIEWS])
+    assert "training: n/a" in REPORTS["text"]([samples.LIVE], ["training"])
+
+
+def test_the_filter_selects_bricks_by_any_of_their_passes(view: SourceView) -> None:
+    text = REPORTS["text"]([view], ["training"], None, RowChoice(filter="Norm backward"))
+    assert "RmsNorm  " in text
+    assert "DownProjection" not in text.partition("brick  ")[2]
+
+
+def test_the_json_has_the_parts_and_the_bricks(view: SourceView) -> None:
+    (source,) = json.loads(REPORTS["json"]([view], []))["sources"]
+    found = source["training"]
+    assert (found["steps"], found["mean_us"]) == (64, pytest.approx(42_000))
+    assert sum(part["percent"] for part in found["parts"]) == pytest.approx(100)
+    assert found["parts"][3] == pytest.approx(
+        {"name": "backward", "percent": 100 * 27_400 / 42_000, "mean_us": 27_400, "p50_us": 27_400}
+    )
+    (down,) = [brick for brick in found["bricks"] if brick["name"] == "DownProjection"]
+    assert (down["forward_us"], down["backward_us"], down["recompute_us"]) == pytest.approx((5_400, 10_800, 5_400))
+    (live,) = json.loads(REPORTS["json"]([samples.LIVE], []))["sources"]
+    assert live["training"] is None
+
+
+def test_the_summary_of_a_run_has_the_parts_in_ten_lines(view: SourceView) -> None:
+    lines = summary(view, "cbtop post-mortem")
+    assert len(lines) <= 10
+    assert "training step 42.00 ms: data wait 1.4 %, forward 21.4 %" in lines[1]
+
+
+def test_a_merge_says_why_it_has_no_parts(tmp_path: Path) -> None:
+    merged = trained(tmp_path, Training(steps=30)).merged(MergeMode.SUM)
+    assert merged is not None
+    assert "training step: parts n/a (of several processes)" in REPORTS["text"]([merged], [OVERVIEW])
+    assert "training step: parts n/a (of several processes)" in REPORTS["text"]([merged], ["training"])
+
+
+def test_a_process_that_reports_no_parts_has_a_table_of_bricks(tmp_path: Path) -> None:
+    view = trained(tmp_path, Training(steps=30, reports=False)).one()
+    text = REPORTS["text"]([view], ["training"])
+    assert "parts n/a (the process has not reported them)" in text
+    assert "backward µs" in text

@@ -1,0 +1,88 @@
+"""Verdicts on training steps: what they say, the gain they give, and what withholds them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cbtop.protocol.vocabulary import TRAIN, WARM_UP
+from cbtop.viewmodels.on_demand import with_parts
+from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.verdict import Verdict
+from cbtop.viewmodels.verdicts import judged
+from tests.cbtop.made_training import Training, trained
+
+WAITS = Training(data_us=12_000)
+
+
+def verdict_of(view: SourceView) -> Verdict:
+    (found,) = view.verdicts
+    return found
+
+
+def test_a_wait_for_data_names_its_share_and_the_rate_without_it(tmp_path: Path) -> None:
+    view = trained(tmp_path, WAITS).one()
+    found = verdict_of(view)
+    assert found.sentence == (
+        "27.0 % of a train step waits for data: 12.00 ms of 44.40 ms, the mean of the latest 64; "
+        "without the wait, 246.9 samples/s at most"
+    )
+    assert found.gain_tokens_per_sec is None
+    assert {one.name: one.value for one in found.evidence}["without the wait"] == pytest.approx(8 / 32.4e-3)
+
+
+def test_the_gain_is_the_rate_of_the_same_steps_without_the_wait(tmp_path: Path) -> None:
+    view = trained(tmp_path, Training(data_us=12_000, tokens=444)).one()
+    found = verdict_of(view)
+    assert view.steps is not None
+    assert view.steps.tokens_per_sec == pytest.approx(444 / 44.4e-3)
+    assert found.gain_tokens_per_sec == pytest.approx(444 / 32.4e-3 - 444 / 44.4e-3)
+    assert "samples/s" not in found.sentence
+
+
+def test_waits_in_few_steps_have_no_gain(tmp_path: Path) -> None:
+    view = trained(tmp_path, Training(data_us=12_000, tokens=444)).one()
+    assert view.training is not None
+    wait, *others = view.training.parts
+    rare = type(view.training)(
+        64, view.training.mean_us, (type(wait)(wait.name, wait.percent, wait.mean_us, 10.0), *others), ()
+    )
+    found = verdict_of(judged(with_parts(view, training=rare)))
+    assert (found.id, found.gain_tokens_per_sec) == ("input-bound", None)
+    assert len(found.evidence) == 4
+
+
+def test_other_steps_than_those_shown_give_no_gain(tmp_path: Path) -> None:
+    view = trained(tmp_path, Training(data_us=12_000, tokens=444)).one()
+    assert view.training is not None
+    longer = type(view.training)(64, 2 * (view.training.mean_us or 0), view.training.parts, ())
+    assert verdict_of(judged(with_parts(view, training=longer))).gain_tokens_per_sec is None
+
+
+@pytest.mark.parametrize("plan", [WAITS, Training(optimizer_us=15_000), Training(recomputes=True)])
+def test_a_process_that_waits_for_a_processor_is_only_starved(tmp_path: Path, plan: Training) -> None:
+    view = with_parts(trained(tmp_path, plan).one(), waiting_percent=40.0)
+    assert [verdict.id for verdict in judged(view).verdicts] == ["starved"]
+
+
+@pytest.mark.parametrize(("waited", "ids"), [(15.0, []), (13.0, ["input-bound"])])
+def test_waits_for_a_processor_may_explain_waits_for_data(tmp_path: Path, waited: float, ids: list[str]) -> None:
+    view = with_parts(trained(tmp_path, WAITS).one(), waiting_percent=waited)
+    assert [verdict.id for verdict in judged(view).verdicts] == ids
+
+
+def test_warm_up_steps_have_no_verdict_on_their_speed(tmp_path: Path) -> None:
+    plan = Training(warm_up=100, data_us=12_000, optimizer_us=15_000, recomputes=True)
+    assert trained(tmp_path, plan).one(TRAIN + WARM_UP).verdicts == ()
+
+
+def test_the_brick_that_is_repeated_most_is_named(tmp_path: Path) -> None:
+    found = verdict_of(trained(tmp_path, Training(recomputes=True)).one())
+    assert found.sentence == (
+        "21.4 % of a train step repeats forward passes: 9.00 ms of 42.00 ms in 3 bricks, most of it in DownProjection"
+    )
+
+
+def test_time_between_training_steps_is_not_idle_time(tmp_path: Path) -> None:
+    assert trained(tmp_path, Training(between_us=30_000)).one().verdicts == ()
