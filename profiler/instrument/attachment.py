@@ -423,12 +423,13 @@ def _begin(
             settle_before_groups_end(_functions)
             kinds = kinds_of(model)
             held = [module for module in modules_of(model) if ATTRIBUTE in module.__dict__]
-            if any([is_compiled(module) for module in (*kinds, *held)]):
+            has_compiled = any([is_compiled(module) for module in (*kinds, *held)])
+            if has_compiled:
                 _functions.wrap_generate()  # otherwise Dynamo would compile the model again
             else:
                 _functions.wrap(kinds)
                 wrap_collectives(_functions)
-            _optimizers.follow(_functions)
+            _optimizers.follow(_functions, is_compiled=has_compiled)
         attachment.announce(model, plan)
         attachment.begin()
     except BaseException:  # an error of cbtop or of a signal handler: undo what is attached so far

@@ -44,8 +44,12 @@ class Optimizers:
         self._known: dict[int, _Optimizer] = {}  # by id: no code of a host's optimizer runs to look it up
         self._handles: list[Any] = []
 
-    def follow(self, functions: TimedFunctions) -> None:
-        """Have torch call us at each optimizer step, and time the functions of a training step."""
+    def follow(self, functions: TimedFunctions, *, is_compiled: bool) -> None:
+        """Have torch call us at each optimizer step, and time the functions of a training step.
+
+        If a model is compiled, functions that a compiled function may contain stay as they are: Dynamo would compile
+        it again.
+        """
         if self._handles:
             return
         from torch.optim import optimizer
@@ -57,8 +61,8 @@ class Optimizers:
         functions.replace(torch.autograd, "backward", _backward)
         functions.replace(torch.amp.GradScaler, "step", self._scaled)
         functions.replace(optimizer.Optimizer, "zero_grad", _times(TrainingPart.ZERO_GRAD))
-        functions.replace(torch.nn.utils.clip_grad, "clip_grad_norm_", _times(TrainingPart.CLIP))
-        functions.replace(torch.nn.utils.clip_grad, "clip_grad_value_", _times(TrainingPart.CLIP))
+        for name in () if is_compiled else ("clip_grad_norm_", "clip_grad_value_"):
+            functions.replace(torch.nn.utils.clip_grad, name, _times(TrainingPart.CLIP))
         once_imported(LOADER, lambda: functions.replace(sys.modules[LOADER]._BaseDataLoaderIter, "__next__", _waits))
 
     def leave(self) -> None:

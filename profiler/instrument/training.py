@@ -30,6 +30,7 @@ from cbtop.profiler.instrument.host_steps import noting_cost
 from cbtop.profiler.instrument.module_tree import dictionary_of
 from cbtop.profiler.instrument.open_step import Noting
 from cbtop.profiler.instrument.phases import Call
+from cbtop.profiler.instrument.torch_internals import submodules
 from cbtop.profiler.instrument.training_calls import StepCalls
 from cbtop.profiler.positions import finder
 from cbtop.profiler.steps import STEP
@@ -54,6 +55,7 @@ BRICKS = {
 }
 MOST_RANGES = 2_000  # parts of a step that are kept for its record
 ANNOUNCE_NS = 1_000_000_000  # between two announcements of the parts of a model's steps
+EARLY = 4, 16  # after these numbers of steps there is an announcement, too
 NEVER_NS = 1 << 62
 FLOOR_SHARE = 5 / 105  # share of the time for recording until FLOOR steps are recorded
 
@@ -216,8 +218,8 @@ class TrainingSteps:
                 captures[get_ident()] = here.calls
                 here.noting = Noting(model, here.calls)
                 here.noting.begin(call)
-        elif here.calls is not None and here.steps is model:
-            here.calls.begin(None, None)
+        elif here.calls is not None:
+            here.calls.begin(None, None)  # of another model, too: its nodes are not those of the loss
         here.tokens += call.tokens
         here.sequences += call.sequences
         here.own_ns += clock.perf_counter_ns() - now_ns
@@ -278,7 +280,7 @@ class TrainingSteps:
         own_ns = min(own_ns, backward_ns)
         latest.append((wall_ns - own_ns, parts | {TrainingPart.BACKWARD: backward_ns - own_ns}))
         now_ns = clock.perf_counter_ns()
-        if now_ns - self._told_ns.get(phase, 0) < ANNOUNCE_NS:
+        if now_ns - self._told_ns.get(phase, 0) < ANNOUNCE_NS and len(latest) not in EARLY:
             return
         self._told_ns[phase] = now_ns
         found = []
@@ -319,7 +321,8 @@ def is_in_training(model: TimedModel) -> bool:
     root = model.root()
     if root is None or not model.profiler.enabled:
         return False
-    if not dictionary_of(root).get("training"):
+    inside = submodules(root).get("_orig_mod")  # the module of torch.compile has no mode of its own
+    if not dictionary_of(root if inside is None else inside).get("training"):
         here = training_here()
         if here.clock.is_in is None:
             here.give_up()

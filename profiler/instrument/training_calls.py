@@ -40,8 +40,14 @@ MAX_NODES = 100_000  # of a graph of autograd; the backward of a larger one is n
 #: Returns the number of the next node that this thread makes; None in a torch that does not tell.
 next_number: Callable[[], int] | None = getattr(torch._C._autograd, "_get_sequence_nr", None)
 _ACCUMULATES = 1 << 63  # nodes that add a gradient to a weight have no number of their own, but one above this
-_OUTSIDE, _LOSS = -1, -2  # in place of a call: no call; nodes that no call of the model made
+# In place of a call: no call; the nodes that no call of the model made; the end of a backward after its last node.
+_OUTSIDE, _LOSS, _AFTER = -1, -2, -3
+# The bricks of a backward that belong to no call of the model. With several processes, DistributedDataParallel waits
+# after the last node for the gradients of the other processes.
 LOSS_BACKWARD = BrickDefinition(f"Loss{BACKWARD}", BrickCategory.OTHER, backend="torch")
+_END = "after the last node"
+BACKWARD_END = BrickDefinition("BackwardEnd", BrickCategory.OTHER, backend="torch", label=_END)
+GRADIENT_SYNC = BrickDefinition("GradientSync", BrickCategory.COMMUNICATION, backend="torch", label=_END)
 
 
 class StepCalls(Capture):
@@ -154,6 +160,8 @@ class StepCalls(Capture):
             if owner != before:
                 handles.append(node.register_prehook(functools.partial(self._reached, owner)))
             before = owner
+        if nodes:  # what comes after the last node is not its time, such as the wait of DistributedDataParallel
+            handles.append(nodes[-1][1].register_hook(self._done))
 
     def _owner(self, number: int) -> int:
         """Return the innermost call that made the node of that number."""
@@ -163,21 +171,30 @@ class StepCalls(Capture):
     def _reached(self, owner: int, gradients: Any) -> None:
         self._runs.append((clock.perf_counter_ns(), owner))
 
+    def _done(self, inputs: Any, outputs: Any) -> None:
+        self._runs.append((clock.perf_counter_ns(), _AFTER))
+
     def parts(self) -> list[Part]:
         """Return the forward, backward and recomputed calls as parts, in the order of their ends."""
         places, inside_ns = self._places(), round(noting_cost().inside_ns)
+        begins_ns = [run_ns for run_ns, _ in self._runs]
         found: list[Part] = []
         for number, keys in enumerate(places):
-            begin_ns, end_ns = (
-                self._begins_ns[number],
-                max(self._begins_ns[number], self._ends_ns[number] - inside_ns),
-            )
+            begin_ns = self._begins_ns[number]
+            end_ns = max(begin_ns, self._ends_ns[number] - inside_ns)
             if self._repeats[number]:
+                if not _layers_of(keys):  # a layer that checkpoints its own inside is not called again
+                    keys = (*self._layers_at(bisect_right(begins_ns, begin_ns) - 1, places), *keys)
                 keys = () if _is_layer(self._keys[number]) else _renamed(keys, RECOMPUTE)
             if keys and self._keys[number] is not None and self._ends_ns[number]:
                 found.append((keys, begin_ns, end_ns, self._elements[number]))
         found += self._backward_parts(places)
         return sorted(found, key=lambda part: (part[2], -part[1]))  # inner parts before the parts around them
+
+    def _layers_at(self, run: int, places: Sequence[Keys]) -> Keys:
+        """Return the layer whose backward ran in the run of that number."""
+        owner = self._runs[run][1] if run >= 0 else _OUTSIDE
+        return () if owner < 0 else _layers_of(places[owner])
 
     def _places(self) -> list[Keys]:
         """Return the place of each call, from below the step."""
@@ -193,16 +210,23 @@ class StepCalls(Capture):
         outermost = [number for number in again if self._around[number] == _OUTSIDE]
         cuts = [(self._begins_ns[number], self._ends_ns[number]) for number in outermost]
         of_layers = [(*cut, _layers_of(places[number])) for cut, number in zip(cuts, outermost, strict=True)]
+        no_call = {_LOSS: LOSS_BACKWARD, _AFTER: GRADIENT_SYNC if _has_others() else BACKWARD_END}
         found: list[Part] = []
         for (begin_ns, owner), (end_ns, _) in zip(self._runs, self._runs[1:], strict=False):
             if owner == _OUTSIDE:
                 continue
-            keys = (LOSS_BACKWARD,) if owner == _LOSS else _renamed(places[owner], BACKWARD)
-            of_layers.append((begin_ns, end_ns, () if owner == _LOSS else _layers_of(places[owner])))
+            keys = (no_call[owner],) if owner < 0 else _renamed(places[owner], BACKWARD)
+            of_layers.append((begin_ns, end_ns, () if owner < 0 else _layers_of(places[owner])))
             if keys and not _is_layer(keys[-1]):
-                elements = 0 if owner == _LOSS else self._elements[owner]
-                found += [(keys, *left, elements) for left in _without(cuts, begin_ns, end_ns)]
+                elements = 0 if owner < 0 else self._elements[owner]
+                found += [(keys, *left, elements) for left in _around(cuts, begin_ns, end_ns)]
         return found + _layers_from(of_layers)
+
+
+def _has_others() -> bool:
+    """Whether other processes train with this one."""
+    distributed: Any = torch.distributed
+    return bool(distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1)
 
 
 def _layers_from(ranges: list[tuple[int, int, Keys]]) -> list[Part]:
@@ -219,15 +243,13 @@ def _layers_from(ranges: list[tuple[int, int, Keys]]) -> list[Part]:
     return found
 
 
-def _without(cuts: Iterable[tuple[int, int]], begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
-    """Return what is left of a range of time without the ranges `cuts`, which are in order."""
-    found, at_ns = [], begin_ns
-    for from_ns, until_ns in cuts:
-        if begin_ns <= from_ns < end_ns:
-            found.append((at_ns, from_ns))
-            at_ns = until_ns
-    found.append((at_ns, end_ns))
-    return [(begin, end) for begin, end in found if end > begin]
+def _around(cuts: Iterable[tuple[int, int]], begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
+    """Return what is left of a range of time before the first and after the last of the ranges `cuts` in it."""
+    inside = [cut for cut in cuts if begin_ns <= cut[0] < end_ns]
+    if not inside:
+        return [(begin_ns, end_ns)]
+    left = (begin_ns, inside[0][0]), (inside[-1][1], end_ns)
+    return [(begin, end) for begin, end in left if end > begin]
 
 
 def _layers_of(keys: Keys) -> Keys:
@@ -279,6 +301,8 @@ def _backward_layer(key: Any) -> Hashable:
 
 
 @functools.lru_cache(maxsize=4096)
-def _brick_renamed(brick: Any, suffix: str) -> BrickDefinition:
+def _brick_renamed(brick: Any, suffix: str) -> Hashable:
     definition = BrickDefinition.of(brick) if isinstance(brick, BrickId) else brick
+    if definition.category is BrickCategory.COMMUNICATION and suffix == RECOMPUTE:
+        return definition  # communication while the backward runs repeats nothing
     return replace(definition, name=definition.name + suffix, brick=None, work=None, budget=None, kernels=())
