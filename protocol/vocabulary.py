@@ -127,7 +127,7 @@ def is_warm_up(phase: str) -> bool:
 
 
 class TrainingPart(StrEnum):
-    """A part of a training step, in the order in which most training loops run them."""
+    """A part of a training step. Most training loops run them in this order."""
 
     DATA_WAIT = "data wait"
     FORWARD = "forward"

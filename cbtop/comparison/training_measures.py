@@ -35,7 +35,7 @@ def bare_name(name: str) -> str:
 
 
 def samples_per_sec(part: PartDiff, *, is_relative: bool) -> Measure:
-    """Return the samples/s by the wall clock. Their interval is that of the time per unit."""
+    """Return the samples/s by the wall clock. The time per unit has the same relative interval."""
     rates = part.samples_per_sec
     if rates is None:
         return Measure("", NO_SAMPLES)
@@ -49,7 +49,7 @@ def samples_per_sec(part: PartDiff, *, is_relative: bool) -> Measure:
 
 
 def training_part(part: PartDiff, name: str) -> str | None:
-    """Return the part of a training step called `name`, or None if this is another place, or no training step."""
+    """Return the part of a training step called `name`, or None if `name` is a brick or the step does not train."""
     known = dict.fromkeys([*part.now.training, *part.before.training])
     if not known and not is_training(part.phase):
         return None

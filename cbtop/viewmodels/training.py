@@ -47,7 +47,7 @@ class TrainingView:
 
     steps: int  # 0 if the parts are not known.
     mean_us: float | None  # Mean step of these, or None if the parts are not known.
-    parts: tuple[TrainingPartRow, ...]  # In the order in which most loops run them.
+    parts: tuple[TrainingPartRow, ...]  # In the usual order of a loop.
     bricks: tuple[TrainingBrick, ...]  # The longest first.
 
     def part(self, name: TrainingPart) -> TrainingPartRow | None:

@@ -82,7 +82,7 @@ def legend(training: TrainingView, width: int) -> list[Line]:
 
 
 def training_rows(bricks: Sequence[BrickRow]) -> tuple[BrickRow, ...]:
-    """Return one row for each brick, whose passes are columns: its forward pass, if that was recorded."""
+    """Return one row for each brick: its forward pass, if that was recorded. The columns have its passes."""
     rows: dict[str, BrickRow] = {}
     for row in sorted(bricks, key=lambda row: bool(pass_of(row.name)[1])):
         rows.setdefault(pass_of(row.name)[0], row)

@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cbtop.comparison.noise import Figure
+from cbtop import units
+from cbtop.comparison.noise import Figure, figures, half_of
 from cbtop.comparison.run_diff import RunDiff, diff
 from cbtop.comparison.runs import Run, together
 from cbtop.comparison.thresholds import Outcome, judge, parse
-from cbtop.comparison.training_parts import MAX_PHASES, MAX_REPORTS, TrainingParts
+from cbtop.comparison.training_measures import part_p50, samples_per_sec, training_part
+from cbtop.comparison.training_parts import TrainingParts
 from cbtop.errors import UsageError
 from cbtop.feeds.replay import ReplayFeed
 from cbtop.feeds.run_file import read_runs, write_runs
@@ -96,16 +98,37 @@ def test_reports_of_two_models_are_kept_apart() -> None:
     assert found.medians("train SGD", "") == {}
 
 
-def test_the_number_of_kept_reports_and_models_is_bounded() -> None:
+def test_the_only_model_of_a_phase_need_not_be_named() -> None:
     found = TrainingParts()
-    for number in range(MAX_REPORTS + 10):
+    for number in range(6):
+        found.take(times(1_000, 1, model="Llama"), number * STEPS_A_REPORT)
+    assert found.medians(TRAIN, "")["forward"].mean == 1.0
+    assert found.medians(TRAIN, "Critic") == {}
+    assert found.medians("train SGD", "") == {}
+
+
+def test_steps_that_reports_share_widen_the_interval() -> None:
+    noise, found, us = np.random.default_rng(3), TrainingParts(), []
+    for number in range(30):
+        us.append(round(10_000 * noise.normal(1, 0.01) * 1e3) / 1e3)
+        found.take(times(round(us[-1] * 1e3), 0), number * STEPS_A_REPORT)
+    (alone,) = figures(np.array(us)[:, None] * STEPS_A_REPORT, np.full(30, float(STEPS_A_REPORT)))
+    widened = found.medians(TRAIN, "")["forward"]
+    assert widened.mean == pytest.approx(alone.mean)
+    assert widened.error == pytest.approx(2**0.5 * alone.error)
+
+
+def test_the_newest_512_reports_of_64_models_are_kept() -> None:
+    found = TrainingParts()
+    for number in range(522):
         found.take(times(1_000 if number < 10 else 3_000, 1), number * STEPS_A_REPORT)
     assert found.medians(TRAIN, "")["forward"].mean == 3.0
-    for number in range(MAX_PHASES + 10):
+    found.take(times(3_000 + 512_000, 1), 5220)
+    assert found.medians(TRAIN, "")["forward"].mean == pytest.approx(3.0 + 1.0)
+    for number in range(1, 70):
         for at in range(5):
             found.take(times(1, 1, model=str(number)), at * STEPS_A_REPORT)
-    assert found.medians(TRAIN, str(MAX_PHASES - 2))
-    assert found.medians(TRAIN, str(MAX_PHASES)) == {}
+    assert [bool(found.medians(TRAIN, str(number))) for number in (1, 63, 64, 69)] == [True, True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -156,6 +179,36 @@ def test_samples_per_second_follow_the_steps() -> None:
     assert outcome(f"samples_per_sec>={rate * 2:.1f}", found) is Outcome.BROKEN
     assert outcome("train.samples_per_sec>=0.5x", found) is Outcome.HOLDS
     assert outcome("train.samples_per_sec>=2x", found) is Outcome.BROKEN
+
+
+def test_the_interval_of_samples_per_second_is_that_of_the_time_of_a_unit() -> None:
+    (part,) = compared().parts
+    rates = part.samples_per_sec
+    assert rates
+    before, now = rates
+    found = samples_per_sec(part, is_relative=False)
+    assert found.value == pytest.approx(now)
+    assert found.half / found.value == pytest.approx(half_of(part.now.wall_us) / part.now.wall_us.mean)
+    found = samples_per_sec(part, is_relative=True)
+    assert found.value == pytest.approx(now / before)
+    assert found.half / found.value == pytest.approx(part.wall.half / part.wall.before)
+    assert found.said.startswith(
+        f"{units.number(now / before)}× ± {units.number(found.half)} ({units.number(before)} → {units.number(now)} "
+    )
+
+
+def test_the_interval_of_a_part_is_that_of_its_change() -> None:
+    (part,) = compared(slower=1.2).parts
+    change = part.training["backward"]
+    found = part_p50(part, "backward", is_relative=True)
+    assert (found.value, found.half) == pytest.approx((change.now / change.before, change.half / change.before))
+    found = part_p50(part, "backward", is_relative=False)
+    figure = part.now.training["backward"]
+    assert (found.value, found.half) == pytest.approx((figure.mean, half_of(figure)))
+    missing = replace(part, before=replace(part.before, training={}))
+    assert part_p50(missing, "backward", is_relative=True).why_not
+    assert not part_p50(missing, "backward", is_relative=False).why_not
+    assert training_part(missing, "Back-Ward") == "backward"
 
 
 def test_steps_that_do_not_report_their_sequences_have_no_samples() -> None:
