@@ -19,7 +19,7 @@ from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.profiler.analysis.histograms import Column
 from cbtop.profiler.analysis.layers import BETWEEN, MIN_PEERS, layer_of_nodes
 from cbtop.profiler.analysis.phase_totals import PhaseTotals
-from cbtop.protocol.vocabulary import BrickCategory, NodeKind
+from cbtop.protocol.vocabulary import BrickCategory, NodeKind, is_training
 from cbtop.viewmodels.on_demand import Lazy, LazyValue, with_parts
 
 ODD = 1.2  # A layer is odd from this multiple of its peers' median on. Machine noise makes smaller differences.
@@ -117,6 +117,7 @@ class LayersView:
     # Returns the median call (µs) of the n-th of `bricks` in each of `rows`. If None, `p50_cells` is used.
     p50_of: Callable[[int], Sequence[float | None]] | None = field(default=None, repr=False, compare=False)
     steps: int | None = None  # Number of recorded steps, or None if times are per call.
+    is_training: bool = False  # Whether the steps are training steps.
 
     @staticmethod
     def median(us: Sequence[float | None]) -> float | None:
@@ -131,7 +132,8 @@ class LayersView:
         because the model is then built that way.
 
         Caches are cold in the first layer of a stack, so this layer does not count for others. cbtop's own code is
-        cold there, too, so the first layer must exceed the limit by FIRST_US for each of its bricks.
+        cold there, too, so the first layer must exceed the limit by FIRST_US for each of its bricks. In a training
+        step the first layer comes after the optimizer, which has used all weights, so it is never odd.
         """
         times_us = [other.p50_us for other in self.like(row) if other.p50_us is not None]
         too_few = self.steps is not None and self.steps < MIN_STEPS
@@ -142,6 +144,8 @@ class LayersView:
         far_us = max((row.p50_us or 0.0) - usual_us, 0.0) / 2
         least_us = usual_us + max((ODD - 1) * usual_us, far_us, OUTLIER_Z * deviation_us / Z_OF_MAD)
         first = self.like(row)[0]
+        if self.is_training and first is row:
+            return 0
         own_us = FIRST_US * sum(us is not None for us in row.cells) if first is row else 0.0
         if (row.p50_us or 0.0) - own_us < least_us:
             return 0
@@ -151,8 +155,13 @@ class LayersView:
 
     @property
     def slowest(self) -> LayerRow | None:
-        """The layer that is slowest relative to its peers, or None if no layer has enough peers."""
+        """The layer that is slowest relative to its peers, or None if no layer has enough peers.
+
+        In a training step, the first layer of each stack is left out, as in `stands_out`.
+        """
         compared = [row for row in self.rows if row.to_median is not None]
+        if self.is_training:
+            compared = [row for row in compared if self.like(row)[0] is not row]
         return max(compared, key=lambda row: row.to_median or 0.0, default=None)
 
     def of_brick(self, brick: LayerBrick) -> BrickInLayers | None:
@@ -258,7 +267,8 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
         if totals.columns["count"][layer.id]
     )
     p50_of = partial(_p50_of, totals, places, p50_cells)
-    found = LayersView("step" if totals.step else "call", bricks, rows, p50_of, steps)
+    trains = totals.step is not None and is_training(totals.step.name)
+    found = LayersView("step" if totals.step else "call", bricks, rows, p50_of, steps, trains)
     # `odd` refers to the rows of `found`. Those rows do not refer to `odd`, so there is no reference cycle.
     odd = tuple(
         with_parts(row, excess=LazyValue(partial(_of_id, excess, row.id))) if row.is_odd else row for row in rows

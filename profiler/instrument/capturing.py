@@ -114,7 +114,12 @@ class Capture:
     @property
     def position(self) -> _Position:
         """The caller's position, like `Path.position`. The position's step is None outside of this capture."""
-        return _Position(self if capture_here() is self else None, self.open[-1].key if self.open else None)
+        return _Position(self if capture_here() is self else None, self.innermost)
+
+    @property
+    def innermost(self) -> Hashable:
+        """The key of the innermost running call, or None."""
+        return self.open[-1].key if self.open else None
 
     def start_brick(self, brick: Hashable, /) -> Mark:
         """Begin a call, like `Path.start_brick`."""

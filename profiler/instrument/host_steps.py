@@ -66,6 +66,10 @@ class HostCalls(Capture):
     def is_in_call_of(self, steps: object) -> bool:
         return self.steps is steps and bool(self._running)
 
+    @property
+    def innermost(self) -> Hashable:
+        return self.keys[self._running[-1]] if self._running else None
+
     def begin(self, key: Hashable, module: nn.Module | None) -> int | None:
         running = self._running
         number = len(self.keys)

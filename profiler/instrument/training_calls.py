@@ -111,6 +111,10 @@ class StepCalls(Capture):
         self.has_failed = True
         log_own_error(error, "a training step is not recorded")
 
+    @property
+    def innermost(self) -> Hashable:
+        return self._keys[self._running[-1]] if self._running else None
+
     def end_step(self) -> None:
         """Do nothing: the optimizer ends the step."""
 

@@ -1,4 +1,4 @@
-"""Real programs under `cbtop run`: time between steps in which gradients are computed promises no gain."""
+"""Real programs that train, under `cbtop run`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.programs import view_of
+from tests.real.programs import Run, view_of
 
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
@@ -48,15 +48,59 @@ WAITS = "time.sleep(0.02)"
 
 
 @pytest.mark.parametrize("overhead", ["3%", "100%"])
-def test_a_training_loop_is_a_forward_and_gains_nothing_between_its_steps(
+def test_a_training_loop_has_training_steps_and_nothing_between_them(
     tmp_path: Path, runtime: Path, overhead: str
 ) -> None:
     view = view_of(GPT.format(between=TRAINS), tmp_path, overhead)
-    assert view.phase == "forward"
+    assert view.phase == "train"
     assert view.trains
-    (idle,) = [verdict for verdict in view.verdicts if verdict.id == "idle-between-steps"]
-    assert idle.sentence.endswith("; gradients are computed between steps")
-    assert idle.gain_tokens_per_sec is None
+    assert not [verdict for verdict in view.verdicts if verdict.id == "idle-between-steps"]
+    assert view.training is not None
+    assert {part.name for part in view.training.parts} >= {"forward", "loss", "backward", "optimizer", "zero grad"}
+    assert sum(part.percent for part in view.training.parts) == pytest.approx(100)
+
+
+@pytest.mark.parametrize(
+    ("script", "verdict"),
+    [
+        ("slow_data", "input-bound"),
+        pytest.param("heavy_optimizer", "optimizer-bound", marks=pytest.mark.slow),
+        pytest.param("repeated_forward", "recompute", marks=pytest.mark.slow),
+    ],
+)
+def test_what_slows_training_is_named_and_its_twin_has_no_warning(run: Run, script: str, verdict: str) -> None:
+    faulty, healthy = run.faulty(script, verdict), run(script, "healthy")
+    assert verdict in faulty.verdicts or faulty.is_starved
+    assert verdict not in healthy.verdicts
+    assert not healthy.warnings
+    assert faulty.warnings <= {verdict}
+
+
+@pytest.mark.slow
+def test_frozen_layers_have_no_backward_and_evaluations_are_inference(run: Run) -> None:
+    trained, frozen = run("frozen_backbone", "faulty"), run("frozen_backbone", "healthy")
+    for outcome, layers in ((trained, 6), (frozen, 1)):
+        assert outcome.view.phase == "train"
+        assert {phase.phase for phase in outcome.view.phases} >= {"train", "forward"}
+        assert not outcome.warnings
+        steps = outcome.view.steps
+        assert steps is not None
+        assert outcome.brick("UpProjection").count == 6 * steps.recorded
+        backward = outcome.brick("UpProjection backward")
+        assert backward.count == layers * steps.recorded
+
+
+@pytest.mark.slow
+def test_the_trainer_of_transformers_is_shown_with_its_micro_batches(run: Run) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    outcome = run("hf_trainer", "healthy")
+    steps = outcome.view.steps
+    assert outcome.view.phase == "train"
+    assert steps is not None
+    assert steps.tokens == 2 * 4 * 48 * steps.count  # two micro-batches of four samples
+    assert outcome.brick("Attention (fused)").count == 2 * 4 * steps.recorded
+    assert not outcome.warnings
 
 
 def test_a_loop_that_waits_between_steps_would_gain_even_without_no_grad(tmp_path: Path, runtime: Path) -> None:

@@ -99,3 +99,19 @@ def test_the_latest_steps_are_together_by_their_kind(monkeypatch: pytest.MonkeyP
         ("decode", "norm"): [10.0 + number for number in range(5, 17) if number % 2],
         ("prefill", "norm"): [10.0 + number for number in range(5, 17) if not number % 2],
     }
+
+
+def test_a_function_inside_the_same_function_is_a_part_of_its_brick() -> None:
+    calls = HostCalls(lambda brick: brick, lambda ended: None)
+    captures[get_ident()] = calls
+    try:
+        assert calls.innermost is None
+        around = calls.begin(None, None)
+        span = calls.start_brick("attention")
+        assert calls.position.scope.key == "attention"
+        assert calls.position.step is calls
+        calls.stop_brick(span, 1)
+        assert calls.innermost is None
+        calls.end(around)
+    finally:
+        captures.pop(get_ident())

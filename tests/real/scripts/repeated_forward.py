@@ -1,0 +1,9 @@
+"""A model trains; in the faulty program each layer is computed again in the backward (gradient checkpointing)."""
+
+import sys
+
+import torch
+from training_gpt import GPT, batches, train
+
+model = GPT(checkpoints=sys.argv[1] == "faulty")
+train(model, torch.optim.AdamW(model.parameters()), batches())
