@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.base import Ratio
-from benchmarks.real.names import ATTENTION_REST, BETWEEN_MODULES, FEED_FORWARD_REST, INSIDE
+from benchmarks.real.names import (
+    ATTENTION_REST,
+    BETWEEN_MODULES,
+    FEED_FORWARD_REST,
+    INSIDE,
+    NO_FORWARD,
+    OF_TRAINING,
+)
 
 MAX_RATIO = 1.03  # the limit that `cbtop run --overhead` has by default
 MAX_POINTS = 3.0
@@ -71,7 +78,7 @@ def comparison(snapshot: Mapping[str, Any], kinds: Sequence[Mapping[str, Any]]) 
     """Compare a source in cbtop's JSON with the same kind of root call in each run of the oracle."""
     ours: Times = defaultdict(float)
     for row in snapshot["bricks"]:
-        if row["name"] not in BETWEEN_MODULES:
+        if row["name"] not in BETWEEN_MODULES | OF_TRAINING and not row["name"].endswith(NO_FORWARD):
             ours[INSIDE.get(row["name"], row["name"]), row["category"]] += row["total_exclusive_us"]
     timed = {name for name, _ in ours}
     oracles = []

@@ -38,6 +38,9 @@ INSIDE = {
 }
 # These bricks of cbtop are in no module that is named here, so they are not compared.
 BETWEEN_MODULES = frozenset({"AttentionMask", "GenerateInputs", "ResidualAdd", "Sampling"})
+# Nor are those of a training step that are no forward: the oracle times the calls of modules.
+OF_TRAINING = frozenset({"DataWait", "Loss", "BackwardEnd", "GradientSync", "ClipGradients", "Optimizer", "ZeroGrad"})
+NO_FORWARD = (" backward", " recompute")
 
 
 def brick_of(path: str, class_name: str, is_leaf: bool) -> tuple[str, str] | None:
