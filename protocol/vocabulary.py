@@ -144,7 +144,7 @@ TRAIN = "train"  # phase of a training step; ` Adam 2` follows if a process has 
 # forward pass that the backward pass repeats.
 BACKWARD, RECOMPUTE = " backward", " recompute"
 # Bricks of a training step that are neither a forward nor a backward pass.
-STEP_BRICKS = ("DataWait", "ClipGradients", "Optimizer", "ZeroGrad")
+STEP_BRICKS = ("DataWait", "BackwardEnd", "GradientSync", "ClipGradients", "Optimizer", "ZeroGrad")
 
 
 def is_training(phase: str) -> bool:
