@@ -27,6 +27,7 @@ from cbtop.protocol.messages import (
     TraceSummary,
     Training,
 )
+from cbtop.protocol.training_messages import TrainingTimes
 
 MAX_ANNOUNCED = 10_000  # limit for each kind of announcement
 MAX_COMPILATIONS = 64  # the newest are kept
@@ -48,6 +49,7 @@ Announcement = (
     | Training
     | KernelBurst
     | HostTimes
+    | TrainingTimes
 )
 Kept = TypeVar("Kept")
 Key = tuple[type, Hashable]
@@ -68,6 +70,8 @@ def key_of(message: CatalogMessage) -> Key:
             about = message.trace
         case Compilation():
             about = message.number % MAX_COMPILATIONS
+        case TrainingTimes():
+            about = message.phase, message.model
         case Activity() | Sampling() | Training() | KernelBurst() | HostTimes():
             about = None
         case Manifest() | HostHello() | Goodbye():

@@ -21,6 +21,7 @@ from cbtop.protocol.attributes import (
     quantity,
 )
 from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample, Unknown
+from cbtop.protocol.training_messages import PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance, SourceStatus
 
 BUSY_PERCENT = 5  # percent of a machine's processors; an idle machine uses less
@@ -28,8 +29,9 @@ UNSURE_PERCENT = 10  # Percent of a roof. If rounds differ by more, the roof is 
 
 PROTOCOL_MAJOR = 2  # 2: histograms are sent as cells
 # Minor version 1 added devices. 2 added the kernels of a burst. 3 added the time with running steps and the node of a
-# quiet process.
-PROTOCOL_MINOR = 3
+# quiet process. 4 added the parts of training steps.
+PROTOCOL_MINOR = 4
+
 
 Packed = NewType("Packed", bytes)  # packed columns, see `cbtop.protocol.columns`
 Name = Annotated[str, "shown where it is empty"]
@@ -370,10 +372,11 @@ CatalogMessage = (
     | Training
     | KernelBurst
     | HostTimes
+    | TrainingTimes
     | Goodbye
 )
 # Messages that exist only inside other messages.
-Part = TraceNumber | TraceAnomaly | KernelTimes | BrickHostTime | Device | DeviceProcess | Unknown
+Part = TraceNumber | TraceAnomaly | KernelTimes | BrickHostTime | PartTime | Device | DeviceProcess | Unknown
 
 # --- messages of the daemon to every viewer --------------------------------------------------------------------
 

@@ -126,6 +126,32 @@ def is_warm_up(phase: str) -> bool:
     return phase.endswith(WARM_UP)
 
 
+class TrainingPart(StrEnum):
+    """A part of a training step. Most training loops run them in this order."""
+
+    DATA_WAIT = "data wait"
+    FORWARD = "forward"
+    LOSS = "loss"
+    BACKWARD = "backward"
+    CLIP = "clip"
+    OPTIMIZER = "optimizer"
+    ZERO_GRAD = "zero grad"
+    OTHER = "other"
+
+
+TRAIN = "train"  # phase of a training step; ` Adam 2` follows if a process has several optimizers
+# Suffixes of the names of bricks in a training step. The first is the backward pass of a brick, the second is a
+# forward pass that the backward pass repeats.
+BACKWARD, RECOMPUTE = " backward", " recompute"
+# Bricks of a training step that are neither a forward nor a backward pass.
+STEP_BRICKS = ("DataWait", "ClipGradients", "Optimizer", "ZeroGrad")
+
+
+def is_training(phase: str) -> bool:
+    """Whether steps of this name, warm-up steps among them, are training steps."""
+    return phase == TRAIN or phase.startswith(TRAIN + " ")
+
+
 class NodeKind(IntEnum):
     """The kind of a node of the execution graph."""
 

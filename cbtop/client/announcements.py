@@ -27,6 +27,7 @@ from cbtop.protocol.messages import (
     TraceSummary,
     Training,
 )
+from cbtop.protocol.training_messages import TrainingTimes
 
 
 def apply_announcement(record: SourceRecord, message: CatalogMessage) -> None:
@@ -74,12 +75,14 @@ def apply_announcement(record: SourceRecord, message: CatalogMessage) -> None:
             if len(message.bricks) > MAX_ANNOUNCED:
                 raise DecodeError(f"{record.key}: more than {MAX_ANNOUNCED} bricks in the host's times")
             record.host_times = message
+        case TrainingTimes():
+            record.training_times[message.phase, message.model] = message
         case Goodbye():
             record.goodbye = message
         case _:
             assert_never(message)
     kept = len(record.dependencies), len(record.ceilings), len(record.checks), len(record.traces)
-    if max(kept) > MAX_ANNOUNCED:
+    if max(*kept, len(record.training_times)) > MAX_ANNOUNCED:
         raise DecodeError(f"{record.key}: more than {MAX_ANNOUNCED} announcements of a kind")
 
 

@@ -30,6 +30,7 @@ from cbtop.protocol.messages import (
     SourceState,
     TraceSummary,
 )
+from cbtop.protocol.training_messages import TrainingTimes
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 
 HISTORY_S = 120
@@ -75,6 +76,7 @@ class SourceRecord:
     compilations: dict[int, Compilation] = field(default_factory=dict)
     burst: KernelBurst | None = None
     host_times: HostTimes | None = None
+    training_times: dict[tuple[str, str], TrainingTimes] = field(default_factory=dict)  # by phase and model
     goodbye: Goodbye | None = None
     state: SourceState | None = None
     stats: NodeStats = field(default_factory=NodeStats)
@@ -119,6 +121,7 @@ class SourceRecord:
         traced = sum(len(trace.numbers) + len(trace.anomalies) for trace in self.traces.values())
         traced += len(self.burst.kernels) if self.burst else 0
         traced += len(self.host_times.bricks) if self.host_times else 0
+        traced += sum(1 + len(times.parts) for times in self.training_times.values())
         return places + len(self.dependencies) + len(self.ceilings) + len(self.checks) + len(self.traces) + traced
 
     @property
@@ -128,6 +131,7 @@ class SourceRecord:
         said += sum(1 + len(trace.numbers) + len(trace.anomalies) for trace in self.traces.values())
         said += len(self.burst.kernels) if self.burst else 0
         said += len(self.host_times.bricks) if self.host_times else 0
+        said += sum(1 + len(times.parts) for times in self.training_times.values())
         known = SOURCE_BYTES + NODE_BYTES * len(self.nodes) + self.names_bytes + SAID_BYTES * said
         known += DEPENDENCY_BYTES * len(self.dependencies) + PHASE_BYTES * len(self.history)
         slices = BUSY_BYTES * len(self.stats) if self.busy else 0
@@ -166,6 +170,7 @@ class SourceRecord:
         self.checks.clear()
         self.traces.clear()
         self.burst = self.host_times = None
+        self.training_times.clear()
 
 
 def remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = None) -> None:

@@ -47,6 +47,7 @@ from cbtop.protocol.messages import (
     TraceSummary,
     Training,
 )
+from cbtop.protocol.training_messages import PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import SourceStatus
 
 MAX_SOURCES = 1024
@@ -246,6 +247,8 @@ class Store:
                 | KernelTimes()
                 | HostTimes()
                 | BrickHostTime()
+                | TrainingTimes()
+                | PartTime()
                 | Goodbye()
                 | Device()
                 | DeviceProcess()

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from cbtop.protocol import codec, messages
 from cbtop.protocol.attributes import FunctionAttributes, KernelAttributes, TransferAttributes, Work
 from cbtop.protocol.errors import DecodeError
+from cbtop.protocol.training_messages import PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import BrickId, NodeKind, Provenance, TransferDirection
 
 KINDS = get_args(messages.Message)
@@ -50,6 +51,14 @@ def values(annotation: Any) -> st.SearchStrategy[Any]:
     return instances(annotation) if dataclasses.is_dataclass(annotation) else st.from_type(annotation)
 
 
+def takes_time(parts: list[PartTime]) -> bool:
+    return any(part.sum_ns for part in parts)
+
+
+def training_times(phase: str, model: str, steps: int, parts: list[PartTime]) -> TrainingTimes:
+    return TrainingTimes(phase, model, steps, sum(part.sum_ns for part in parts), tuple(parts))
+
+
 def instances(kind: Any) -> st.SearchStrategy[Any]:
     if kind is messages.RecordBatch:  # its numbers must fit each other
         number = st.integers(0, 1 << 60)
@@ -58,6 +67,19 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
         )
     if kind is messages.BrickHostTime:  # some calls
         return st.builds(kind, values(int), st.integers(1, 1 << 60), values(float))
+    if kind is PartTime:
+        time_ns = st.integers(0, 1 << 50)
+        return st.builds(
+            lambda name, p50_ns, more_ns: kind(name, p50_ns + more_ns, p50_ns),
+            values(messages.Name),
+            time_ns,
+            time_ns,
+        )
+    if kind is TrainingTimes:
+        parts = st.lists(instances(PartTime), min_size=1, max_size=4, unique_by=lambda part: part.name)
+        return st.builds(
+            training_times, values(messages.Name), values(str), st.integers(1, 64), parts.filter(takes_time)
+        )
     if kind is messages.KernelTimes:  # and these
         count, time_ns = st.integers(1, 1 << 60), st.integers(0, 1 << 50)
         return st.tuples(values(int), count, count, values(float), time_ns, time_ns, time_ns).map(
@@ -314,6 +336,43 @@ def test_whole_numbers_of_64_bits_come_through_and_no_larger_ones(value: int, fi
     else:  # msgpack has no such number: from JSON it may come
         with pytest.raises(DecodeError, match="is no 64-bit integer"):
             codec.reader_for(messages.Manifest)(fields | {"threads": value})
+
+
+PARTS = [{"k": "PartTime", "name": "forward", "sum_ns": 30, "p50_ns": 10}]
+TIMES = {"k": "TrainingTimes", "phase": "train", "model": "", "steps": 3, "wall_ns": 30, "parts": PARTS}
+
+
+def test_an_unknown_part_of_a_training_step_keeps_its_name() -> None:
+    later = [{"k": "PartTime", "name": "communication", "sum_ns": 5, "p50_ns": 1}]
+    found = codec.decode(msgpack.packb(TIMES | {"wall_ns": 35, "parts": PARTS + later}))
+    assert isinstance(found, TrainingTimes)
+    assert [part.name for part in found.parts] == ["forward", "communication"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ({"steps": 0}, "0 steps"),
+        ({"steps": 65}, "65 steps"),
+        ({"wall_ns": 0}, "steps of 0 ns"),
+        ({"wall_ns": -30}, "steps of -30 ns"),
+        ({"wall_ns": 30.0}, "no 64-bit integer"),
+        ({"wall_ns": float("nan")}, "no 64-bit integer"),
+        ({"wall_ns": 29}, "the parts take 30 ns, the steps 29 ns"),
+        ({"wall_ns": 31}, "the parts take 30 ns, the steps 31 ns"),
+        ({"parts": []}, "the parts take 0 ns"),
+        ({"parts": PARTS * 2, "wall_ns": 60}, "named once"),
+        ({"parts": [PARTS[0] | {"name": str(number)} for number in range(33)], "wall_ns": 990}, "33 parts"),
+        ({"parts": [PARTS[0] | {"sum_ns": -1}]}, "took -1 ns"),
+        ({"parts": [PARTS[0] | {"p50_ns": 31}]}, "a median step 31 ns"),
+        ({"parts": [PARTS[0] | {"p50_ns": -1}]}, "a median step -1 ns"),
+        ({"parts": [TIMES]}, "has no place there"),
+    ],
+)
+def test_training_times_that_cannot_be_are_refused(wrong: dict[str, Any], complaint: str) -> None:
+    assert codec.decode(msgpack.packb(TIMES)) is not None
+    with pytest.raises(DecodeError, match=complaint):
+        codec.decode(msgpack.packb(TIMES | wrong))
 
 
 def test_numpys_numbers_go_as_pythons() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cbtop.protocol.vocabulary import BrickCategory, BrickId
+from cbtop.protocol.vocabulary import TRAIN, WARM_UP, BrickCategory, BrickId, is_training
 
 EXPECTED = [
     ("RmsNorm", "Norm"),
@@ -48,3 +48,10 @@ def test_the_usual_aliases_are_known(alias: str, brick: BrickId) -> None:
 def test_an_unknown_brick_is_an_error_that_names_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"no brick is called 'Conv'.*RmsNorm.*Sampling"):
         BrickId.from_name("Conv")
+
+
+@pytest.mark.parametrize("phase", [TRAIN, TRAIN + WARM_UP, f"{TRAIN} Adam 2", f"{TRAIN} Adam 2{WARM_UP}"])
+def test_a_training_step_is_known_by_its_name(phase: str) -> None:
+    assert is_training(phase)
+    assert not is_training(f"encode {phase}")
+    assert not is_training("trainer")

@@ -31,6 +31,7 @@ from cbtop.protocol.messages import (
     SourceGone,
     StatsUpdate,
 )
+from cbtop.protocol.training_messages import PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import DeviceKind, NodeKind
 from tests.cbtop.recorded import Clock, apply, profiler_in, source_of
 
@@ -56,7 +57,7 @@ def test_a_lost_update_is_healed_by_the_next_keyframe(runtime: Path) -> None:
 
 
 def test_a_daemon_of_another_major_version_is_refused_with_both_versions() -> None:
-    with pytest.raises(VersionError, match=r"speaks protocol 1\.3, this viewer 2\.3"):
+    with pytest.raises(VersionError, match=r"speaks protocol 1\.3, this viewer 2\.4"):
         Store().apply(dataclasses.replace(HELLO, protocol_major=1, protocol_minor=3))
 
 
@@ -158,6 +159,28 @@ def test_a_daemon_that_says_ever_more_of_a_source_is_stopped(monkeypatch: pytest
     with pytest.raises(DecodeError):
         store.apply(third)
     assert len(store.sources["host:1:2:0"].checks) == 5
+
+
+def training_times(model: str, wall_ns: int) -> TrainingTimes:
+    return TrainingTimes("train", model, 2, wall_ns, (PartTime("forward", wall_ns, 1),))
+
+
+def test_training_times_replace_those_of_the_same_model_only() -> None:
+    store, key = Store(), "host:1:2:0"
+    store.apply(SourceCatalog(key, complete=True, messages=(training_times("G", 10), training_times("D", 20))))
+    store.apply(SourceCatalog(key, complete=False, messages=(training_times("G", 30),)))
+    times = store.sources[key].training_times
+    assert {model: found.wall_ns for (_, model), found in times.items()} == {"G": 30, "D": 20}
+    assert store.sources[key].kept() == 4
+    store.apply(SourceCatalog(key, complete=True, messages=(training_times("D", 40),)))
+    assert list(times) == [("train", "D")]
+
+
+def test_the_number_of_training_times_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(announcements, "MAX_ANNOUNCED", 3)
+    many = tuple(training_times(str(number), 10) for number in range(4))
+    with pytest.raises(DecodeError, match="more than 3 announcements of a kind"):
+        Store().apply(SourceCatalog("host:1:2:0", complete=True, messages=many))
 
 
 def test_news_whose_forerunner_was_lost_waits_for_the_keyframe() -> None:
