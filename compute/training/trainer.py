@@ -51,7 +51,8 @@ class Trainer(Decoder):
     """Trains adapters of the queries and values of `model`, on sequences of `tokens` tokens. All weights of the model
     are frozen. Products take unrounded activations, so `model` must not be interleaved.
 
-    With `check_contracts`, bricks check the conditions of their contracts, as in `Decoder`.
+    With `check_contracts`, bricks check the conditions of their contracts. `prefill` and `decode` are those of
+    `Decoder`, without the adapters.
     """
 
     def __init__(
@@ -62,7 +63,6 @@ class Trainer(Decoder):
         profiler: Profiler,
         tokens: int,
         *,
-        rate: float = RATE,
         check_contracts: bool = False,
     ) -> None:
         require_trainable(model)
@@ -71,7 +71,6 @@ class Trainer(Decoder):
         )
         self.times = PartTimes()
         self.parameters = Parameters.of(model, RANK, SEED)
-        self._rate = rate
         self._done = 0  # number of optimizer steps
         self._buffers = self._space.first(tokens)
         self._gradients = Gradients(model, tokens, RANK)
@@ -102,7 +101,7 @@ class Trainer(Decoder):
         if not self._done:
             times.begin()
         with profiler.step(TRAIN, tokens=self.context) as step:
-            step.start_ns = times.ended_ns
+            step.start_ns, step.sequences, step.cached = times.ended_ns, 1, 0
             with profiler.brick("DataWait", elements=self.context):
                 batch = next(batches)
             times.end(TrainingPart.DATA_WAIT)
@@ -137,8 +136,8 @@ class Trainer(Decoder):
     ) -> float:
         """Compute the loss of a batch and add its gradients. `end` is called at the end of each part."""
         tokens = batch[:-1]
-        self._check(tokens)
         self._begin()
+        self._check(tokens)
         self._targets[:] = batch[1:]
         self._forward_of_all(tokens, run, scope)
         end(TrainingPart.FORWARD)
@@ -152,7 +151,6 @@ class Trainer(Decoder):
                 for call in self._backward[index]:
                     _run(call, run)
         end(TrainingPart.BACKWARD)
-        self._begin()
         return loss
 
     def _forward_of_all(self, tokens: Sequence[int], run: Run, scope: Scope) -> None:
@@ -247,7 +245,7 @@ class Trainer(Decoder):
         """Return the update of the weights in step number `_done`."""
         own = self.parameters
         launch = BrickLaunch(adam_w.ADAM_W, adam_w.work())
-        return launch, (own.weights, own.gradient, own.mean, own.square, self._done, self._rate, DECAY)
+        return launch, (own.weights, own.gradient, own.mean, own.square, self._done, RATE, DECAY)
 
 
 def _run(call: BrickCall, run: Run) -> None:
