@@ -101,7 +101,7 @@ class Trainer(Decoder):
         if not self._done:
             times.begin()
         with profiler.step(TRAIN, tokens=self.context) as step:
-            step.start_ns, step.sequences, step.cached = times.ended_ns, 1, 0
+            step.start_ns, step.sequences = times.ended_ns, 1
             with profiler.brick("DataWait", elements=self.context):
                 batch = next(batches)
             times.end(TrainingPart.DATA_WAIT)
