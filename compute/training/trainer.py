@@ -21,7 +21,6 @@ from cbtop.compute.decoder.mixture import Run
 from cbtop.compute.errors import LossError, ModelError
 from cbtop.compute.kernels import adam_w, cross_entropy, cross_entropy_backward, linear, linear_backward, residual_add
 from cbtop.compute.kernels.base import Arguments
-from cbtop.compute.quantization.base import QuantizedMatrix
 from cbtop.compute.settings import DecoderSettings
 from cbtop.compute.training.adapters import Adapter, Parameters
 from cbtop.compute.training.backward import BackwardPlanner, BrickCall, Gradients, LayerActivations, Part
@@ -43,7 +42,12 @@ def require_trainable(model: Model) -> None:
     }
     if found := [name for name, is_there in unsupported.items() if is_there]:
         raise ModelError(f"{model.name} has {' and '.join(found)}, which cannot be trained here; give a dense model")
-    if not isinstance(model.lm_head, QuantizedMatrix):
+    products = [
+        one.weight
+        for layer in model.layers
+        for one in (layer.q, layer.k, layer.v, layer.output, layer.gate, layer.up, layer.down)
+    ]
+    if any(one.takes_int8 for one in (*products, model.lm_head)):
         raise ModelError(f"{model.name} has interleaved weights, which cannot be trained; read it with is_exact=True")
 
 
@@ -169,11 +173,10 @@ class Trainer(Decoder):
         head = Projection(model.lm_head, self._no_bias)
         run(bricks.lm_head, self._logits.size, arguments.product(head, self._normed, self._logits))
 
-    def _kept(self, brick: ComputeBrick | None, *arrays: Floats) -> list[Floats]:
+    def _kept(self, brick: ComputeBrick, *arrays: Floats) -> list[Floats]:
         """Return copies of the arrays, which are made each time that the brick has run."""
         copies = [np.zeros_like(array) for array in arrays]
-        if brick is not None:
-            self._copies.setdefault(brick, []).extend(zip(copies, arrays, strict=True))
+        self._copies.setdefault(brick, []).extend(zip(copies, arrays, strict=True))
         return copies
 
     def _layer_backward(self, index: int, bricks: LayerBricks, angles: Floats, window: int) -> list[BrickCall]:
@@ -183,8 +186,10 @@ class Trainer(Decoder):
         products = self._kept(bricks.qk_norm, space.q_product, space.k_product) if bricks.qk_norm else None
         q, k, v = self._kept(bricks.rope, space.q, space.k, space.v)
         (middle,) = self._kept(bricks.ffn_norm, space.x)
-        gate, up = self._kept(bricks.gated or bricks.activation, space.gate, space.up)
+        activation = bricks.gated or bricks.activation
+        assert activation is not None  # the model is no mixture of experts
         assert bricks.down is not None
+        gate, up = self._kept(activation, space.gate, space.up)
         deltas = [
             self._kept(before, space.delta_product)[0] if norm is not None else None
             for before, norm in (
@@ -193,9 +198,8 @@ class Trainer(Decoder):
             )
         ]
         inner = np.zeros((2, self.context, RANK), np.float32)
-        parts = zip(adapters, inner, (space.q_product, space.v), (space.q.size, space.v.size), strict=True)
-        adds = [self._adapter(one, between, out) for one, between, out, _ in parts]
-        self._adapted[bricks.qkv] = self._planner.call(brick_specs.LORA, *chain.from_iterable(adds))
+        parts = map(self._adapter, adapters, inner, (space.q_product, space.v))
+        self._adapted[bricks.qkv] = self._planner.call(brick_specs.LORA, *chain.from_iterable(parts))
         kept = LayerActivations(
             x=x,
             normed=normed,
