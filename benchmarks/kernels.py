@@ -22,30 +22,39 @@ from cbtop.compute.contracts import all_names, contract
 from cbtop.compute.jit.cpu import BF16_PAYS, HAS_TILES, TIER
 from cbtop.compute.kernels import (
     activation,
+    activation_backward,
+    adam_w,
     add_rms_norm,
     add_rms_norm_int8,
     attention,
+    attention_backward,
     attention_bf16,
     combine,
+    cross_entropy,
+    cross_entropy_backward,
     embedding,
     expert_gated,
     expert_linear,
     gated,
     kv_write,
     layer_norm,
+    layer_norm_backward,
     linear,
+    linear_backward,
     linear_bf16,
     linear_int8,
     qkv,
     quantize_rows,
     residual_add,
     rms_norm,
+    rms_norm_backward,
     rms_norm_int8,
     rope,
     route,
     sampling,
     soft_cap,
     take_rows,
+    weight_gradient,
 )
 from cbtop.compute.kernels.attention_loops import scratch_for
 from cbtop.compute.kernels.base import Arguments, Kernel
@@ -60,6 +69,7 @@ COLUMNS, WEIGHTS_BYTES, ROUNDS = 4096, 600_000_000, 15
 NO_BIAS = np.zeros(0, np.float32)
 TOKENS, HIDDEN, HEAD_DIM = 1 << 14, 2048, 128  # for kernels of activations, which have 128 MB per array
 PROMPT, ROWS = 512, 4096  # for products of tiles
+GRADIENT_TOKENS = 16
 EXPERTS, USED, LOGITS = 64, 8, 1 << 24
 TILES = "tiles_bfloat16"  # the roof of kernels that are bound by multiplication, not by reading
 # kernel, arguments of a call, and the bytes that it must read and write (for tiles, its FLOP)
@@ -322,32 +332,97 @@ def _attention_bf16() -> Case:
     return attention_bf16.kernel_for(), call, size_bytes
 
 
+def _linear_backward() -> Case:
+    data = _weights().data
+    call = Q6_K.code, data, np.ones((1, len(data)), np.float32), False, _x(), linear_backward.scratch_for(1, COLUMNS)
+    return linear_backward.LINEAR_BACKWARD[Q6_K.code], call, data.nbytes
+
+
+def _weight_gradient() -> Case:
+    """Add the gradient of a few tokens to a matrix larger than any cache."""
+    d_weights, x = _rows(), np.ones((GRADIENT_TOKENS, HIDDEN), np.float32)
+    call = np.ones((GRADIENT_TOKENS, TOKENS), np.float32), x, d_weights
+    return weight_gradient.WEIGHT_GRADIENT, call, 2 * d_weights.nbytes
+
+
+def _norm_backward(kernel: Kernel) -> Callable[[], Case]:
+    def case() -> Case:
+        x, d_out, d_x = _rows(), _rows(), _rows()
+        return kernel, (x, x[0].copy(), 1e-6, d_out, True, d_x), 4 * x.nbytes
+
+    return case
+
+
+def _gate_backward(kernel: Kernel) -> Callable[[], Case]:
+    def case() -> Case:
+        gate, up, d_out, d_gate, d_up = (_rows() for _ in range(5))
+        return kernel, (gate, up, d_out, d_gate, d_up), 5 * gate.nbytes
+
+    return case
+
+
+def _attention_backward() -> Case:
+    heads, kv_heads = 32, 8
+    rng = np.random.default_rng(1)
+    q, k = (rng.standard_normal((PROMPT, of, HEAD_DIM), np.float32) for of in (heads, kv_heads))
+    outs = np.zeros_like(q), np.zeros_like(k), np.zeros_like(k)
+    call = q, k, k.copy(), HEAD_DIM**-0.5, 0, q.copy(), *outs
+    return attention_backward.ATTENTION_BACKWARD, call, 3 * q.nbytes + 4 * k.nbytes
+
+
+def _cross_entropy() -> Case:
+    logits = _rows()
+    call = logits, np.zeros(TOKENS, np.int64), np.zeros(TOKENS, np.float32)
+    return cross_entropy.CROSS_ENTROPY, call, logits.nbytes
+
+
+def _cross_entropy_backward() -> Case:
+    logits, d_logits = _rows(), _rows()
+    call = logits, np.zeros(TOKENS, np.int64), d_logits
+    return cross_entropy_backward.CROSS_ENTROPY_BACKWARD, call, 2 * logits.nbytes
+
+
+def _adam_w() -> Case:
+    weights, gradient, mean = _rows(), _rows(), _rows()
+    return adam_w.ADAM_W, (weights, gradient, mean, mean**2, 1, 1e-3, 0.01), 7 * weights.nbytes
+
+
 CASES: dict[str, Callable[[], Case]] = {
+    "adam_w": _adam_w,
     "add_rms_norm": _add_rms_norm,
     "add_rms_norm_int8": _add_rms_norm_int8,
     "attention": _attention,
+    "attention_backward": _attention_backward,
     "attention_bf16": _attention_bf16,
     "combine": _combine,
+    "cross_entropy": _cross_entropy,
+    "cross_entropy_backward": _cross_entropy_backward,
     "drawn": _drawn,
     "embedding": _embedding,
     "expert_gated": _expert_gated,
     "expert_linear": _expert_linear,
     "gated": _gated,
     "geglu": _gate(activation.GEGLU),
+    "geglu_backward": _gate_backward(activation_backward.GEGLU_BACKWARD),
     "greedy": _greedy,
     "kv_write": _kv_write,
     "layer_norm": _layer_norm,
+    "layer_norm_backward": _norm_backward(layer_norm_backward.LAYER_NORM_BACKWARD),
     "linear": _linear,
+    "linear_backward": _linear_backward,
     "linear_bf16": _linear_bf16,
     "linear_int8": _linear_int8,
     "qkv": _qkv,
     "quantize_rows": _quantize_rows,
     "residual_add": _residual_add,
     "rms_norm": _rms_norm,
+    "rms_norm_backward": _norm_backward(rms_norm_backward.RMS_NORM_BACKWARD),
     "rms_norm_int8": _rms_norm_int8,
     "rope": _rope,
     "route": _route,
     "soft_cap": _soft_cap,
     "swiglu": _gate(activation.SWIGLU),
+    "swiglu_backward": _gate_backward(activation_backward.SWIGLU_BACKWARD),
     "take_rows": _take_rows,
+    "weight_gradient": _weight_gradient,
 }

@@ -149,11 +149,16 @@ class ComputeBrick:
         If an output is not finite but the reference's output is, the reference's output replaces it. Later bricks
         then do not read NaN or infinity.
         """
-        before = [with_copies(call, kernel.outputs) for kernel, call in zip(self.kernels, calls, strict=True)]
-        for implementation, arguments in zip(self._implementations, calls, strict=True):
+        before, every = [], []
+        turn = self._next_turn()
+        # Kernel by kernel, because several kernels of a brick may add to the same output.
+        for kernel, implementation, arguments in zip(self.kernels, self._implementations, calls, strict=True):
+            earlier = with_copies(arguments, kernel.outputs)
             implementation(*arguments)
-        with np.errstate(all="ignore"):  # no warnings about infinities, because the checks look for them
-            every = [(assertion, found) for assertion, found, *_ in self.compared(calls, before)]
+            with np.errstate(all="ignore"):  # no warnings about infinities, because the checks look for them
+                every += [(one, found) for one, found, *_ in self._compared_kernel(turn, kernel, arguments, earlier)]
+            before.append(earlier)
+        with np.errstate(all="ignore"):
             mended = any(found.not_finite for _, found in every) and self.use_reference_outputs(calls, before)
         for assertion, found in every:
             yield self.spec.name, assertion, replace(found, mended=mended and bool(found.not_finite))
@@ -168,17 +173,26 @@ class ComputeBrick:
         reference checks the whole output. Any other assertion checks a few rows, which the reference computes
         quickly. The rows differ each time.
         """
-        turn, self._turn = self._turn, self._turn + 1
+        turn = self._next_turn()
         for kernel, arguments, earlier in zip(self.kernels, calls, before, strict=True):
-            output = kernel.narrow(arguments, turn)
-            expected = kernel.narrow(with_copies(earlier, kernel.outputs), turn)
-            kernel.reference(*expected)
-            for place in kernel.outputs:
-                name = kernel.contract.arguments[place]
-                rows, wanted = from_bits(output[place]), from_bits(expected[place])
-                for assertion in self.spec.assertions:
-                    met = rows if assertion.needs_reference else from_bits(arguments[place])
-                    yield assertion.name, assertion.evaluate(met, wanted), met, wanted, name
+            yield from self._compared_kernel(turn, kernel, arguments, earlier)
+
+    def _next_turn(self) -> int:
+        turn, self._turn = self._turn, self._turn + 1
+        return turn
+
+    def _compared_kernel(
+        self, turn: int, kernel: Kernel, arguments: Arguments, earlier: Arguments
+    ) -> Iterator[tuple[str, AssertionResult, Output, Output, str]]:
+        output = kernel.narrow(arguments, turn)
+        expected = kernel.narrow(with_copies(earlier, kernel.outputs), turn)
+        kernel.reference(*expected)
+        for place in kernel.outputs:
+            name = kernel.contract.arguments[place]
+            rows, wanted = from_bits(output[place]), from_bits(expected[place])
+            for assertion in self.spec.assertions:
+                met = rows if assertion.needs_reference else from_bits(arguments[place])
+                yield assertion.name, assertion.evaluate(met, wanted), met, wanted, name
 
     def use_reference_outputs(self, calls: Sequence[Arguments], before: Sequence[Arguments]) -> bool:
         """Replace the outputs of finished calls by the references' outputs.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from cbtop.compute.checks import Assertion, Equivalent, Finite
-from cbtop.protocol.vocabulary import BrickCategory, BrickId
+from cbtop.protocol.vocabulary import BACKWARD, BrickCategory, BrickId
 
 # These tolerances are larger than those of the contracts, which hold for examples. In the demo's model, biases of the
 # keys move all scores near 100. Float32 rounding alone then changes attention by 9.3e-6, and the contract allows
@@ -57,6 +57,9 @@ MOE_COMBINE = BrickSpec("MoeCombine", BrickCategory.FFN, (Finite(), ELEMENTWISE)
 LM_HEAD = BrickSpec.of(BrickId.LM_HEAD, Finite(), PRODUCT)
 SOFT_CAP = BrickSpec("SoftCap", BrickCategory.OTHER, (Finite(), ELEMENTWISE))
 SAMPLING = BrickSpec.of(BrickId.SAMPLING, EXACT)
+LORA = BrickSpec("Lora", BrickCategory.ATTENTION, (Finite(), PRODUCT))
+LOSS = BrickSpec("Loss", BrickCategory.OTHER, (Finite(), ELEMENTWISE))
+OPTIMIZER = BrickSpec("Optimizer", BrickCategory.OTHER, (Finite(), ELEMENTWISE))
 # Exchanges between ranks have the names of torch's exchanges (profiler/instrument/collectives.py). They compute
 # nothing.
 SEND = BrickSpec("Send", BrickCategory.COMMUNICATION, ())
@@ -87,4 +90,38 @@ BRICKS: tuple[BrickSpec, ...] = (
     LM_HEAD,
     SOFT_CAP,
     SAMPLING,
+)
+
+
+def backward_of(spec: BrickSpec) -> BrickSpec:
+    """Return the row of the brick that computes the gradients of `spec`."""
+    return BrickSpec(spec.name + BACKWARD, spec.category, (Finite(), PRODUCT))
+
+
+# All bricks of a training step besides those of the forward pass. Gradients do not pass through a mixture of experts,
+# soft caps or sampling. The sum of a residual stream hands its gradient on unchanged.
+TRAINING_BRICKS: tuple[BrickSpec, ...] = (
+    LORA,
+    LOSS,
+    *(
+        backward_of(spec)
+        for spec in (
+            RMS_NORM,
+            LAYER_NORM,
+            ADD_RMS_NORM,
+            QKV_PROJECTION,
+            LORA,
+            ROPE_EMBEDDING,
+            ATTENTION,
+            OUTPUT_PROJECTION,
+            GATE_PROJECTION,
+            UP_PROJECTION,
+            ACTIVATION,
+            GATED,
+            DOWN_PROJECTION,
+            LM_HEAD,
+            LOSS,
+        )
+    ),
+    OPTIMIZER,
 )

@@ -3,6 +3,7 @@
 ComputeError
 ├── GuardError       a brick computed NaN, infinity or a wrong value; the message names the brick if it was found
 ├── NoTokenError     a logit of a pass is NaN or infinite, so that no logit is the largest
+├── LossError        the loss of a training step is NaN or infinite
 ├── ContractError    a kernel's contract cannot be read; the message names the file and the fault
 └── ModelError       a model file cannot be read or run; the message is one line for the user
 """
@@ -29,6 +30,16 @@ class NoTokenError(ComputeError):
         super().__init__(
             "no token can be chosen: a logit is NaN or infinite; the weights are damaged, or a number of the pass is "
             "more than what holds it: `cbtop demo --guard stop --model FILE` names the brick"
+        )
+
+
+class LossError(ComputeError):
+    """The loss of training step number `step` is NaN or infinite."""
+
+    def __init__(self, loss: float, step: int) -> None:
+        super().__init__(
+            f"the loss is {loss} in training step {step}; the weights are damaged, or a number of the pass is too "
+            "large: `cbtop demo --guard stop --model FILE` names the brick"
         )
 
 

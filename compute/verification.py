@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cbtop.compute import brick_specs
-from cbtop.compute.brick_specs import BrickSpec
+from cbtop.compute.brick_specs import BrickSpec, backward_of
 from cbtop.compute.checks import AssertionResult, Equivalent, Finite
 from cbtop.compute.jit.cpu import BF16_PAYS, HAS_TILES
 from cbtop.compute.jit.halves import from_bits
@@ -28,6 +28,7 @@ from cbtop.compute.kernels import (
     gated,
     kv_write,
     linear,
+    linear_backward,
     linear_bf16,
     linear_int8,
     qkv,
@@ -44,16 +45,15 @@ SIZES = (1, 7, 32, 200)
 SEED = 20261123
 MANY = 127  # largest batch minus one, not a multiple of four
 PRODUCTS_WITH = ((1, 1), (1, 2), (6, 1), (MANY, 2))  # (tokens, threads)
-PRODUCTS = (
+DENSE_PRODUCTS = (
     brick_specs.QKV_PROJECTION,
     brick_specs.OUTPUT_PROJECTION,
     brick_specs.GATE_PROJECTION,
     brick_specs.UP_PROJECTION,
     brick_specs.DOWN_PROJECTION,
-    brick_specs.MOE_ROUTER,
-    brick_specs.MOE_EXPERTS,
     brick_specs.LM_HEAD,
 )
+PRODUCTS = (*DENSE_PRODUCTS, brick_specs.MOE_ROUTER, brick_specs.MOE_EXPERTS)
 # The bricks that run a kernel, by the name of the kernel's contract. Kernels that are not listed run in all of
 # PRODUCTS.
 BRICKS_OF: Mapping[str, tuple[BrickSpec, ...]] = {
@@ -62,7 +62,7 @@ BRICKS_OF: Mapping[str, tuple[BrickSpec, ...]] = {
     "rms_norm_int8": (brick_specs.RMS_NORM,),
     "layer_norm": (brick_specs.LAYER_NORM,),
     "qkv": (brick_specs.QKV_PROJECTION,),
-    "rope": (brick_specs.ROPE_EMBEDDING,),
+    "rope": (brick_specs.ROPE_EMBEDDING, backward_of(brick_specs.ROPE_EMBEDDING)),
     "kv_write": (brick_specs.KV_WRITE,),
     "attention": (brick_specs.ATTENTION,),
     "attention_bf16": (brick_specs.ATTENTION_BF16,),
@@ -74,12 +74,22 @@ BRICKS_OF: Mapping[str, tuple[BrickSpec, ...]] = {
     "expert_gated": (brick_specs.MOE_EXPERTS,),
     "expert_linear": (brick_specs.MOE_EXPERTS,),
     "combine": (brick_specs.MOE_COMBINE,),
-    "residual_add": (brick_specs.RESIDUAL_ADD,),
+    "residual_add": (brick_specs.RESIDUAL_ADD, brick_specs.LORA),
     "add_rms_norm": (brick_specs.ADD_RMS_NORM,),
     "add_rms_norm_int8": (brick_specs.ADD_RMS_NORM,),
     "soft_cap": (brick_specs.SOFT_CAP,),
     "greedy": (brick_specs.SAMPLING,),
     "drawn": (brick_specs.SAMPLING,),
+    "cross_entropy": (brick_specs.LOSS,),
+    "cross_entropy_backward": (backward_of(brick_specs.LOSS),),
+    "rms_norm_backward": (backward_of(brick_specs.RMS_NORM), backward_of(brick_specs.ADD_RMS_NORM)),
+    "layer_norm_backward": (backward_of(brick_specs.LAYER_NORM),),
+    "linear_backward": tuple(map(backward_of, (*DENSE_PRODUCTS, brick_specs.GATED, brick_specs.LORA))),
+    "weight_gradient": (backward_of(brick_specs.LORA),),
+    "swiglu_backward": (backward_of(brick_specs.ACTIVATION), backward_of(brick_specs.GATED)),
+    "geglu_backward": (backward_of(brick_specs.ACTIVATION),),
+    "attention_backward": (backward_of(brick_specs.ATTENTION),),
+    "adam_w": (brick_specs.OPTIMIZER,),
 }
 OF_SEVERAL_SHAPES = (
     "attention",
@@ -88,6 +98,7 @@ OF_SEVERAL_SHAPES = (
     "expert_linear",
     "gated",
     "kv_write",
+    "linear_backward",
     "qkv",
 )  # contract names of kernels with several shapes, which have variants of their own
 # a function that calls a kernel, which writes its outputs into the arguments
@@ -217,6 +228,7 @@ def _beside_reference() -> Iterator[Variant]:
     for block_format in FORMATS.values():
         for tokens, threads in PRODUCTS_WITH:
             yield _of(linear.kernel_for(block_format, tokens, threads), tokens, threads)
+            yield _of(linear_backward.kernel_for(block_format, tokens, threads), tokens, threads)
     for code in linear_int8.LINEAR_INT8:
         for tokens, threads in PRODUCTS_WITH:
             many = HAS_TILES and tokens >= crossovers().bf16_tokens

@@ -84,7 +84,7 @@ def run(
     model = place.model(path)
     context = _context(options, model)
     _warn_of_less_context(options, context, progress)
-    profiler.announce(_manifest(model, place, context, ranks=1 if options.rank is None else options.rank.count))
+    profiler.announce(manifest_of(model, place, context, ranks=1 if options.rank is None else options.rank.count))
     decoder = place.decoder(model, profiler, context)
     prompt = _prompt(model, context)
     if tokenizer is not None and options.prompt is not None:
@@ -421,7 +421,8 @@ def _tokens(tokenizer: Tokenizer, prompt: str, model: Model, context: int) -> li
     return tokens
 
 
-def _manifest(model: Model, place: ComputeTarget, context: int, ranks: int) -> Manifest:
+def manifest_of(model: Model, place: ComputeTarget, context: int, ranks: int) -> Manifest:
+    """Return the facts about a run that its process announces. `context` is the number of tokens of a sequence."""
     return Manifest(
         model=model.name,
         architecture=model.architecture,

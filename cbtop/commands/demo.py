@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from cbtop.commands.shared.backend import AUTO, WITH_AUTO, settled
 from cbtop.commands.shared.choose import judge_as_asked
@@ -43,10 +43,13 @@ from cbtop.protocol.vocabulary import SourceStatus
 from cbtop.reports import TIMELINE
 from cbtop.viewmodels.source import SourceSummary, SourceView
 
+if TYPE_CHECKING:
+    from cbtop.profiler.profiler import BrickProfiler
+
 DESCRIPTION = (
     "Decode a GGUF model (qwen2, qwen3, qwen3moe, llama, phi3, gemma2, gemma3 and stablelm families; "
     f"{', '.join(FORMAT_MODULES)}) on the CPU or a GPU in a process of its own, and show it. "
-    "Without --model, a small random one is written once into the cache."
+    "Without --model, a small random one is written once into the cache. With --train, fine-tune it instead."
 )
 EPILOG = """\
 examples:
@@ -58,6 +61,8 @@ examples:
   cbtop demo --headless --steps 50 --trace all --view trace
                                                 what the model computed: MLT-01 to MLT-05
   cbtop demo --check                            a whole gate, as `cbtop check` is for CI
+  cbtop demo --train                            train adapters (LoRA) instead: forward, backward, optimizer
+  cbtop demo --train --headless --steps 30      30 training steps, then a report; the loss is on the last line
   cbtop demo --backend cuda --gpus 2            half of the layers on each of two GPUs; `m` merges the two
   cbtop demo --serve-only                       only the workload; watch it with `cbtop`
 """
@@ -75,7 +80,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="go on from TEXT as it stands, without a chat template, to the end of the text or of the context: what "
         "is written is a view on screen, and goes to stderr with --headless (needs cbtop[text])",
     )  # fmt: skip
-    group.add_argument("--steps", type=count, metavar="N", help="stop after N decode steps (default: until stopped)")
+    group.add_argument(
+        "--train", action="store_true",
+        help="train adapters of queries and values (LoRA) on a short text, with all weights of the model frozen, "
+        "instead of decoding: on the CPU, 64 tokens a step, or --context",
+    )  # fmt: skip
+    group.add_argument(
+        "--steps", type=count, metavar="N", help="stop after N decode or training steps (default: until stopped)"
+    )
     group.add_argument(
         "--threads", type=count, metavar="N", help="CPU threads (default: all but one, which is left to the screen)"
     )
@@ -164,6 +176,8 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"--gpus {options.gpus}: it goes with --backend cuda, and without --check")
     if options.split != "layers" and options.gpus == 1 and options.parent is None:
         raise UsageError(f"--split {options.split}: it says what --gpus N shares out; give --gpus 2 or more")
+    if options.train:
+        _require_training_options(options)
     if options.tuned:
         found = tuned_setting(options, options.model)
         options.threads, options.exact, options.kv_cache = found.threads, found.is_exact, found.cache_type
@@ -195,6 +209,20 @@ def run(options: argparse.Namespace) -> int:
             _write("\n".join(program.written()) + "\n")
 
 
+def _require_training_options(options: argparse.Namespace) -> None:
+    """Raise UsageError for an option that training does not have."""
+    if options.backend == "cuda":
+        raise UsageError("--train: training runs on the CPU only; leave out --backend cuda")
+    options_of_decoding = {
+        "--prompt": options.prompt is not None,
+        "--trace": bool(options.trace),
+        "--tuned": options.tuned,
+        "--check": options.check,
+    }
+    if given := [name for name, is_given in options_of_decoding.items() if is_given]:
+        raise UsageError(f"{' and '.join(given)}: for decoding; leave out with --train")
+
+
 def serve(options: argparse.Namespace) -> int:
     """Run the instrumented workload until its steps are done or the workload is stopped."""
     if options.gpus > 1:
@@ -224,18 +252,22 @@ def serve(options: argparse.Namespace) -> int:
         return bool(int(first_rank.said(lambda: b"%d" % is_told_to()))) if first_rank else is_told_to()
 
     # Imported here, because Numba loads slowly. The process is already visible to viewers.
-    from cbtop.compute.errors import ComputeError, GuardError, NoTokenError
+    from cbtop.compute.errors import ComputeError, GuardError, LossError, NoTokenError
     from cbtop.compute.workload import run as run_workload
 
     go_by_kept_crossovers(line)
+    held: object = None
     try:
         workload = _workload_options(options, first_rank, progress, line)
-        held = run_workload(workload, profiler, should_stop, progress, _write)
+        if options.train:
+            _train(workload, profiler, should_stop, progress, line)
+        else:
+            held = run_workload(workload, profiler, should_stop, progress, _write)
     except GuardError as error:
         line.clear()
         profiler.close("stopped by the guard")
         raise FailedCheckError(str(error)) from error
-    except NoTokenError as error:  # raised only during the run, because the warm-up ignores this error
+    except (LossError, NoTokenError) as error:  # raised only during the run, because a warm-up ignores NoTokenError
         line.clear()
         profiler.close(str(error).partition(";")[0])
         raise FailedCheckError(str(error)) from error
@@ -246,6 +278,30 @@ def serve(options: argparse.Namespace) -> int:
     profiler.close("stopped" if should_stop() else "done")
     del held
     return 128 + stopped_by[0] if stopped_by and options.parent is None else 0
+
+
+def _train(
+    workload: WorkloadOptions,
+    profiler: BrickProfiler,
+    should_stop: Callable[[], bool],
+    progress: Callable[[str, float | None], None],
+    line: ProgressLine,
+) -> None:
+    """Train, with the loss on the progress line, and at the end the first and the last loss on a line that stays."""
+    from cbtop.compute.training.workload import run
+
+    losses: list[float] = []
+    of = "" if workload.steps is None else f" of {workload.steps}"
+
+    def report(done: int, loss: float) -> None:
+        losses[1:] = [loss]
+        line.show(f"train: step {done}{of}, loss {loss:.2f}", done / workload.steps if workload.steps else None)
+
+    run(workload, profiler, should_stop, progress, report)
+    line.clear()
+    if losses:
+        sys.stderr.write(f"loss {losses[0]:.2f} at the first step, {losses[-1]:.2f} at the last\n")
+        sys.stderr.flush()
 
 
 def _workload_options(
@@ -262,6 +318,8 @@ def _workload_options(
     from cbtop.compute.demo_model import demo_model  # imported here, because it loads numpy
 
     model, backend = options.model, options.backend
+    if backend == AUTO and options.train:
+        backend = "cpu"
     if backend == AUTO:
         model = model or demo_model(progress)
         needs_cpu = options.trace or options.check_contracts
@@ -371,6 +429,8 @@ def _command(options: argparse.Namespace) -> list[str]:
     command += ["--backend", options.backend, "--guard", options.guard, "--kv-cache", options.kv_cache]
     command += ["--temperature", str(options.temperature)]
     command += ["--top-k", str(options.top_k), "--top-p", str(options.top_p), "--seed", str(options.seed)]
+    if options.train:
+        command.append("--train")
     if options.exact:
         command += ["--exact"]
     if options.trace:
@@ -397,7 +457,7 @@ def _print_when_done(feed: DemoFeed, process: subprocess.Popen[bytes], options: 
     with noted_interrupt() as is_interrupted:
         while process.poll() is None and not is_interrupted():
             feed.poll(POLL_MS)
-            if options.prompt is None:  # with a prompt, the text shows the progress
+            if options.prompt is None and not options.train:  # the text, or the line of the loss, shows the progress
                 _show_steps(line, feed.view(), options.steps)
         interrupted = is_interrupted()
     if interrupted:  # the measurements until now are still worth printing

@@ -35,7 +35,8 @@ EVERY_WAY = "q4_k"  # of this format beside the reference; otherwise one way by 
 # Formats in which products are tried in every kind of way by default: of floats, of blocks of 32 and of 256. What the
 # others have of their own is how sixteen weights are read, and each is compiled: one thread tries them in one way.
 IN_EVERY_KIND = ("f32", "q8_0", "q4_k")
-ALONE, WITH_OTHERS = ("linear", "linear_int8"), ("qkv", "gated", "expert_linear", "expert_gated")  # products
+ALONE = "linear", "linear_backward", "linear_int8"  # products
+WITH_OTHERS = "qkv", "gated", "expert_linear", "expert_gated"
 
 
 def is_repetition(variant: Variant) -> bool:

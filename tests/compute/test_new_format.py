@@ -83,6 +83,6 @@ def test_a_file_and_a_line_make_a_format_that_every_kernel_multiplies(sources: P
     assert done.returncode == 0, done.stderr
     names, passed, is_listed = json.loads(done.stdout)
     own = {f"q8_2_{name}{end}" for name in KERNELS for end in ("", "_int8")}
-    assert set(names) == own | {"q8_2_linear_bf16"}
+    assert set(names) == own | {"q8_2_linear_bf16", "q8_2_linear_backward"}
     assert passed == names
     assert is_listed

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cbtop.compute import verification
-from cbtop.compute.brick_specs import BRICKS
+from cbtop.compute.brick_specs import BRICKS, TRAINING_BRICKS
 from cbtop.compute.checks import AssertionResult, Equivalent
 from cbtop.compute.jit.cpu import BF16_PAYS, HAS_TILES
 from cbtop.compute.kernels import all_kernels, attention, gated, linear, products
@@ -25,7 +25,8 @@ def test_every_kernel_and_every_brick_of_a_decoder_is_verified() -> None:
     not_here = {*["linear_bf16"] * (not HAS_TILES), *["attention_bf16"] * (not BF16_PAYS)}
     run_here = {kernel.name for kernel in all_kernels() if kernel.contract.name not in not_here}
     assert {variant.kernel.name for variant in found} >= run_here
-    assert {brick for variant in found for brick in variant.bricks} == {spec.name for spec in BRICKS}
+    bricks = {spec.name for spec in (*BRICKS, *TRAINING_BRICKS)}
+    assert {brick for variant in found for brick in variant.bricks} == bricks
 
 
 def test_a_gpu_verifies_the_same_with_and_without_tiles_in_the_processor(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from cbtop.compute.guard import GUARD_BRICK
 from cbtop.feeds.feed import Feed
 from tests.compute.rewritten import rewritten
 from tests.compute.vocabularies import byte_level
-from tests.integration.hosts import CBTOP, DEADLINE_S, SEEING, cbtop, eventually, wait_until_seen
+from tests.integration.hosts import CBTOP, DEADLINE_S, SEEING, cbtop, cbtop_apart, eventually, wait_until_seen
 
 DECODED_BRICKS = {
     "Embedding", "RmsNorm", "QkvProjection", "RopeEmbedding", "Attention (fused)",
@@ -54,6 +55,33 @@ def test_headless_decodes_the_steps_asked_for_and_reports_every_brick(models: di
     assert books["wall_us"] == pytest.approx(books["bricks_us"] + books["gaps_us"] + books["unattributed_us"])
     assert sum(row["total_exclusive_us"] for row in source["bricks"]) == pytest.approx(books["bricks_us"])
     assert (loss["dropped"], loss["produced"]) == (0, loss["received"])
+
+
+TRAINED_BRICKS = {
+    *(f"{name} backward" for name in (
+        "RmsNorm", "QkvProjection", "Lora", "RopeEmbedding", "Attention (fused)", "OutputProjection",
+        "GateUpActivation (fused)", "DownProjection", "LmHead", "AddRmsNorm (fused)", "Loss",
+    )),
+    "DataWait", "Lora", "Loss", "Optimizer", "ZeroGrad",
+}  # fmt: skip
+
+
+def test_headless_trains_the_steps_asked_for_and_the_loss_falls(models: dict[str, Path]) -> None:
+    asked = "--headless", "--train", "--steps", "40", "--format", "json"
+    done = cbtop_apart("demo", "--model", str(models["qwen2"]), *asked)
+    assert done.returncode == 0, done.stderr
+    (source,) = json.loads(done.stdout)["sources"]
+    assert (source["state"], source["phase"]) == ("ended", "train")
+    assert {phase["phase"] for phase in source["phases"]} == {"train"}
+    assert source["steps"]["count"] == 40
+    assert {row["name"] for row in source["bricks"]} == DECODED_BRICKS - {"Sampling"} | TRAINED_BRICKS
+    assert all(not row["checks_failed"] for row in source["bricks"])
+    books, loss = source["books"], source["loss"]
+    assert books["wall_us"] == pytest.approx(books["bricks_us"] + books["gaps_us"] + books["unattributed_us"])
+    assert (loss["dropped"], loss["produced"]) == (0, loss["received"])
+    said = re.search(r"loss ([\d.]+) at the first step, ([\d.]+) at the last", done.stderr)
+    assert said
+    assert float(said[2]) < float(said[1])
 
 
 @pytest.fixture(scope="module")

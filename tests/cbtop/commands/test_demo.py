@@ -9,7 +9,8 @@ import pytest
 
 from cbtop.cli import main
 from cbtop.compute import workload
-from cbtop.compute.errors import GuardError, NoTokenError
+from cbtop.compute.errors import GuardError, LossError, NoTokenError
+from cbtop.compute.training import workload as training
 from cbtop.profiler.profiler import BrickProfiler
 
 
@@ -91,3 +92,29 @@ def test_goodbye_is_said_before_a_gpu_takes_back_what_the_model_had(
     monkeypatch.setattr(BrickProfiler, "close", closed)
     assert main(["demo", "--serve-only"]) == 0
     assert ended == ["done", "given back"]
+
+
+def test_training_on_a_gpu_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--train", "--backend", "cuda", "--headless"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.splitlines()[-1].endswith("--train: training runs on the CPU only; leave out --backend cuda")
+
+
+@pytest.mark.parametrize("option", [["--prompt", "Once"], ["--trace", "all"], ["--tuned"], ["--check"]])
+def test_options_of_decoding_are_refused_when_training(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--train", *option, "--headless"]) == 2
+    assert capsys.readouterr().err.strip().endswith(f"{option[0]}: for decoding; leave out with --train")
+
+
+def test_a_training_run_without_a_finite_loss_ends_with_exit_code_4(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CBTOP_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+
+    def run(*_: Any) -> None:
+        raise LossError(float("nan"), 3)
+
+    monkeypatch.setattr(training, "run", run)
+    assert main(["demo", "--train", "--serve-only"]) == 4
+    assert capsys.readouterr().err.startswith("cbtop: the loss is nan in training step 3; ")

@@ -1,0 +1,1 @@
+"""Fine-tuning a model with LoRA: forward, loss, backward and the optimizer, on the CPU."""
