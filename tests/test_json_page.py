@@ -25,6 +25,7 @@ from cbtop.viewmodels.time_breakdown import BesideView
 from cbtop.viewmodels.time_range import NamedTime
 from cbtop.viewmodels.time_travel import ReplayView
 from cbtop.viewmodels.traces import TraceRow, TraceView
+from cbtop.viewmodels.training import TrainingBrick, TrainingPartRow, TrainingView
 from tests.cbtop import made_machines, samples, seen_timelines
 from tests.json_page import PAGES, PARTS, generated, main
 
@@ -70,6 +71,12 @@ def rich_views() -> list[SourceView]:
         bricks=(replace(brick, trail=((1.0, 2.0),)), *bricks),
         warm_up=WarmUpView(3, 1_000.0, has_ended=True),
         overhead=Sampling(4, 0.5, 0.4, 0.6, 1.0),
+        training=TrainingView(
+            9,
+            2.0,
+            (TrainingPartRow("forward", 100.0, 2.0, 2.0),),
+            (TrainingBrick("RmsNorm", 3.0, 1.0, 1.0, 1.0, 9.0),),
+        ),
         timeline=seen_timelines.timeline_at(20.0),
         baseline=samples.COMPARED.baseline,
         critical_path=CriticalPathView(1_000.0, 2, 3),
