@@ -98,7 +98,7 @@ def backward_of(spec: BrickSpec) -> BrickSpec:
     return BrickSpec(spec.name + BACKWARD, spec.category, (Finite(), PRODUCT))
 
 
-# All bricks of a training step besides those of the forward pass. Gradients do not pass through a mixture of experts,
+# All bricks that only a training step has. Gradients do not pass through a mixture of experts,
 # soft caps or sampling. The sum of a residual stream hands its gradient on unchanged.
 TRAINING_BRICKS: tuple[BrickSpec, ...] = (
     LORA,

@@ -42,7 +42,7 @@ def swiglu_backward(gate: Any, up: Any, d_out: Any, d_gate: Any, d_up: Any) -> N
 
 
 def work() -> KernelWork:
-    """Return the work of a call. Its elements are those of the output.
+    """Return the work of a call. Its elements are outputs.
 
     Each takes an exponential, eleven other operations, three reads and two writes.
     """

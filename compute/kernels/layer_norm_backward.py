@@ -55,7 +55,7 @@ def layer_norm_backward(x: Any, weight: Any, epsilon: float, d_out: Any, adds: b
 
 
 def work(hidden: int) -> KernelWork:
-    """Return the work of a call. Its elements are those of x.
+    """Return the work of a call. Its elements are the numbers of x.
 
     Each takes seventeen operations. x and d_out are read three times, and d_x is read and written.
     """

@@ -21,7 +21,7 @@ from cbtop.compute.quantization.floats import F32
 from cbtop.compute.quantization.interleaved import Matrix
 
 TOGETHER = 4  # rows of W that share a read and a write of d_x
-BLOCK = 1024  # columns; so many of TOGETHER rows and a token take 20 KB of L1
+BLOCK = 1024  # columns; with TOGETHER rows and a token they take 20 KB of L1
 CHECKED_COLUMNS = 256  # columns of a real gradient that are checked; all would take seconds
 NO_BIAS = np.zeros(0, np.float32)
 

@@ -1,4 +1,4 @@
-"""The trained weights: small matrices beside frozen projections, as in LoRA (Hu et al. 2022)."""
+"""The trained weights: small matrices next to frozen projections, as in LoRA (Hu et al. 2022)."""
 
 from __future__ import annotations
 

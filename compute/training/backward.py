@@ -1,4 +1,4 @@
-"""Plan the backward pass of a layer: which bricks run, in which order, on which buffers."""
+"""Plan the backward pass of a layer: its bricks in order, and their buffers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class BrickCall:
 
 @dataclass(frozen=True, slots=True)
 class LayerActivations:
-    """What the backward pass of a layer reads: copies of activations of its forward pass, all with a row per token.
+    """Copies of activations of a layer, which its backward pass reads. All have a row per token.
 
     Products before a norm are None if the model has no such norm.
     """
@@ -125,9 +125,10 @@ class BackwardPlanner:
         *,
         is_first: bool,
     ) -> list[BrickCall]:
-        """Return the backward pass of a layer, in order. It turns the gradient of the layer's output, in
-        `gradients.x`, into that of its input. In the first layer it ends at the adapters, because nothing before them
-        is trained.
+        """Return the backward pass of a layer, in order.
+
+        `gradients.x` holds the gradient of the layer's output before, and the gradient of its input afterwards. The
+        pass of the first layer ends at the adapters, because nothing before them is trained.
         """
         return [
             *self._feed_forward(weights, bricks, kept),

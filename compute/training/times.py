@@ -1,4 +1,4 @@
-"""How long the parts of training steps take, as the sums that a process announces."""
+"""Measure the parts of training steps, and sum them up for an announcement."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PartTimes:
         self._parts = {}
 
     def latest(self) -> TrainingTimes:
-        """Return the sums of the latest steps, of which there must be one."""
+        """Return the sums of the latest steps. There must be at least one step."""
         parts = []
         for part in TrainingPart:
             times_ns = [step.get(part, 0) for step in self._steps]

@@ -55,8 +55,8 @@ class Trainer(Decoder):
     """Trains adapters of the queries and values of `model`, on sequences of `tokens` tokens. All weights of the model
     are frozen. Products take unrounded activations, so `model` must not be interleaved.
 
-    With `check_contracts`, bricks check the conditions of their contracts. `prefill` and `decode` are those of
-    `Decoder`, without the adapters.
+    With `check_contracts`, bricks check the conditions of their contracts. `prefill` and `decode` do not use the
+    adapters.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Trainer(Decoder):
         """Train on the next batch, which has one token more than a sequence, and return its mean loss in nats. The
         loss is that from before the step's update.
 
-        Raises LossError if the loss is NaN or infinite. The weights are then those from before the step.
+        Raises LossError if the loss is NaN or infinite. The step then changes no weight.
         """
         times, profiler = self.times, self._profiler
         if not self._done:
@@ -187,7 +187,7 @@ class Trainer(Decoder):
         q, k, v = self._kept(bricks.rope, space.q, space.k, space.v)
         (middle,) = self._kept(bricks.ffn_norm, space.x)
         activation = bricks.gated or bricks.activation
-        assert activation is not None  # the model is no mixture of experts
+        assert activation is not None  # only a mixture of experts has neither
         assert bricks.down is not None
         gate, up = self._kept(activation, space.gate, space.up)
         deltas = [
