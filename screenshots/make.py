@@ -3,8 +3,8 @@ dashboard watches.
 
 The views are of the recording of a process that is not well (tests/cbtop/imperfect.py), gpu.svg and gpu_graph.svg of
 what was recorded on an H100 (tests/cbtop/h100.py), own_kernels*.svg of our own kernels on one
-(tests/cbtop/h100_own_kernels.py), devices.svg of the demo; run.svg is `cbtop run` on a Hugging Face
-model, where transformers is installed.
+(tests/cbtop/h100_own_kernels.py), devices.svg of the demo, and training*.svg of a model that waits for its data while
+it trains. run.svg is `cbtop run` on a Hugging Face model, where transformers is installed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import asyncio
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from importlib import import_module
 from importlib.util import find_spec
@@ -45,6 +46,7 @@ HERE = Path(__file__).parent
 RECORDINGS = HERE.parent / "tests" / "cbtop"
 
 CBTOP = [sys.executable, "-m", "cbtop"]
+SLOW_DATA = HERE.parent / "tests" / "real" / "scripts" / "slow_data.py"
 UNEDITED = [*CBTOP, "run", "--", sys.executable, str(HERE / "generate.py")]
 
 
@@ -56,6 +58,10 @@ def main() -> int:
     own = {keys["graph"]: "own_kernels", keys["roofline"]: "own_kernels_roofline"}
     asyncio.run(draw_recorded("h100_own_kernels.cbtop", 3.0, own))
     draw([*CBTOP, "demo", "--serve-only"], {keys["devices"]: "devices"})
+    if find_spec("torch") is None:
+        print("training*.svg stay as they are: torch is not installed (make torch)")
+    else:
+        draw_training({keys["overview"]: "training", keys["bricks"]: "training_bricks"})
     if find_spec("transformers") is None:
         print("run.svg stays as it is: transformers is not installed (make torch)")
     else:
@@ -89,8 +95,19 @@ def wait_for_steps(feed: Feed, workload: subprocess.Popen[bytes]) -> None:
     raise RuntimeError(f"no decode step within {FIRST_STEP_TIMEOUT_S:.0f} s")
 
 
+def draw_training(names: dict[str, str]) -> None:
+    """Draw the end of a training run that waits for its data: one picture for each key that opens a view."""
+    with tempfile.TemporaryDirectory(prefix="cbtop-pictures-") as folder:
+        file = Path(folder, "training.cbtop")
+        program = [sys.executable, str(SLOW_DATA), "faulty"]
+        subprocess.run([*CBTOP, "run", "--quiet", "--record", str(file), "--", *program], check=True)
+        with ReplayFeed(file) as feed:
+            ended_s = feed.duration_s
+        asyncio.run(draw_recorded(str(file), ended_s, names))
+
+
 async def draw_recorded(recording: str, at_s: float, names: dict[str, str]) -> None:
-    """A moment of a recording: one picture for each key that opens a view."""
+    """A moment of a recording: one picture for each key that opens a view. `recording` is a name or a whole path."""
     with ReplayFeed(RECORDINGS / recording) as feed:
         feed.is_playing = False
         feed.seek(at_s)
