@@ -82,9 +82,9 @@ class BusySlices:
             size = len(after.closed_ns)
             earlier_ns = np.zeros(size, np.int64)
             earlier_ns[: len(before.closed_ns)] = before.closed_ns[:size]
-            steps = int(after.count[step.id]) - _at(before.count, step.id)
+            steps = _at(after.count, step.id) - _at(before.count, step.id)
             if steps > 0:
-                wall_ns = int(after.total_ns[step.id]) - _at(before.total_ns, step.id)
+                wall_ns = _at(after.total_ns, step.id) - _at(before.total_ns, step.id)
                 took_ns = (after.closed_ns - earlier_ns).tolist()
                 found.append(Slice(steps, wall_ns, {brick: _own(took_ns, *ids) for brick, ids in owner.items()}))
         return found
