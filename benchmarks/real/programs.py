@@ -13,7 +13,7 @@ VLLM_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",  # the program has asked for CUDA: a forked engine could not use it
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # the program has asked for CUDA: a forked engine could not use it
 }
 
 
