@@ -31,13 +31,7 @@ from cbtop.profiler.progress import show_progress
 from cbtop.profiler.scopes import UNNAMED, NamedScopes, Scopes
 from cbtop.profiler.step_parts import AlikeParts, Ended, Inside, scope_of
 from cbtop.protocol import clock
-from cbtop.protocol.ring import (
-    FLAG_AMOUNTS,
-    FLAG_CANCELLED,
-    FLAG_FAILED,
-    FLAG_PLAIN,
-    UNKNOWN_AMOUNT,
-)
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_FAILED, FLAG_PLAIN, UNKNOWN_AMOUNT
 from cbtop.protocol.vocabulary import NodeKind
 
 if TYPE_CHECKING:
@@ -427,8 +421,7 @@ class ActiveStep:
             self._outer_held = position.held  # nothing after this line can fail
             position.held = [] if key is UNNAMED else None
             position.lane = steps.take_lane(self)
-            # Set these together. A step with a scope but no position counts as ended, and a signal handler may run
-            # other steps between two lines.
+            # In one line, because a signal handler may run steps here: a step without a position counts as ended.
             self._scope, self.position, position.step = scope, position, self
             path.enter(position, scope, now_ns)
             if self._is_outermost:
@@ -451,8 +444,7 @@ class ActiveStep:
             if self.adopted:
                 _let_go(self.adopted)
             outer: Any = position.step
-            # Skip this step, and outer steps that have ended before it.
-            while outer is not None and outer.position is None:
+            while outer is not None and outer.position is None:  # skip steps that have ended
                 outer = outer.outer
             position.step = outer
             if self._is_outermost:

@@ -165,8 +165,7 @@ def place_times(
         *places.cells,
         *((None, layer) for layer in places.layers),
     ]
-    # The three kinds (bricks, bricks in layers, layers) are estimated separately, because places of a kind are about
-    # equally noisy.
+    # Each kind of place is estimated separately, because places of a kind are about equally noisy.
     kinds = np.cumsum([len(places.bricks), len(places.cells)])
     pacers = np.array([_tells_pace(place) for place in names])
     pace = _pace(rows[:, pacers], units)

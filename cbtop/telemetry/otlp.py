@@ -59,10 +59,7 @@ def address(text: str) -> str:
 
 @contextmanager
 def serving(address: str, subscription: Subscription) -> Iterator[str]:
-    """Send to `address` at every interval, with one thread for metrics and one for traces.
-
-    When the context ends, metrics are sent once more.
-    """
+    """Send to `address` at every interval, with two threads (metrics, traces), and metrics once more at the end."""
     try:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

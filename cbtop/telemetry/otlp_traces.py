@@ -40,8 +40,7 @@ def spans(
     before: SpanContext | None = None,
     run_before: Places | None = None,
 ) -> list[ReadableSpan]:
-    """Return one trace: a span for each record of `step`. The parent of a span is the nearest node that ran around
-    it.
+    """Return one trace: a span for each record of `step`. The parent of a span is the nearest node around it.
 
     The span of the step comes first. It links to `before`, the previously sent step of this process. Each span also
     links to the span at the same place in `run_before`, a step of an earlier run, if there is one. Times are Unix

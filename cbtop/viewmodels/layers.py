@@ -217,13 +217,11 @@ def layers_view(totals: PhaseTotals) -> LayersView | None:
     """Return the outermost layers of a phase. Returns None without layers, or until a step has ended."""
     table, inside = totals.table, totals.inside
     steps = int(totals.columns["count"][totals.step.id]) if totals.step else None
-    if steps == 0:
-        return None
     ids = inside.ids[(table.column("kind_of")[inside.ids] == NodeKind.BRICK) & ~totals.adopted[inside.ids]]
     ids = ids[totals.columns["count"][ids] > 0]
     places = table.made_of("layers", totals.step.id if totals.step else None, ids, lambda: _Places(totals, ids))
     layers, ids, place, runs_in = places.layers, places.ids, places.place, places.runs_in
-    if not layers:
+    if not layers or steps == 0:
         return None
     time_ns = totals.columns["closed_ns" if totals.step else "total_ns"]
     own_ns = totals.closed_exclusive_ns if totals.step else totals.exclusive_ns

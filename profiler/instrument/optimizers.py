@@ -236,7 +236,7 @@ def _data_ended() -> None:
 
 
 def _times(part: TrainingPart) -> Callable[[Function], Function]:
-    """Return a wrapper of a function whose calls are that part of a step."""
+    """Return a function that wraps a function: its calls are that part of a step."""
 
     def wrap(original: Function) -> Function:
         @functools.wraps(original)

@@ -4,7 +4,7 @@ Rules
 - A model trains if an optimizer changes one of its parameters. From then on, a call of the model in training mode
   with gradients enabled is a forward of a training step. Other calls are steps of inference, as usual.
 - An optimizer step ends a training step if a backward has ended in it. So several optimizers that run after one
-  backward are in one step, and the micro-batches whose gradients are added up are in one step, too.
+  backward are in one step. Micro-batches are in one step if their gradients are added up.
 - The time of the thread is divided between the parts of the step without a gap, so the parts add up to the step.
 - If the data loader ends, or the model is called in evaluation mode, the time since the last step belongs to no step.
 - Every training step is counted with its time. Some are recorded with the calls of modules (training_calls.py).
@@ -84,7 +84,7 @@ class StepClock:
 
     @property
     def is_in(self) -> TrainingPart | None:
-        """The part whose call runs; None outside of these calls."""
+        """The part that a running call belongs to; None outside of such calls."""
         return self._part if self._around else None
 
     def begin(self, part: TrainingPart, now_ns: int) -> None:
@@ -219,7 +219,7 @@ class TrainingSteps:
                 here.noting = Noting(model, here.calls)
                 here.noting.begin(call)
         elif here.calls is not None:
-            here.calls.begin(None, None)  # of another model, too: its nodes are not those of the loss
+            here.calls.begin(None, None)  # another model's nodes do not belong to the loss
         here.tokens += call.tokens
         here.sequences += call.sequences
         here.own_ns += clock.perf_counter_ns() - now_ns

@@ -6,7 +6,7 @@ the backward runs, the nodes are sorted by number. A hook is set on each node wh
 before. When a hook runs, the previous call's backward has ended.
 
 Rules
-- A node belongs to the innermost call that made it. Nodes outside of the model's calls are those of the loss.
+- A node belongs to the innermost call that made it. Nodes outside of the model's calls belong to the loss.
 - A node that adds a gradient to a weight runs right after the node that computed the gradient, and counts with it.
 - Modules that are called while the backward runs are recomputed (gradient checkpointing).
 - A hook gives nothing back and is removed after the backward, so gradients are the same bit for bit.

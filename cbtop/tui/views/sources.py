@@ -52,8 +52,7 @@ def source_columns(
 ) -> tuple[Column[str], ...]:
     """Return the columns of a table of source keys.
 
-    `mark` returns the sign before a source's name. The row FOLD shows only the text of `fold`. If `is_compared`, one
-    column has the change since the baseline.
+    `mark` returns the sign before a name. The row FOLD has the text of `fold`. `is_compared` adds the change column.
     """
 
     def column(
