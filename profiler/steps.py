@@ -469,8 +469,7 @@ class ActiveStep:
                     end = path.end_mark()
                 finally:
                     held, position.held = position.held, self._outer_held
-                    # Return to where the step began. If the step around it has ended meanwhile, stay at the root.
-                    position.leave(scope)
+                    position.leave(scope)  # to where the step began, or to the root if the step around it has ended
                     if position.scope.parent is None and (self.outer is None or self.outer.position is not None):
                         path.enter(position, self._inside, 0)
                     position.lane = 0 if outer is None else outer.lane or 0
