@@ -10,7 +10,7 @@ from cbtop.profiler.analysis.brick_stats import BrickStats
 from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.protocol.messages import Node
 from cbtop.protocol.training_messages import TrainingTimes
-from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, STEP_BRICKS, TrainingPart, is_training
+from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, STEP_BRICKS, BrickCategory, TrainingPart, is_training
 from cbtop.viewmodels.layers import LayerRow, LayersView
 
 _PART_ORDER = {part.value: at for at, part in enumerate(TrainingPart)}
@@ -30,7 +30,7 @@ class TrainingPartRow:
 class TrainingBrick:
     """The exclusive time of a brick in a recorded training step. The time of a pass is None if it was not recorded.
 
-    Data waits, clipping and the optimizer are neither a forward nor a backward pass.
+    Data waits, clipping, the optimizer and communication are neither a forward nor a backward pass.
     """
 
     name: str
@@ -138,6 +138,7 @@ def _bricks(bricks: Sequence[BrickStats], totals: PhaseTotals, step: Node) -> tu
         known = [share for share in shares if share is not None]
         percent = sum(known) if known else None
         us_of = {suffix: us(stats) for suffix, stats in found.items()}
-        forward_us = None if name in STEP_BRICKS else us_of.get("")
+        is_of_both = all([stats.category is BrickCategory.COMMUNICATION for stats in every])
+        forward_us = None if is_of_both or name in STEP_BRICKS else us_of.get("")
         rows.append(TrainingBrick(name, us(every), forward_us, us_of.get(BACKWARD), us_of.get(RECOMPUTE), percent))
     return tuple(sorted(rows, key=lambda row: -row.us))

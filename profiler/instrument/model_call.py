@@ -75,7 +75,7 @@ class ModelCall(CallWrapper):
             return called, None
         if not steps.profiler.enabled and steps.calls_are_in is False:
             return called, None
-        if steps.training is not None and is_in_training(steps):
+        if steps.training and is_in_training(steps):
             return called, steps.training.forward(steps, self.describe(args, kwargs, None))
         if captures:
             capture = capture_here()

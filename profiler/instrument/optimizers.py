@@ -20,7 +20,7 @@ from cbtop.profiler.instrument.dynamo import without_dynamo
 from cbtop.profiler.instrument.functions import TimedFunctions
 from cbtop.profiler.instrument.generation import Function
 from cbtop.profiler.instrument.module_tree import dictionary_of, modules_of
-from cbtop.profiler.instrument.training import TrainingSteps, training_here
+from cbtop.profiler.instrument.training import ThreadTraining, TrainingSteps, mode_of, training_here
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.protocol import clock
 from cbtop.protocol.messages import Training
@@ -61,6 +61,8 @@ class Optimizers:
         functions.replace(torch.autograd, "backward", _backward)
         functions.replace(torch.amp.GradScaler, "step", self._scaled)
         functions.replace(optimizer.Optimizer, "zero_grad", _times(TrainingPart.ZERO_GRAD))
+        if not is_compiled:
+            functions.replace(torch.autograd, "grad", _times(TrainingPart.BACKWARD))
         for name in () if is_compiled else ("clip_grad_norm_", "clip_grad_value_"):
             functions.replace(torch.nn.utils.clip_grad, name, _times(TrainingPart.CLIP))
         once_imported(LOADER, lambda: functions.replace(sys.modules[LOADER]._BaseDataLoaderIter, "__next__", _waits))
@@ -83,14 +85,10 @@ class Optimizers:
             here, now_ns = training_here(), clock.perf_counter_ns()
             here.clock.end(now_ns)
             phase = self._trained_by(optimizer)
-            if not here.clock.has_backward:
-                return
-            steps, training = here.steps, None if here.steps is None else here.steps.training
-            if steps is None or training is None or not steps.profiler.enabled:
-                here.give_up()
-                here.clock.restart(now_ns)
-            else:
-                without_dynamo(training.ended, here, phase, now_ns)
+            if here.clock.is_in is TrainingPart.BACKWARD:  # a hook of a weight calls the weight's own optimizer
+                here.phase_after_backward = TRAIN
+            elif here.clock.has_backward:
+                _end_step(here, phase, now_ns)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, "training steps are not shown")
             _drop()
@@ -102,7 +100,8 @@ class Optimizers:
             known = self._known[id(optimizer)] = self._meet(optimizer)
         new = [model for model in self._models() if model not in known.looked_at]
         if new:
-            its = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+            groups = dictionary_of(optimizer).get("param_groups", ())
+            its = {id(weight) for group in groups for weight in group["params"]}
             for model in new:
                 known.looked_at.add(model)
                 root = model.root()
@@ -151,6 +150,7 @@ def _train(model: TimedModel) -> None:
     """Show the steps of `model` as training steps from now on, if it is on a CPU."""
     if model.training is None and model.kernel_steps is None and model.path is model.times:
         model.training = TrainingSteps(model)
+        model.training.mode = mode_of(model)
         model.in_python = True
         if not model.trains:
             model.trains = True
@@ -171,14 +171,25 @@ def _backward(original: Function) -> Function:
     return backward
 
 
+def _roots_of(tensors: Any) -> list[Any]:
+    """Return the tensors that a backward begins at, or none if looking at them would change the program.
+
+    A generator can be read only once. Compiled autograd would compile our hooks.
+    """
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    if compiled is not None and compiled.compiled_autograd_enabled:
+        return []
+    found = list(tensors) if type(tensors) in (list, tuple) else [tensors]
+    return [one for one in found if issubclass(type(one), torch.Tensor)]
+
+
 def _backward_begins(tensors: Any) -> list[Any] | None:
     """Begin a backward. Returns the handles of its hooks; None if that failed."""
     try:
         here = training_here()
         here.clock.begin(TrainingPart.BACKWARD, clock.perf_counter_ns())
         if here.calls is not None:
-            roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-            return without_dynamo(here.calls.backward_begins, roots)
+            return without_dynamo(here.calls.backward_begins, _roots_of(tensors))
         return []
     except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
         log_own_error(error, "the backward of bricks is not shown")
@@ -192,9 +203,22 @@ def _backward_ended(handles: list[Any] | None) -> None:
         here = training_here()
         if here.calls is not None:
             here.calls.backward_ended(handles)
-        here.clock.end(clock.perf_counter_ns())
+        now_ns = clock.perf_counter_ns()
+        here.clock.end(now_ns)
+        if here.phase_after_backward and here.clock.is_in is None:
+            _end_step(here, here.phase_after_backward, now_ns)
     except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
         log_own_error(error, "the backward of bricks is not shown")
+
+
+def _end_step(here: ThreadTraining, phase: str, now_ns: int) -> None:
+    steps, training = here.steps, None if here.steps is None else here.steps.training
+    if steps is None or not training or not steps.profiler.enabled:
+        here.give_up()
+        here.clock.restart(now_ns)
+    else:
+        training.mode = mode_of(steps)
+        without_dynamo(training.ended, here, phase, now_ns)
 
 
 def _unless_it_fails(function: Callable[Arguments, None]) -> Callable[Arguments, bool]:

@@ -57,6 +57,8 @@ MOST_RANGES = 2_000  # parts of a step that are kept for its record
 ANNOUNCE_NS = 1_000_000_000  # between two announcements of the parts of a model's steps
 EARLY = 4, 16  # after these numbers of steps there is an announcement, too
 NEVER_NS = 1 << 62
+# Forwards in one step. After more of them, the model is shown by its forwards, as in inference.
+MOST_WITHOUT_BACKWARD, MOST_FORWARDS = 32, 4096
 FLOOR_SHARE = 5 / 105  # share of the time for recording until FLOOR steps are recorded
 
 Parts = dict[TrainingPart, int]  # ns
@@ -103,11 +105,12 @@ class StepClock:
             self._part = self._around.pop()
         if ended is TrainingPart.BACKWARD:
             self.has_backward = True
-        if not self._around:
-            if ended is TrainingPart.FORWARD:
-                self._part = TrainingPart.LOSS
-            elif ended is TrainingPart.BACKWARD:
-                self._part = TrainingPart.OTHER
+        if self._around and self._part not in (TrainingPart.OPTIMIZER, TrainingPart.LOSS):
+            return
+        if ended is TrainingPart.FORWARD:
+            self._part = TrainingPart.LOSS
+        elif ended is TrainingPart.BACKWARD:  # inside an optimizer that calls a closure, or outside of all calls
+            self._part = TrainingPart.OPTIMIZER if self._around else TrainingPart.OTHER
 
     def finish(self, now_ns: int) -> tuple[int, Parts, list[tuple[TrainingPart, int, int]]]:
         """End the step, and begin the next. Returns when the step began, its parts, and the ranges of the parts."""
@@ -128,7 +131,18 @@ class StepClock:
 class ThreadTraining:
     """The training step that is open in one thread, task or greenlet."""
 
-    __slots__ = ("__weakref__", "calls", "clock", "noting", "own_ns", "sequences", "steps", "tokens")
+    __slots__ = (
+        "__weakref__",
+        "calls",
+        "clock",
+        "forwards",
+        "noting",
+        "own_ns",
+        "phase_after_backward",
+        "sequences",
+        "steps",
+        "tokens",
+    )
 
     def __init__(self) -> None:
         self.clock = StepClock()
@@ -141,6 +155,8 @@ class ThreadTraining:
         self.own_ns = 0  # time spent by cbtop to begin the forwards of this step
         self.calls: StepCalls | None = None  # None: this step is not recorded
         self.noting: Noting | None = None
+        self.forwards = 0
+        self.phase_after_backward = ""  # if not empty, the step ends with the running backward
 
     def give_up(self) -> None:
         """Drop the step."""
@@ -202,6 +218,8 @@ class TrainingSteps:
         self._plain_ns: deque[float] = deque(maxlen=SAMPLES)  # costs of steps that are not recorded
         self._latest: dict[str, deque[tuple[int, Parts]]] = {}  # by phase: the wall time and the parts of a step
         self._told_ns: dict[str, int] = {}
+        self._untold = 0  # steps since the last announcement
+        self.mode: bool | None = None  # whether the model was in training mode when an optimizer last changed it
 
     def forward(self, model: TimedModel, call: Call) -> Forward | None:
         """Begin a call of the model in a training step. Returns None inside another call, which has its time."""
@@ -209,6 +227,11 @@ class TrainingSteps:
         if here.clock.is_in in (TrainingPart.FORWARD, TrainingPart.BACKWARD):
             return None
         now_ns = clock.perf_counter_ns()
+        here.forwards += 1
+        if here.forwards > (MOST_FORWARDS if here.clock.has_backward else MOST_WITHOUT_BACKWARD):
+            here.give_up()
+            model.training = False  # its steps end in another thread, or in a way that is not known
+            return None
         here.clock.begin(TrainingPart.FORWARD, now_ns)
         if here.steps is None:
             here.steps = model
@@ -255,7 +278,7 @@ class TrainingSteps:
         warm_ups = model.profiler_steps.warm_ups
         name = phase if warm_ups is None else warm_ups.named(phase, model.model)
         inside = None
-        if calls is not None and not calls.has_failed:
+        if calls is not None and not calls.has_failed and not calls.is_full:
             inside = calls.parts()
             inside += [((BRICKS[part],), begin_ns, end_ns, 0) for part, begin_ns, end_ns in ranges if part in BRICKS]
         record = model.profiler_steps.record
@@ -280,8 +303,11 @@ class TrainingSteps:
         own_ns = min(own_ns, backward_ns)
         latest.append((wall_ns - own_ns, parts | {TrainingPart.BACKWARD: backward_ns - own_ns}))
         now_ns = clock.perf_counter_ns()
-        if now_ns - self._told_ns.get(phase, 0) < ANNOUNCE_NS and len(latest) not in EARLY:
+        self._untold += 1
+        is_early = now_ns - self._told_ns.get(phase, 0) < ANNOUNCE_NS
+        if is_early and len(latest) not in EARLY and self._untold < MAX_TIMED_STEPS:
             return
+        self._untold = 0
         self._told_ns[phase] = now_ns
         found = []
         for part in TrainingPart:
@@ -316,15 +342,28 @@ class TrainingSteps:
         model.profiler.announce(Sampling(every, percent, *spread, governor.allowed_percent))
 
 
-def is_in_training(model: TimedModel) -> bool:
-    """Whether a call of `model` now belongs to a training step. Otherwise it is a step of inference."""
+def mode_of(model: TimedModel) -> bool | None:
+    """Whether `model` is in training mode; None if it no longer exists."""
     root = model.root()
-    if root is None or not model.profiler.enabled:
-        return False
+    if root is None:
+        return None
     inside = submodules(root).get("_orig_mod")  # the module of torch.compile has no mode of its own
-    if not dictionary_of(root if inside is None else inside).get("training"):
-        here = training_here()
-        if here.clock.is_in is None:
-            here.give_up()
+    mode: bool | None = dictionary_of(root if inside is None else inside).get("training")
+    return mode
+
+
+def is_in_training(model: TimedModel) -> bool:
+    """Whether a call of `model` now belongs to a training step. Otherwise it is a step of inference.
+
+    It does if it computes gradients and a training step has begun, or the model is in the mode (training, evaluation)
+    in which an optimizer last changed it.
+    """
+    if not model.profiler.enabled:
         return False
-    return torch.is_grad_enabled() or training_here().clock.is_in is not None
+    here = training_here()
+    if here.clock.is_in is not None:
+        return True
+    is_trained = torch.is_grad_enabled() and (here.steps is not None or mode_of(model) == model.training.mode)
+    if not is_trained and here.steps is None:
+        here.give_up()  # an evaluation between two steps
+    return is_trained

@@ -25,6 +25,7 @@ import torch
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument.capturing import MAX_CALLS, Capture
 from cbtop.profiler.instrument.host_steps import noting_cost
+from cbtop.profiler.instrument.torch_internals import without_torch_function
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.protocol import clock
 from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, BrickCategory, BrickId, NodeKind
@@ -69,6 +70,7 @@ class StepCalls(Capture):
         self._backwards = 0  # running ones, which may be nested
         self.own_ns = 0  # time spent by cbtop in this step
         self.has_failed = False
+        self.is_full = False  # whether some calls are missing, because there were more than MAX_CALLS
 
     @property
     def recording(self) -> StepCalls:
@@ -79,7 +81,8 @@ class StepCalls(Capture):
 
     def begin(self, key: Hashable, module: nn.Module | None) -> int | None:
         number = len(self._keys)
-        if number >= MAX_CALLS or (key is not None and not self._running and not self._backwards):
+        self.is_full |= number >= MAX_CALLS
+        if self.is_full or (key is not None and not self._running and not self._backwards):
             return None
         self._keys.append(key)
         self._around.append(self._running[-1] if self._running else _OUTSIDE)
@@ -139,7 +142,8 @@ class StepCalls(Capture):
         handles: list[Handle] = []
         try:
             if next_number is not None and not self.has_failed:
-                self._hook(_nodes_behind(roots), handles)
+                with without_torch_function():  # hides the look at the host's tensors from its torch functions
+                    self._hook(_nodes_behind(roots), handles)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             self.failed(error)
         now_ns = clock.perf_counter_ns()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
-from cbtop.profiler.instrument import install, training, uninstall  # noqa: E402
+from cbtop.profiler.instrument import install, training, training_calls, uninstall  # noqa: E402
 from cbtop.profiler.instrument.training import StepClock, training_here  # noqa: E402
 from cbtop.profiler.instrument.training_calls import StepCalls  # noqa: E402
 from cbtop.profiler.profiler import BrickProfiler  # noqa: E402
@@ -342,3 +342,114 @@ def test_a_failing_clock_does_not_reach_the_host(memory: Memory, monkeypatch: py
             loop.steps(2)
     replaced: Callable[..., Any] = training_here
     assert replaced().clock is not None
+
+
+def test_a_generator_of_losses_is_left_to_torch(memory: Memory) -> None:
+    loop = Training()
+    loop.steps(3)
+    loop.optimizer.zero_grad()
+    torch.autograd.backward(loss for loss in [loop.loss()])
+    assert loop.model.head.weight.grad is not None
+
+
+def test_no_torch_function_of_the_host_sees_a_backward_of_ours(memory: Memory) -> None:
+    seen: list[Any] = []
+
+    class Counts(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    loop = Training()
+    counts = []
+    for _ in range(4):
+        loss = loop.loss()
+        seen.clear()
+        with Counts():
+            torch.autograd.backward(loss)
+        counts.append(len(seen))
+        loop.optimizer.step()
+    assert len(set(counts)) == 1  # the first ones are not recorded, the others are
+
+
+def test_a_model_that_trains_in_evaluation_mode_has_training_steps(memory: Memory) -> None:
+    loop = Training()
+    loop.model.eval()
+    loop.steps(4)
+    assert steps_of(memory)["train"] == 3
+
+
+def test_a_model_in_evaluation_mode_may_be_a_part_of_another_s_step(memory: Memory) -> None:
+    generator, judge = Training(), Training()
+    for _ in range(4):
+        judge.model.train()
+        judge.step()
+        judge.model.eval()
+        generator.optimizer.zero_grad()
+        (generator.loss() + judge.loss()).backward()
+        generator.optimizer.step()
+    assert steps_of(memory)["train"] == 3
+    assert sum(count for name, count in steps_of(memory).items() if is_training(name)) == 6
+
+
+def test_a_closure_of_the_optimizer_has_its_loss_and_backward(memory: Memory) -> None:
+    loop = Training()
+
+    def closure() -> Any:
+        loop.optimizer.zero_grad()
+        scores = loop.model(loop.ids)
+        time.sleep(0.01)
+        loss = scores.logsumexp(-1).mean()
+        loss.backward()
+        return loss
+
+    for _ in range(4):
+        loop.optimizer.step(closure)
+    nodes = {node.id: node.name for node in memory.said if isinstance(node, Node)}
+    took = Counter[str]()
+    for tag, start, end, _ in memory.records:
+        took[nodes[tag & NODE]] += end - start
+    assert took["Loss"] >= 3 * 10e6
+    assert took["Optimizer"] < took["Loss"]
+
+
+def test_gradients_without_backward_end_a_step_too(memory: Memory) -> None:
+    loop = Training()
+    weights = list(loop.model.parameters())
+    for _ in range(4):
+        for weight, gradient in zip(weights, torch.autograd.grad(loop.loss(), weights), strict=True):
+            weight.grad = gradient
+        loop.optimizer.step()
+    assert steps_of(memory)["train"] == 3
+
+
+def test_an_optimizer_for_each_weight_in_the_backward_is_one_step(memory: Memory) -> None:
+    loop = Training()
+    each = {weight: torch.optim.SGD([weight], lr=0.01) for weight in loop.model.parameters()}
+    for weight in each:
+        weight.register_post_accumulate_grad_hook(lambda one: each[one].step())
+    for _ in range(6):
+        loop.loss().backward()
+    assert steps_of(memory)["train"] == 5
+
+
+def test_steps_that_end_in_another_thread_are_forwards_again(memory: Memory) -> None:
+    loop = Training()
+    loop.steps(2)
+    for _ in range(60):
+        thread = threading.Thread(target=loop.loss().backward)
+        thread.start()
+        thread.join()
+    assert steps_of(memory)["forward"] >= 20
+
+
+def test_a_step_with_too_many_calls_has_no_bricks(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Training()
+    loop.steps(2)
+    before = bricks_of(memory)
+    monkeypatch.setattr(training_calls, "MAX_CALLS", 30)
+    for _ in range(5):
+        loop.loss().backward()
+    loop.optimizer.step()
+    assert bricks_of(memory) == before
+    assert steps_of(memory)["train"] == 2
