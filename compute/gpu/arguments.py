@@ -57,9 +57,9 @@ def on_device(kernel: Kernel, arguments: Arguments, device: Gpu) -> Arguments:
 def _scratch(arguments: Arguments, device: Gpu) -> CudaScratch:
     """Return scratch for products in bfloat16 of all matrices among `arguments`.
 
-    It is large enough for weights of four or more bits.
+    It is large enough for weights of two or more bits: a byte has at most four of them.
     """
-    weights = sum(2 * one.size for one in arguments if isinstance(one, np.ndarray) and one.dtype == np.uint8)
+    weights = sum(4 * one.size for one in arguments if isinstance(one, np.ndarray) and one.dtype == np.uint8)
     numbers = [one.size for one in arguments if isinstance(one, np.ndarray) and one.dtype == np.float32]
     return CudaScratch(
         device.zeros(max(numbers), np.uint16),

@@ -71,8 +71,9 @@ def is_believed(directory: Path) -> bool:
     owners = {os.geteuid(), 0, os.stat(__file__).st_uid}
     for place, is_enough in ((directory, 0), (directory.parent, stat.S_ISVTX)):
         status = place.stat()
-        # On some systems the user's own group may write to new files.
-        is_own_group = status.st_gid == os.getegid()
+        # On some systems the user's own group may write to new files. Its only member is the user if it has the
+        # user's number; a group such as `users` has other members.
+        is_own_group = status.st_gid == os.getegid() == os.geteuid()
         others = status.st_mode & (stat.S_IWOTH if is_own_group else stat.S_IWOTH | stat.S_IWGRP)
         if status.st_uid not in owners or (others and not status.st_mode & is_enough):
             return False
