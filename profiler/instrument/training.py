@@ -230,7 +230,7 @@ class TrainingSteps:
         here.forwards += 1
         if here.forwards > (MOST_FORWARDS if here.clock.has_backward else MOST_WITHOUT_BACKWARD):
             here.give_up()
-            model.training = False  # its steps end in another thread, or in a way that is not known
+            model.training, model.in_python = False, False  # its steps end in another thread, or in an unknown way
             return None
         here.clock.begin(TrainingPart.FORWARD, now_ns)
         if here.steps is None:
@@ -278,7 +278,7 @@ class TrainingSteps:
         warm_ups = model.profiler_steps.warm_ups
         name = phase if warm_ups is None else warm_ups.named(phase, model.model)
         inside = None
-        if calls is not None and not calls.has_failed and not calls.is_full:
+        if calls is not None and not calls.has_failed and not calls.is_full and len(ranges) < MOST_RANGES:
             inside = calls.parts()
             inside += [((BRICKS[part],), begin_ns, end_ns, 0) for part, begin_ns, end_ns in ranges if part in BRICKS]
         record = model.profiler_steps.record

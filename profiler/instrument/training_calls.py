@@ -15,7 +15,7 @@ Rules
 from __future__ import annotations
 
 import functools
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -72,10 +72,6 @@ class StepCalls(Capture):
         self.has_failed = False
         self.is_full = False  # whether some calls are missing, because there were more than MAX_CALLS
 
-    @property
-    def recording(self) -> StepCalls:
-        return self
-
     def is_in_call_of(self, steps: object) -> bool:
         return self.steps is steps and bool(self._running)
 
@@ -117,9 +113,6 @@ class StepCalls(Capture):
     @property
     def innermost(self) -> Hashable:
         return self._keys[self._running[-1]] if self._running else None
-
-    def end_step(self) -> None:
-        """Do nothing: the optimizer ends the step."""
 
     def end_model(self) -> None:
         """End the outermost call, because the model's call has returned."""
@@ -219,6 +212,7 @@ class StepCalls(Capture):
         cuts = [(self._begins_ns[number], self._ends_ns[number]) for number in outermost]
         of_layers = [(*cut, _layers_of(places[number])) for cut, number in zip(cuts, outermost, strict=True)]
         no_call = {_LOSS: LOSS_BACKWARD, _AFTER: GRADIENT_SYNC if _has_others() else BACKWARD_END}
+        cut_begins_ns = [begin_ns for begin_ns, _ in cuts]
         found: list[Part] = []
         for (begin_ns, owner), (end_ns, _) in zip(self._runs, self._runs[1:], strict=False):
             if owner == _OUTSIDE:
@@ -227,7 +221,8 @@ class StepCalls(Capture):
             of_layers.append((begin_ns, end_ns, () if owner < 0 else _layers_of(places[owner])))
             if keys and not _is_layer(keys[-1]):
                 elements = 0 if owner < 0 else self._elements[owner]
-                found += [(keys, *left, elements) for left in _around(cuts, begin_ns, end_ns)]
+                inside = cuts[bisect_left(cut_begins_ns, begin_ns) : bisect_left(cut_begins_ns, end_ns)]
+                found += [(keys, *left, elements) for left in _around(inside, begin_ns, end_ns)]
         return found + _layers_from(of_layers)
 
 
@@ -251,9 +246,8 @@ def _layers_from(ranges: list[tuple[int, int, Keys]]) -> list[Part]:
     return found
 
 
-def _around(cuts: Iterable[tuple[int, int]], begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
-    """Return what is left of a range of time before the first and after the last of the ranges `cuts` in it."""
-    inside = [cut for cut in cuts if begin_ns <= cut[0] < end_ns]
+def _around(inside: Sequence[tuple[int, int]], begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
+    """Return what is left of a range of time before the first and after the last of the ranges `inside` it."""
     if not inside:
         return [(begin_ns, end_ns)]
     left = (begin_ns, inside[0][0]), (inside[-1][1], end_ns)

@@ -68,5 +68,5 @@ for layer in net.layers:
     del layer.forward
 try:
     net(ids)
-except NotImplementedError as error:
+except NotImplementedError as error:  # torch's answer to a module without a forward, the same under cbtop
     print(error)
