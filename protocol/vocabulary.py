@@ -137,6 +137,7 @@ class TrainingPart(StrEnum):
     OPTIMIZER = "optimizer"
     ZERO_GRAD = "zero grad"
     OTHER = "other"
+    NO_KERNEL = "no kernel"  # on a GPU: no kernel runs, and the program does not wait for data
 
 
 TRAIN = "train"  # phase of a training step; ` Adam 2` follows if a process has several optimizers
@@ -144,7 +145,7 @@ TRAIN = "train"  # phase of a training step; ` Adam 2` follows if a process has 
 # forward pass that the backward pass repeats.
 BACKWARD, RECOMPUTE = " backward", " recompute"
 # Bricks of a training step that are neither a forward nor a backward pass.
-STEP_BRICKS = ("DataWait", "BackwardEnd", "GradientSync", "ClipGradients", "Optimizer", "ZeroGrad")
+STEP_BRICKS = ("DataWait", "BackwardEnd", "GradientSync", "ClipGradients", "Optimizer", "ZeroGrad", "Loop")
 
 
 def is_training(phase: str) -> bool:

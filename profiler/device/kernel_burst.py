@@ -16,6 +16,7 @@ import functools
 import math
 import re
 import time
+from _thread import get_ident
 from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -99,6 +100,17 @@ class KernelBurstResults:
         self.kernels: dict[tuple[Keys, LaunchedKernel], Durations] = {}
         self.steps: Counter[Hashable] = Counter()  # number of steps by key
         self.unplaced = self.lost = self.left_out = 0
+        #: Time of the kernels by place, in ns. Where kernels overlap, the time counts for the one that began first.
+        #: The key () has the kernels without a place. None if it is not wanted.
+        self.covered_ns: Counter[Keys] | None = None
+
+    def cover(self, spans: list[tuple[int, int, Keys]]) -> None:
+        """Add kernels to `covered_ns`. A span has the begin and the end of a kernel in ns, and its keys."""
+        if self.covered_ns is not None:
+            until_ns = 0
+            for start_ns, end_ns, keys in sorted(spans, key=lambda span: span[0]):
+                self.covered_ns[keys] += max(0, end_ns - max(start_ns, until_ns))
+                until_ns = max(until_ns, end_ns)
 
     def add(self, keys: Keys, kernel: LaunchedKernel, duration_ns: int) -> None:
         """Add a launch of `kernel` at `keys`."""
@@ -118,10 +130,12 @@ class KernelWindow:
         self._cupti, self._driver = cupti, driver
         self._kinds = OF_CALLS if has_calls else OF_KERNELS
         self._places: list[Keys] = []
+        self._number_of: dict[Keys, int] = {}  # numbers of the places that `move` has used
         self._open: list[int] = []  # numbers of the entered places, innermost last
         self._executables: list[int] = []
         self._of_node: dict[tuple[int, int], Keys] = {}  # place of each node, by numbers of executable and node
         self._streams: dict[int, None] = {}
+        self._moved: set[int] = set()  # threads whose launches `move` has assigned
         self.is_on = False
         self.is_left_on = False  # True if CUPTI was released but stays in the process
 
@@ -146,6 +160,26 @@ class KernelWindow:
             self._open.pop()
             if self.is_on:
                 self._cupti.pop()
+
+    def settle(self, stream: int, most_s: float) -> bool:
+        """Wait until the launches so far have ended, at most `most_s`. Returns whether they have ended."""
+        self._streams[stream] = None
+        return self._wait(most_s)
+
+    def move(self, keys: Keys) -> None:
+        """Assign the following launches of the calling thread to `keys`, until the next `move` in this thread.
+
+        Inside `enter`, launches belong to the entered place. Any thread may call this.
+        """
+        number = self._number_of.get(keys)
+        if number is None:
+            self._places.append(keys)
+            number = self._number_of[keys] = len(self._places)
+        if self.is_on:
+            if get_ident() in self._moved:
+                self._cupti.pop()
+            self._moved.add(get_ident())
+            self._cupti.push(number)
 
     def launch(self, graph: int, keys_of: Callable[[int], Keys | None], stream: int) -> None:
         """Launch `graph` as an executable of our own. `keys_of` returns the place of each of its nodes."""
@@ -185,9 +219,9 @@ class KernelWindow:
         if not is_through:
             raise CuptiError(f"a step did not end within {WAIT_S:g} s")
 
-    def _wait(self) -> bool:
+    def _wait(self, most_s: float = WAIT_S) -> bool:
         """Wait until all launches have ended. Returns whether they have ended."""
-        deadline_s = clock.monotonic() + WAIT_S
+        deadline_s = clock.monotonic() + most_s
         with self._driver.relaxed():  # another thread may be capturing a graph
             for stream in self._streams:
                 while not self._driver.is_done(stream):
@@ -201,6 +235,7 @@ class KernelWindow:
         burst.lost += lost
         burst.lost += self._cupti.dropped
         names: dict[int, str] = {}
+        spans: list[tuple[int, int, Keys]] = []
         for one in kernels:
             keys = self._of_node.get((one.graph, one.graph_node)) if one.graph else None
             number = external.get(one.call, 0)
@@ -211,11 +246,13 @@ class KernelWindow:
                 name = names[one.name_at] = _name_of(self._cupti.text(one.name_at))
             if name.startswith(OURS):
                 continue
+            spans.append((one.start_ns, one.end_ns, keys or ()))
             if keys is None:
                 burst.unplaced += 1
                 continue
             kernel = LaunchedKernel(name, one.grid, one.block, one.registers, one.static_bytes, one.dynamic_bytes)
             burst.add(keys, kernel, one.end_ns - one.start_ns)
+        burst.cover(spans)
         return kernels
 
     def _close(self, *, is_through: bool) -> None:

@@ -336,7 +336,7 @@ class PlacedCalls(Capture):
         if span is not None:
             keys = self._around[-1] if key is None else (*self._around[-1], key)
             self._around.append(keys)
-            self.recording.window.enter(_place(keys))
+            self.recording.window.enter(place(keys))
         return span
 
     def end(self, span: CapturedCall | None, elements: int = 0) -> None:
@@ -375,11 +375,11 @@ class GraphNodePlaces:
             keys = around if span.key is None else (*around, span.key)
             if span.begin is not None and span.end is not None:
                 for node in order.between(span.begin, span.end):
-                    self._of[node] = _place(keys)
+                    self._of[node] = place(keys)
             self._put(order, span.inside, keys)
 
 
-def _place(keys: Keys) -> Keys:
+def place(keys: Keys) -> Keys:
     """Return `keys`, with OTHER added if they end with a step or a layer, not with a brick."""
     is_brick = bool(keys) and not isinstance(keys[-1], tuple)
     return keys if is_brick else (*keys, OTHER)

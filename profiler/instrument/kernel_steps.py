@@ -166,7 +166,7 @@ class KernelSteps:
         profiler.announce(Sampling(every, *ends, governor.allowed_percent))
         if self._windows == KEPT or (self._windows > KEPT and self._windows % TOLD_EVERY == 0):
             try:
-                self._bursts.announce(_together(self._kept))
+                self._bursts.announce(together(self._kept))
                 if self._host:
                     self._bursts.announce_host_times(self._host.times(), len(self._host))
             except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
@@ -187,7 +187,7 @@ class KernelSteps:
             took_ns[keys[1:]] = took_ns.get(keys[1:], 0) + durations.sum_ns
         duration_ns = max(sum(took_ns.values()), self._plain_ns)
         now_ns = clock.perf_counter_ns()
-        parts = _parts(took_ns, now_ns - duration_ns, self._elements)
+        parts = parts_from(took_ns, now_ns - duration_ns, self._elements)
         call, steps = self._call, self._steps
         steps.profiler.parts.steps.record(
             call.phase,
@@ -200,7 +200,9 @@ class KernelSteps:
         )
 
 
-def _parts(took_ns: dict[Keys, int], begin_ns: int, elements: dict[Keys, int]) -> list[tuple[Keys, int, int, int]]:
+def parts_from(
+    took_ns: dict[Keys, int], begin_ns: int, elements: dict[Keys, int]
+) -> list[tuple[Keys, int, int, int]]:
     """Return the layers and bricks of a step as parts (keys, begin ns, end ns, elements).
 
     The parts follow each other in the order of their first kernels. `took_ns` has the time of the kernels by keys.
@@ -227,7 +229,7 @@ def _parts(took_ns: dict[Keys, int], begin_ns: int, elements: dict[Keys, int]) -
     return parts
 
 
-def _together(bursts: deque[KernelBurstResults]) -> KernelBurstResults:
+def together(bursts: deque[KernelBurstResults]) -> KernelBurstResults:
     """Return the sum of the results of several bursts."""
     found = KernelBurstResults()
     for burst in bursts:

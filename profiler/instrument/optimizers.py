@@ -21,6 +21,7 @@ from cbtop.profiler.instrument.functions import TimedFunctions
 from cbtop.profiler.instrument.generation import Function
 from cbtop.profiler.instrument.module_tree import dictionary_of, modules_of
 from cbtop.profiler.instrument.training import ThreadTraining, TrainingSteps, mode_of, training_here
+from cbtop.profiler.instrument.training_kernels import GpuTrainingSteps
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.protocol import clock
 from cbtop.protocol.messages import Training
@@ -147,9 +148,9 @@ def _weights_of(root: nn.Module) -> list[Any]:
 
 
 def _train(model: TimedModel) -> None:
-    """Show the steps of `model` as training steps from now on, if it is on a CPU."""
-    if model.training is None and model.kernel_steps is None and model.path is model.times:
-        model.training = TrainingSteps(model)
+    """Show the steps of `model` as training steps from now on, unless stamps time its device."""
+    if model.training is None and model.path is model.times:
+        model.training = TrainingSteps(model) if model.kernel_steps is None else GpuTrainingSteps(model)
         model.training.mode = mode_of(model)
         model.in_python = True
         if not model.trains:

@@ -1,4 +1,4 @@
-"""Training steps of a model on a CPU: from the end of one optimizer step to the end of the next.
+"""Training steps of a model: from the end of one optimizer step to the end of the next.
 
 Rules
 - A model trains if an optimizer changes one of its parameters. From then on, a call of the model in training mode
@@ -7,7 +7,8 @@ Rules
   backward are in one step. Micro-batches are in one step if their gradients are added up.
 - The time of the thread is divided between the parts of the step without a gap, so the parts add up to the step.
 - If the data loader ends, or the model is called in evaluation mode, the time since the last step belongs to no step.
-- Every training step is counted with its time. Some are recorded with the calls of modules (training_calls.py).
+- Every training step is counted with its time. Some are recorded with the calls of modules (training_calls.py), or
+  on a GPU with their kernels (training_kernels.py).
 - If code of cbtop fails, the model is detached, and the host goes on.
 """
 
@@ -16,9 +17,9 @@ from __future__ import annotations
 import statistics
 from _thread import get_ident
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import ref
 
 import torch
@@ -31,7 +32,7 @@ from cbtop.profiler.instrument.module_tree import dictionary_of
 from cbtop.profiler.instrument.open_step import Noting
 from cbtop.profiler.instrument.phases import Call
 from cbtop.profiler.instrument.torch_internals import submodules
-from cbtop.profiler.instrument.training_calls import StepCalls
+from cbtop.profiler.instrument.training_calls import Part, StepCalls
 from cbtop.profiler.positions import finder
 from cbtop.profiler.steps import STEP
 from cbtop.protocol import clock
@@ -70,9 +71,10 @@ class StepClock:
     Parts may be nested: the inner one counts. After an outermost forward, the time is that of the loss.
     """
 
-    __slots__ = ("_around", "_at_ns", "_part", "begun_ns", "has_backward", "parts", "ranges")
+    __slots__ = ("_around", "_at_ns", "_part", "begun_ns", "changed", "has_backward", "parts", "ranges")
 
     def __init__(self) -> None:
+        self.changed: Callable[[TrainingPart], None] | None = None  # called with each part that begins
         self.restart(None)
 
     def restart(self, now_ns: int | None) -> None:
@@ -96,9 +98,16 @@ class StepClock:
         self._count(now_ns)
         self._around.append(self._part)
         self._part = part
+        if self.changed is not None:
+            self.changed(part)
 
     def end(self, now_ns: int) -> None:
         """End the innermost call."""
+        self._end(now_ns)
+        if self.changed is not None:
+            self.changed(self._part)
+
+    def _end(self, now_ns: int) -> None:
         self._count(now_ns)
         ended = self._part
         if self._around:
@@ -161,6 +170,9 @@ class ThreadTraining:
     def give_up(self) -> None:
         """Drop the step."""
         self.stop_noting()
+        if self.calls is not None:
+            self.calls.drop()
+        self.clock.changed = None
         self.forget()
         self.clock.restart(None)
 
@@ -206,6 +218,22 @@ class Forward:
             self._steps.failed(trouble)
 
 
+class EndedStep(NamedTuple):
+    """A training step that has ended. Times are in ns, on the host's clock."""
+
+    phase: str
+    tokens: int
+    sequences: int
+    begun_ns: int
+    ended_ns: int
+    parts: Parts
+    ranges: list[tuple[TrainingPart, int, int]]  # what each part consists of
+
+    @property
+    def wall_ns(self) -> int:
+        return self.ended_ns - self.begun_ns
+
+
 class TrainingSteps:
     """The training steps of one model: decides which are recorded, and records them."""
 
@@ -236,8 +264,8 @@ class TrainingSteps:
         if here.steps is None:
             here.steps = model
             self._publish(model, here, call, now_ns)
-            if self._is_due(model, now_ns):
-                here.calls = StepCalls(model.labelled)
+            here.calls = self._calls(model, here, now_ns)
+            if here.calls is not None:
                 captures[get_ident()] = here.calls
                 here.noting = Noting(model, here.calls)
                 here.noting.begin(call)
@@ -247,6 +275,10 @@ class TrainingSteps:
         here.sequences += call.sequences
         here.own_ns += clock.perf_counter_ns() - now_ns
         return Forward(here, model)
+
+    def _calls(self, model: TimedModel, here: ThreadTraining, now_ns: int) -> StepCalls | None:
+        """Return what records the step whose first forward begins now, or None if it is not recorded."""
+        return StepCalls(model.labelled) if self._is_due(model, now_ns) else None
 
     def _is_due(self, model: TimedModel, now_ns: int) -> bool:
         warm_ups = model.profiler_steps.warm_ups
@@ -270,45 +302,66 @@ class TrainingSteps:
         if model is None:
             return
         here.stop_noting()
-        calls, tokens, sequences, own_ns = here.calls, here.tokens, here.sequences, here.own_ns
+        calls, own_ns = here.calls, here.own_ns
+        step = EndedStep(phase, here.tokens, here.sequences, begun_ns, now_ns, parts, ranges)
         here.forget()
         model.path.publish(model.path.position, model.path.position.scope, 0, None, None)
         self._seen += 1
         self._first_ns = self._first_ns or begun_ns
         warm_ups = model.profiler_steps.warm_ups
         name = phase if warm_ups is None else warm_ups.named(phase, model.model)
-        inside = None
-        if calls is not None and not calls.has_failed and not calls.is_full and len(ranges) < MOST_RANGES:
-            inside = calls.parts()
-            inside += [((BRICKS[part],), begin_ns, end_ns, 0) for part, begin_ns, end_ns in ranges if part in BRICKS]
-        record = model.profiler_steps.record
-        record(name, tokens, begun_ns, now_ns, inside, model=model.model, sequences=sequences or None)
-        if name.endswith(WARM_UP):
-            if warm_ups is not None:
-                warm_ups.took(phase, model.model, now_ns - begun_ns, tokens or sequences)
-        else:
-            self._announce(model, phase, now_ns - begun_ns, parts, 0 if calls is None else calls.own_ns)
+        self._record(model, name, step, calls)
+        if name.endswith(WARM_UP) and warm_ups is not None:
+            warm_ups.took(phase, model.model, step.wall_ns, step.tokens or step.sequences)
         if calls is not None:
             self._pay(model, calls, now_ns)
         ended_ns = clock.perf_counter_ns()
         if calls is None:
             self._plain_ns.append(own_ns + ended_ns - now_ns)
             self._paid_ns += own_ns + ended_ns - now_ns
-        here.clock.restart(ended_ns)  # what cbtop did at the end of this step is in no step
+        self._prepare(model, here, ended_ns)
+        here.clock.restart(clock.perf_counter_ns())  # what cbtop did at the end of this step is in no step
 
-    def _announce(self, model: TimedModel, phase: str, wall_ns: int, parts: Parts, own_ns: int) -> None:
+    def _prepare(self, model: TimedModel, here: ThreadTraining, now_ns: int) -> None:
+        """Prepare the recording of the step that begins now, if it must begin before the first forward."""
+
+    def _record(self, model: TimedModel, name: str, step: EndedStep, calls: StepCalls | None) -> None:
+        """Record an ended step under `name`, with its `calls` if they were timed, and announce the latest parts."""
+        inside = None
+        if calls is not None and not calls.has_failed and not calls.is_full and len(step.ranges) < MOST_RANGES:
+            inside = calls.parts()
+            inside += [((BRICKS[part],), begin, end, 0) for part, begin, end in step.ranges if part in BRICKS]
+        self._write(model, name, step, step.begun_ns, inside)
+        if not name.endswith(WARM_UP):
+            self._announce(model, step, 0 if calls is None else calls.own_ns)
+
+    def _write(self, model: TimedModel, name: str, step: EndedStep, begun_ns: int, inside: list[Part] | None) -> None:
+        record, sequences = model.profiler_steps.record, step.sequences or None
+        record(name, step.tokens, begun_ns, step.ended_ns, inside, model=model.model, sequences=sequences)
+
+    def _announce(self, model: TimedModel, step: EndedStep, own_ns: int) -> None:
         """Announce the parts of the latest steps. Of this one, `own_ns` of the backward were the time of cbtop."""
+        phase, parts = step.phase, step.parts
         latest = self._latest.setdefault(phase, deque(maxlen=MAX_TIMED_STEPS))
         backward_ns = parts.get(TrainingPart.BACKWARD, 0)
         own_ns = min(own_ns, backward_ns)
-        latest.append((wall_ns - own_ns, parts | {TrainingPart.BACKWARD: backward_ns - own_ns}))
+        latest.append((step.wall_ns - own_ns, parts | {TrainingPart.BACKWARD: backward_ns - own_ns}))
+        if self._is_time_to_tell(phase, len(latest)):
+            self._tell(model, phase, latest)
+
+    def _is_time_to_tell(self, phase: str, steps: int) -> bool:
+        """Count a step whose parts are known, and return whether to announce the parts of the latest `steps` now."""
         now_ns = clock.perf_counter_ns()
         self._untold += 1
         is_early = now_ns - self._told_ns.get(phase, 0) < ANNOUNCE_NS
-        if is_early and len(latest) not in EARLY and self._untold < MAX_TIMED_STEPS:
-            return
+        if is_early and steps not in EARLY and self._untold < MAX_TIMED_STEPS:
+            return False
         self._untold = 0
         self._told_ns[phase] = now_ns
+        return True
+
+    def _tell(self, model: TimedModel, phase: str, latest: Collection[tuple[int, Parts]]) -> None:
+        """Announce the parts of the steps `latest`, given by wall time and parts in ns."""
         found = []
         for part in TrainingPart:
             each = [step.get(part, 0) for _, step in latest]
@@ -318,10 +371,14 @@ class TrainingSteps:
         model.profiler.announce(TrainingTimes(phase, model.model, len(latest), wall_ns, tuple(found)))
 
     def _pay(self, model: TimedModel, calls: StepCalls, now_ns: int) -> None:
-        """Measure what recording the step has cost, and decide when the next one is due."""
+        """Measure what recording the step has cost."""
         cost = noting_cost()
         paid_ns = clock.perf_counter_ns() - now_ns + calls.own_ns
         paid_ns += round(calls.count * (cost.inside_ns + cost.outside_ns))
+        self._count_paid(model, paid_ns, now_ns)
+
+    def _count_paid(self, model: TimedModel, paid_ns: int, now_ns: int) -> None:
+        """Count a recorded step, which has cost `paid_ns`, and decide when the next one is due."""
         self._recorded += 1
         self._paid_ns += paid_ns
         self._costs_ns.append(paid_ns)

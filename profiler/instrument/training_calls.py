@@ -28,7 +28,7 @@ from cbtop.profiler.instrument.host_steps import noting_cost
 from cbtop.profiler.instrument.torch_internals import without_torch_function
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.protocol import clock
-from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, BrickCategory, BrickId, NodeKind
+from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, BrickCategory, BrickId, NodeKind, TrainingPart
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,7 +42,7 @@ MAX_NODES = 100_000  # of a graph of autograd; the backward of a larger one is n
 next_number: Callable[[], int] | None = getattr(torch._C._autograd, "_get_sequence_nr", None)
 _ACCUMULATES = 1 << 63  # nodes that add a gradient to a weight have no number of their own, but one above this
 # In place of a call: no call; the nodes that no call of the model made; the end of a backward after its last node.
-_OUTSIDE, _LOSS, _AFTER = -1, -2, -3
+OUTSIDE, LOSS, _AFTER = -1, -2, -3
 # The bricks of a backward that belong to no call of the model. With several processes, DistributedDataParallel waits
 # after the last node for the gradients of the other processes.
 LOSS_BACKWARD = BrickDefinition(f"Loss{BACKWARD}", BrickCategory.OTHER, backend="torch")
@@ -66,7 +66,7 @@ class StepCalls(Capture):
         self._running: list[int] = []
         self._numbers: list[int] = []  # of autograd's next node, at each begin and end of a call
         self._innermost: list[int] = []  # the innermost running call from that moment on
-        self._runs: list[tuple[int, int]] = []  # when, in ns, the backward of a call began; _OUTSIDE: of none
+        self._runs: list[tuple[int, int]] = []  # when, in ns, the backward of a call began; OUTSIDE: of none
         self._backwards = 0  # running ones, which may be nested
         self.own_ns = 0  # time spent by cbtop in this step
         self.has_failed = False
@@ -81,7 +81,7 @@ class StepCalls(Capture):
         if self.is_full or (key is not None and not self._running and not self._backwards):
             return None
         self._keys.append(key)
-        self._around.append(self._running[-1] if self._running else _OUTSIDE)
+        self._around.append(self._running[-1] if self._running else OUTSIDE)
         self._ends_ns.append(0)
         self._elements.append(0)
         self._repeats.append(self._backwards > 0)
@@ -98,7 +98,7 @@ class StepCalls(Capture):
         self._elements[span] = elements if type(elements) is int else 0
         while self._running.pop() != span:
             pass
-        self._mark(self._running[-1] if self._running else _OUTSIDE)
+        self._mark(self._running[-1] if self._running else OUTSIDE)
 
     def start_brick(self, brick: Hashable, /) -> int | None:
         return self.begin(self._labelled(brick), None)
@@ -113,6 +113,12 @@ class StepCalls(Capture):
     @property
     def innermost(self) -> Hashable:
         return self._keys[self._running[-1]] if self._running else None
+
+    def enter_part(self, part: TrainingPart) -> None:
+        """Note which part of the step the loop runs from now on."""
+
+    def drop(self) -> None:
+        """Record nothing of the step, because it does not end as a training step."""
 
     def end_model(self) -> None:
         """End the outermost call, because the model's call has returned."""
@@ -141,14 +147,14 @@ class StepCalls(Capture):
             self.failed(error)
         now_ns = clock.perf_counter_ns()
         self.own_ns += now_ns - begun_ns
-        self._runs.append((now_ns, _OUTSIDE))
+        self._runs.append((now_ns, OUTSIDE))
         return handles
 
     def backward_ended(self, handles: Iterable[Handle]) -> None:
         """End the backward, and remove its hooks."""
         now_ns = clock.perf_counter_ns()
         self._backwards -= 1
-        self._runs.append((now_ns, _OUTSIDE))
+        self._runs.append((now_ns, OUTSIDE))
         for handle in handles:
             handle.remove()
         self.own_ns += clock.perf_counter_ns() - now_ns
@@ -157,7 +163,7 @@ class StepCalls(Capture):
         before = None
         for number, node in nodes:
             owner = self._owner(number)
-            owner = _LOSS if owner == _OUTSIDE else owner
+            owner = LOSS if owner == OUTSIDE else owner
             if owner != before:
                 handles.append(node.register_prehook(functools.partial(self._reached, owner)))
             before = owner
@@ -167,7 +173,7 @@ class StepCalls(Capture):
     def _owner(self, number: int) -> int:
         """Return the innermost call that made the node of that number."""
         at = bisect_right(self._numbers, number) - 1
-        return self._innermost[at] if at >= 0 else _OUTSIDE
+        return self._innermost[at] if at >= 0 else OUTSIDE
 
     def _reached(self, owner: int, gradients: Any) -> None:
         self._runs.append((clock.perf_counter_ns(), owner))
@@ -184,9 +190,9 @@ class StepCalls(Capture):
             begin_ns = self._begins_ns[number]
             end_ns = max(begin_ns, self._ends_ns[number] - inside_ns)
             if self._repeats[number]:
-                if not _layers_of(keys):  # a layer that checkpoints its own inside is not called again
+                if not layers_of(keys):  # a layer that checkpoints its own inside is not called again
                     keys = (*self._layers_at(bisect_right(begins_ns, begin_ns) - 1, places), *keys)
-                keys = () if _is_layer(self._keys[number]) else _renamed(keys, RECOMPUTE)
+                keys = () if _is_layer(self._keys[number]) else renamed(keys, RECOMPUTE)
             if keys and self._keys[number] is not None and self._ends_ns[number]:
                 found.append((keys, begin_ns, end_ns, self._elements[number]))
         found += self._backward_parts(places)
@@ -194,31 +200,31 @@ class StepCalls(Capture):
 
     def _layers_at(self, run: int, places: Sequence[Keys]) -> Keys:
         """Return the layer whose backward ran in the run of that number."""
-        owner = self._runs[run][1] if run >= 0 else _OUTSIDE
-        return () if owner < 0 else _layers_of(places[owner])
+        owner = self._runs[run][1] if run >= 0 else OUTSIDE
+        return () if owner < 0 else layers_of(places[owner])
 
     def _places(self) -> list[Keys]:
         """Return the place of each call, from below the step."""
         places: list[Keys] = []
         for key, around in zip(self._keys, self._around, strict=True):
-            outer = () if around == _OUTSIDE else places[around]
+            outer = () if around == OUTSIDE else places[around]
             places.append(outer if key is None else (*outer, key))
         return places
 
     def _backward_parts(self, places: Sequence[Keys]) -> list[Part]:
         """Return the parts of the backward: its bricks, and its layers with what they ran again."""
         again = [number for number, repeats in enumerate(self._repeats) if repeats and self._ends_ns[number]]
-        outermost = [number for number in again if self._around[number] == _OUTSIDE]
+        outermost = [number for number in again if self._around[number] == OUTSIDE]
         cuts = [(self._begins_ns[number], self._ends_ns[number]) for number in outermost]
-        of_layers = [(*cut, _layers_of(places[number])) for cut, number in zip(cuts, outermost, strict=True)]
-        no_call = {_LOSS: LOSS_BACKWARD, _AFTER: GRADIENT_SYNC if _has_others() else BACKWARD_END}
+        of_layers = [(*cut, layers_of(places[number])) for cut, number in zip(cuts, outermost, strict=True)]
+        no_call = {LOSS: LOSS_BACKWARD, _AFTER: GRADIENT_SYNC if has_others() else BACKWARD_END}
         cut_begins_ns = [begin_ns for begin_ns, _ in cuts]
         found: list[Part] = []
         for (begin_ns, owner), (end_ns, _) in zip(self._runs, self._runs[1:], strict=False):
-            if owner == _OUTSIDE:
+            if owner == OUTSIDE:
                 continue
-            keys = (no_call[owner],) if owner < 0 else _renamed(places[owner], BACKWARD)
-            of_layers.append((begin_ns, end_ns, () if owner < 0 else _layers_of(places[owner])))
+            keys = (no_call[owner],) if owner < 0 else renamed(places[owner], BACKWARD)
+            of_layers.append((begin_ns, end_ns, () if owner < 0 else layers_of(places[owner])))
             if keys and not _is_layer(keys[-1]):
                 elements = 0 if owner < 0 else self._elements[owner]
                 inside = cuts[bisect_left(cut_begins_ns, begin_ns) : bisect_left(cut_begins_ns, end_ns)]
@@ -226,7 +232,7 @@ class StepCalls(Capture):
         return found + _layers_from(of_layers)
 
 
-def _has_others() -> bool:
+def has_others() -> bool:
     """Whether other processes train with this one."""
     distributed: Any = torch.distributed
     return bool(distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1)
@@ -238,7 +244,7 @@ def _layers_from(ranges: list[tuple[int, int, Keys]]) -> list[Part]:
     for begin_ns, end_ns, layer in sorted(ranges, key=lambda one: one[:2]):
         if not layer:
             continue
-        keys = _renamed(layer, BACKWARD)
+        keys = renamed(layer, BACKWARD)
         if found and found[-1][0] == keys:
             _, from_ns, until_ns, _ = found.pop()
             begin_ns, end_ns = from_ns, max(until_ns, end_ns)
@@ -254,7 +260,7 @@ def _around(inside: Sequence[tuple[int, int]], begin_ns: int, end_ns: int) -> li
     return [(begin, end) for begin, end in left if end > begin]
 
 
-def _layers_of(keys: Keys) -> Keys:
+def layers_of(keys: Keys) -> Keys:
     return tuple(key for key in keys if _is_layer(key))
 
 
@@ -286,14 +292,14 @@ def _is_layer(key: Hashable) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _renamed(keys: Keys, suffix: str) -> Keys:
+def renamed(keys: Keys, suffix: str) -> Keys:
     """Return the place of the backward, or of the recomputation, of the call at `keys`.
 
     Layers are in a stack of their own, and bricks have a name of their own. A backward is in no other brick's
     backward: they follow each other. What a layer runs again is in its backward.
     """
     if suffix == BACKWARD:
-        keys = (*_layers_of(keys[:-1]), *keys[-1:])
+        keys = (*layers_of(keys[:-1]), *keys[-1:])
     return tuple(_backward_layer(key) if _is_layer(key) else _brick_renamed(key, suffix) for key in keys)
 
 

@@ -39,6 +39,7 @@ LOOKS: dict[str, PartLook] = {
     TrainingPart.OPTIMIZER: PartLook("other", "fill-other", "▲"),
     TrainingPart.ZERO_GRAD: PartLook("norm", "fill-norm", "○"),
     TrainingPart.OTHER: PartLook("unknown", "fill-unknown", "░", "░"),
+    TrainingPart.NO_KERNEL: PartLook("gap", "fill-gap", "·", "·"),
 }
 _UNKNOWN_PART = PartLook("communication", "fill-communication", "■")
 _INDENT: Line = (("  ", ""),)

@@ -22,7 +22,7 @@ from cbtop.profiler.instrument import (  # noqa: E402
     uninstall,
 )
 from cbtop.profiler.instrument.governor import GovernedProfiler  # noqa: E402
-from cbtop.profiler.instrument.kernel_steps import _parts, _together  # noqa: E402
+from cbtop.profiler.instrument.kernel_steps import parts_from, together  # noqa: E402
 from cbtop.protocol.messages import HostTimes, Manifest, Node, Sampling  # noqa: E402
 from cbtop.protocol.messages import KernelBurst as Found  # noqa: E402
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN  # noqa: E402
@@ -160,7 +160,7 @@ def test_where_cupti_is_refused_the_model_runs_on_and_it_is_said_once(
 
 def test_parts_lie_inside_each_other_one_after_another() -> None:
     took = {("layer", "block", "norm"): 10, ("layer", "block"): 5, ("layer", "down"): 20, ("head",): 7}
-    parts = {keys: (begin, end, elements) for keys, begin, end, elements in _parts(took, 100, {("head",): 3})}
+    parts = {keys: (begin, end, elements) for keys, begin, end, elements in parts_from(took, 100, {("head",): 3})}
     assert parts == {
         ("layer",): (100, 135, 0),
         ("layer", "block"): (100, 115, 0),
@@ -175,7 +175,7 @@ def test_bursts_add_up_and_stay_what_they_were() -> None:
     for burst, duration_ns in zip(bursts_, (10, 30), strict=True):
         burst.add(keys, KERNEL, duration_ns)
         burst.steps["step"] += 1
-    found = _together(deque(bursts_))
+    found = together(deque(bursts_))
     durations = found.kernels[keys, KERNEL]
     assert (durations.count, durations.mean_ns, durations.min_ns, durations.max_ns) == (2, 20, 10, 30)
     assert found.steps["step"] == 2

@@ -1,0 +1,350 @@
+"""Records some training steps of a model on a CUDA device by their kernels.
+
+The host launches kernels long before they run, so its times say little about a training step on a GPU. In a recorded
+step CUPTI records all kernels. A forward kernel belongs to the module whose call launched it. Before the nodes of a
+backward run, the hooks of training_calls.py say which call made them, in the thread of autograd that launches their
+kernels. Other kernels belong to the part of the step that the loop is in.
+
+Rules
+- A window is one step, from the end of the step before it. The device first ends what it still runs.
+- A step takes as long as the plain steps near it, on the host's clock. The parts of a step are the times of their
+  kernels. In the rest of the step no kernel runs. Kernels that overlap count once.
+- While the program waits for data, the device is measured with two events per step: it is idle between them.
+- If CUPTI is not available, the parts of a step are the host's times, and bricks are not recorded.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import statistics
+import weakref
+from _thread import get_ident
+from collections import Counter, deque
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cbtop.profiler.definitions import BrickDefinition
+from cbtop.profiler.device.kernel_burst import KernelBurstResults, KernelWindow, Keys
+from cbtop.profiler.instrument import kernel_bursts
+from cbtop.profiler.instrument.capturing import OTHER, captures
+from cbtop.profiler.instrument.kernel_bursts import Recording, bursts_of, place
+from cbtop.profiler.instrument.kernel_steps import KEPT, TOLD_EVERY, parts_from, together
+from cbtop.profiler.instrument.torch_internals import is_in_bad_fork
+from cbtop.profiler.instrument.training import BRICKS, EndedStep, Parts, ThreadTraining, TrainingSteps
+from cbtop.profiler.instrument.training_calls import (
+    BACKWARD_END,
+    GRADIENT_SYNC,
+    LOSS,
+    LOSS_BACKWARD,
+    StepCalls,
+    has_others,
+    layers_of,
+    renamed,
+)
+from cbtop.profiler.instrument.trouble import in_words, log_once
+from cbtop.profiler.steps import STEP
+from cbtop.protocol import clock
+from cbtop.protocol.training_messages import MAX_TIMED_STEPS
+from cbtop.protocol.vocabulary import (
+    BACKWARD,
+    BY_KERNELS,
+    IDLE_BEFORE,
+    RECOMPUTE,
+    WARM_UP,
+    BrickCategory,
+    TrainingPart,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from cbtop.profiler.instrument.timed_model import TimedModel
+
+_LOOP = BrickDefinition("Loop", BrickCategory.OTHER, backend="torch", label="between the parts of a step")
+_UNDATED: Hashable = "step"  # stands for the key of a step whose name is not yet known
+UNSETTLED = 2  # steps after a window whose time is not that of a plain step: the host is not ahead of the device
+SETTLE_S = 1.0  # the longest wait for the device before a window
+LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
+
+
+class StepKernels(StepCalls):
+    """The kernels of one training step, by the calls that launched them."""
+
+    def __init__(self, labelled: Callable[[Any], Any], recording: Recording, begun_ns: int) -> None:
+        super().__init__(labelled)
+        self.recording = recording
+        self.begun_ns = begun_ns
+        self.part_of: dict[Keys, TrainingPart] = {}  # by place, from below the step
+        self.elements: Counter[Keys] = Counter()  # of all calls, by place
+        self._called: list[Keys] = []  # for each call: its keys from below the step
+        self._where: list[Keys] = []  # for each call: the place of its kernels
+        self._in_backward = LOSS  # the call whose backward runs
+        self._of_owner: dict[int, Keys] = {}  # places of the backward of calls
+        self._threads: list[int] = []  # threads of autograd that have run nodes
+        self.enter_part(TrainingPart.OTHER)
+
+    def enter_part(self, part: TrainingPart) -> None:
+        if part is TrainingPart.FORWARD:
+            brick = OTHER
+        elif part is TrainingPart.BACKWARD:
+            brick = LOSS_BACKWARD
+        else:
+            brick = BRICKS.get(part, _LOOP)
+        self._move((brick,), part)
+
+    def begin(self, key: Hashable, module: nn.Module | None) -> int | None:
+        number = super().begin(key, module)
+        if number is not None:
+            around = self._around[number]
+            keys = self._called[around] if around >= 0 else ()
+            keys = keys if key is None else (*keys, key)
+            self._called.append(keys)
+            is_again = self._repeats[number]
+            where = place(keys)
+            if is_again:
+                if not layers_of(keys) and self._in_backward >= 0:
+                    where = (*layers_of(self._called[self._in_backward]), *where)
+                where = renamed(where, RECOMPUTE)
+            self._where.append(where)
+            self.part_of[where] = TrainingPart.BACKWARD if is_again else TrainingPart.FORWARD
+            self.recording.window.enter((_UNDATED, *where))
+        return number
+
+    def end(self, span: int | None, elements: int = 0) -> None:
+        before = len(self._running)
+        super().end(span, elements)
+        if span is not None and len(self._running) < before:
+            self.elements[self._where[span]] += self._elements[span]
+        for _ in range(before - len(self._running)):
+            self.recording.window.leave()
+
+    def backward_ended(self, handles: Any) -> None:
+        super().backward_ended(handles)
+        for thread in self._threads:
+            captures.pop(thread, None)
+        self._threads.clear()
+
+    def _reached(self, owner: int, gradients: Any) -> None:
+        try:
+            thread = get_ident()
+            if captures.get(thread) is not self:  # a thread of autograd, which may repeat calls of modules
+                captures[thread] = self
+                self._threads.append(thread)
+            self._in_backward = owner
+            keys = self._of_owner.get(owner)
+            if keys is None:
+                keys = (LOSS_BACKWARD,) if owner < 0 else renamed(place(self._called[owner]), BACKWARD)
+                self._of_owner[owner] = keys
+                self.elements[keys] += 0 if owner < 0 else self._elements[owner]
+            self._move(keys, TrainingPart.BACKWARD)
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host's backward
+            self.failed(error)
+
+    def _done(self, inputs: Any, outputs: Any) -> None:
+        try:
+            self._move((GRADIENT_SYNC if has_others() else BACKWARD_END,), TrainingPart.BACKWARD)
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host's backward
+            self.failed(error)
+
+    def _move(self, keys: Keys, part: TrainingPart) -> None:
+        self.part_of[keys] = part
+        self.recording.window.move((_UNDATED, *keys))
+
+    def drop(self) -> None:
+        self.has_failed = True
+        self.recording.end_step()
+
+
+class DataWaits:
+    """Measures how long the device is idle while the program waits for data: two events per plain step."""
+
+    def __init__(self) -> None:
+        self._begin: Any = None
+        self._end: Any = None
+        self._is_open = self._is_complete = False
+        self._unread = 0
+        self.idle_ns: deque[int] = deque(maxlen=MAX_TIMED_STEPS)  # by step
+
+    def changed(self, part: TrainingPart) -> None:
+        """Note that the loop is in `part` from now on."""
+        if part is TrainingPart.DATA_WAIT:
+            if not self._is_complete:
+                self._begin = self._begin or torch.cuda.Event(enable_timing=True)
+                self._begin.record()
+                self._is_open = True
+        elif self._is_open:
+            self._end = self._end or torch.cuda.Event(enable_timing=True)
+            self._end.record()
+            self._is_open, self._is_complete = False, True
+
+    def step_ended(self) -> None:
+        """Count the wait of a step once the device has passed it. Until then, no other wait is measured."""
+        if not self._is_complete:
+            if not self._is_open:
+                self.idle_ns.append(0)
+        elif self._end.query():
+            self.idle_ns.append(round(1e6 * self._begin.elapsed_time(self._end)))
+            self._is_complete = False
+
+
+class GpuTrainingSteps(TrainingSteps):
+    """The training steps of a model on a CUDA device."""
+
+    def __init__(self, steps: TimedModel) -> None:
+        super().__init__(steps)
+        self._bursts = bursts_of(steps.profiler)
+        self.burst = KernelBurstResults()
+        self.is_running = False
+        self._has_failed = False
+        self._unsettled = 0
+        self._walls_ns: dict[str, deque[int]] = {}  # by phase: of the latest plain steps
+        self._windows: dict[str, deque[tuple[int, Parts]]] = {}  # by phase: kernel time of a step and of its parts
+        self._kept: deque[KernelBurstResults] = deque(maxlen=KEPT)
+        self._waits = DataWaits()
+        self._told = 0  # windows
+
+    def _calls(self, model: TimedModel, here: ThreadTraining, now_ns: int) -> StepCalls | None:
+        return here.calls
+
+    def _prepare(self, model: TimedModel, here: ThreadTraining, now_ns: int) -> None:
+        here.clock.changed = None
+        if not self._has_failed:
+            is_due = not self._unsettled and any(self._walls_ns.values()) and self._is_due(model, now_ns)
+            here.clock.changed = functools.partial(self._first_part, model, here) if is_due else self._waits.changed
+
+    def _first_part(self, model: TimedModel, here: ThreadTraining, part: TrainingPart) -> None:
+        """Begin a window. The first part of its step is `part`."""
+        here.calls = calls = self._begin_window(model)
+        here.clock.changed = None if calls is None else calls.enter_part
+        if calls is not None:
+            calls.enter_part(part)
+
+    def _begin_window(self, model: TimedModel) -> StepKernels | None:
+        now_ns = clock.perf_counter_ns()
+        if is_in_bad_fork() or not kernel_bursts.is_on_cuda() or torch.cuda.is_current_stream_capturing():
+            return None
+        if not kernel_bursts.one_at_a_time.acquire(blocking=False):
+            return None
+        try:
+            driver, stream = kernel_bursts.new_driver(), kernel_bursts.stream_here()
+            window = KernelWindow(kernel_bursts.new_cupti(), driver, has_calls=True)
+            recording = Recording(self, window, _UNDATED, stream)
+            self.burst = KernelBurstResults()
+            self.burst.covered_ns = Counter()
+            if not window.settle(stream, SETTLE_S):
+                kernel_bursts.one_at_a_time.release()
+                return None
+            window.begin()
+            self.is_running = True
+            kernel_bursts.enter_here(recording)
+            _close_at_exit(recording)
+            return StepKernels(model.labelled, recording, now_ns)
+        except BaseException as error:
+            kernel_bursts.one_at_a_time.release()
+            if not isinstance(error, Exception):
+                raise
+            self.refuse(error)
+            return None
+
+    def recorded(self, step: Hashable) -> None:
+        """Note that the records of a window have been read."""
+        self.is_running = False
+
+    def refuse(self, error: Exception) -> None:
+        """Record no further step by its kernels, because of `error`."""
+        self.is_running, self._has_failed = False, True
+        log_once(f"kernels of training steps are not recorded ({in_words(error)}): their bricks are not shown")
+
+    def _record(self, model: TimedModel, name: str, step: EndedStep, calls: StepCalls | None) -> None:
+        walls = self._walls_ns.setdefault(step.phase, deque(maxlen=MAX_TIMED_STEPS))
+        if isinstance(calls, StepKernels):
+            calls.recording.end_step()
+            self._unsettled = UNSETTLED
+            if not calls.has_failed and not self._has_failed and walls:
+                self._record_kernels(model, name, step, calls, round(statistics.fmean(walls)))
+            return
+        self._write(model, name, step, step.begun_ns, None)
+        if name.endswith(WARM_UP):
+            return
+        if self._has_failed:
+            self._announce(model, step, 0)
+        elif self._unsettled:
+            self._unsettled -= 1
+        else:
+            walls.append(step.wall_ns)
+            self._waits.step_ended()
+
+    def _record_kernels(
+        self, model: TimedModel, name: str, step: EndedStep, calls: StepKernels, plain_ns: int
+    ) -> None:
+        whole = calls.recording.bursts.burst
+        burst = _dated(whole, (STEP, name, model.model) if model.model else (STEP, name))
+        self._kept.append(burst)
+        took_ns: dict[Keys, int] = {}
+        for (keys, _), durations in burst.kernels.items():
+            took_ns[keys[1:]] = took_ns.get(keys[1:], 0) + durations.sum_ns
+        duration_ns = max(sum(took_ns.values()), plain_ns)
+        begun_ns = step.ended_ns - duration_ns
+        self._write(model, name, step, begun_ns, parts_from(took_ns, begun_ns, calls.elements))
+        parts: Parts = {}
+        for keys, covered_ns in (whole.covered_ns or {}).items():
+            part = calls.part_of.get(keys[1:], TrainingPart.OTHER)
+            parts[part] = parts.get(part, 0) + covered_ns
+        windows = self._windows.setdefault(step.phase, deque(maxlen=MAX_TIMED_STEPS))
+        windows.append((sum(parts.values()), parts))
+        if self._is_time_to_tell(step.phase, len(windows)):
+            self._tell(model, step.phase, self._closed(step.phase))
+        self._told += 1
+        if self._told == 1:
+            model.measured(BY_KERNELS + IDLE_BEFORE)
+        if self._told == KEPT or self._told % TOLD_EVERY == 0:
+            self._bursts.announce(together(self._kept))
+
+    def _closed(self, phase: str) -> list[tuple[int, Parts]]:
+        """Return the wall time and the parts of each window, with its data wait and the time without kernels."""
+        wall_ns = round(statistics.fmean(self._walls_ns[phase]))
+        idle_ns = round(statistics.fmean(self._waits.idle_ns)) if self._waits.idle_ns else 0
+        found = []
+        for busy_ns, parts in self._windows[phase]:
+            waited_ns = min(idle_ns, max(0, wall_ns - busy_ns))
+            rest_ns = max(0, wall_ns - busy_ns - waited_ns)
+            closed = parts | {TrainingPart.DATA_WAIT: parts.get(TrainingPart.DATA_WAIT, 0) + waited_ns}
+            found.append((max(wall_ns, busy_ns), closed | {TrainingPart.NO_KERNEL: rest_ns}))
+        return found
+
+    def _pay(self, model: TimedModel, calls: StepCalls, now_ns: int) -> None:
+        if isinstance(calls, StepKernels):
+            walls = [wall for each in self._walls_ns.values() for wall in each]
+            plain_ns = statistics.fmean(walls) if walls else 0.0
+            ended_ns = clock.perf_counter_ns()
+            self._count_paid(model, max(0, round(ended_ns - calls.begun_ns - plain_ns)), ended_ns)
+            self._due_ns = min(max(self._due_ns, ended_ns + LEAST_PAUSE_NS), ended_ns + MOST_PAUSE_NS)
+
+
+_open: list[weakref.ref[Recording]] = []  # the latest window, which is closed at the exit
+
+
+def _close_at_exit(recording: Recording) -> None:
+    if not _open:
+        atexit.register(_close, os.getpid())
+    _open[:] = [weakref.ref(recording)]
+
+
+def _close(pid: int) -> None:
+    """Close a window that is still open, in the process that opened it."""
+    recording = _open[0]() if os.getpid() == pid else None
+    if recording is not None and recording.window.is_on:
+        recording.end_step()
+
+
+def _dated(burst: KernelBurstResults, key: Hashable) -> KernelBurstResults:
+    """Return `burst` with the key of its step, which was not known when the step began."""
+    found = KernelBurstResults()
+    found.kernels = {((key, *keys[1:]), kernel): durations for (keys, kernel), durations in burst.kernels.items()}
+    found.steps[key] = 1
+    found.unplaced, found.lost, found.left_out = burst.unplaced, burst.lost, burst.left_out
+    return found
