@@ -137,7 +137,7 @@ class TrainingPart(StrEnum):
     OPTIMIZER = "optimizer"
     ZERO_GRAD = "zero grad"
     OTHER = "other"
-    NO_KERNEL = "no kernel"  # on a GPU: no kernel runs, and the program does not wait for data
+    NO_KERNEL = "no kernel"  # on a GPU: no kernel runs, though the loop neither waits for data nor does other work
 
 
 TRAIN = "train"  # phase of a training step; ` Adam 2` follows if a process has several optimizers

@@ -9,7 +9,8 @@ Rules
 - A window is one step, from the end of the step before it. The device first ends what it still runs.
 - A step takes as long as the plain steps near it, on the host's clock. The parts of a step are the times of their
   kernels. In the rest of the step no kernel runs. Kernels that overlap count once.
-- While the program waits for data, the device is measured with two events per step: it is idle between them.
+- While the program waits for data, or does other work, it launches none of the model's kernels. Two events around
+  each such wait measure how long the device is idle in it. That time counts for the wait.
 - If CUPTI is not available, the parts of a step are the host's times, and bricks are not recorded.
 """
 
@@ -31,6 +32,7 @@ from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.device.kernel_burst import KernelBurstResults, KernelWindow, Keys
 from cbtop.profiler.instrument import kernel_bursts
 from cbtop.profiler.instrument.capturing import OTHER, captures
+from cbtop.profiler.instrument.governor import FLOOR
 from cbtop.profiler.instrument.kernel_bursts import Recording, bursts_of, place
 from cbtop.profiler.instrument.kernel_steps import KEPT, TOLD_EVERY, parts_from, together
 from cbtop.profiler.instrument.torch_internals import is_in_bad_fork
@@ -67,6 +69,9 @@ if TYPE_CHECKING:
 _LOOP = BrickDefinition("Loop", BrickCategory.OTHER, backend="torch", label="between the parts of a step")
 _UNDATED: Hashable = "step"  # stands for the key of a step whose name is not yet known
 UNSETTLED = 2  # steps after a window whose time is not that of a plain step: the host is not ahead of the device
+WAITS = TrainingPart.DATA_WAIT, TrainingPart.OTHER  # parts in which the program does not launch the model's kernels
+MEASURED_EVERY = 4  # after FLOOR steps, one in this number is measured, because an event costs the host 3 us
+MOST_STAYS = 16  # in WAITS, of one step
 SETTLE_S = 1.0  # the longest wait for the device before a window
 LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
 
@@ -159,36 +164,57 @@ class StepKernels(StepCalls):
         self.recording.end_step()
 
 
-class DataWaits:
-    """Measures how long the device is idle while the program waits for data: two events per plain step."""
+class IdleTimes:
+    """Measures how long the device is idle in the parts WAITS of plain steps, with two events around each stay."""
 
     def __init__(self) -> None:
-        self._begin: Any = None
-        self._end: Any = None
-        self._is_open = self._is_complete = False
-        self._unread = 0
-        self.idle_ns: deque[int] = deque(maxlen=MAX_TIMED_STEPS)  # by step
+        self._steps = self._known = 0
+        self._events: list[tuple[Any, Any]] = []  # of stays, begin and end; used again
+        self._parts: list[TrainingPart] = []  # of the stays in the step that is measured
+        self._is_inside = self._is_measured = self._is_complete = False
+
+    def begin_step(self) -> None:
+        """Begin a step. The first FLOOR steps are measured, then one in MEASURED_EVERY.
+
+        A step is not measured before the device has ended the last measured one.
+        """
+        self._steps += 1
+        self._is_measured = not self._is_complete and (self._known < FLOOR or self._steps % MEASURED_EVERY == 0)
+        self._is_inside = False
+        if self._is_measured:
+            self._parts.clear()
+            self.changed(TrainingPart.OTHER)
 
     def changed(self, part: TrainingPart) -> None:
         """Note that the loop is in `part` from now on."""
-        if part is TrainingPart.DATA_WAIT:
-            if not self._is_complete:
-                self._begin = self._begin or torch.cuda.Event(enable_timing=True)
-                self._begin.record()
-                self._is_open = True
-        elif self._is_open:
-            self._end = self._end or torch.cuda.Event(enable_timing=True)
-            self._end.record()
-            self._is_open, self._is_complete = False, True
+        if self._is_measured and torch.cuda.is_current_stream_capturing():
+            self._is_measured = False  # an event of a captured graph has no time
+        if not self._is_measured:
+            return
+        if self._is_inside:
+            self._events[len(self._parts) - 1][1].record()
+            self._is_inside = False
+        if part in WAITS and len(self._parts) < MOST_STAYS:
+            if len(self._events) == len(self._parts):
+                event: Callable[[], Any] = functools.partial(torch.cuda.Event, enable_timing=True)
+                self._events.append((event(), event()))
+            self._parts.append(part)
+            self._events[len(self._parts) - 1][0].record()
+            self._is_inside = True
 
-    def step_ended(self) -> None:
-        """Count the wait of a step once the device has passed it. Until then, no other wait is measured."""
-        if not self._is_complete:
-            if not self._is_open:
-                self.idle_ns.append(0)
-        elif self._end.query():
-            self.idle_ns.append(round(1e6 * self._begin.elapsed_time(self._end)))
-            self._is_complete = False
+    def end_step(self) -> dict[TrainingPart, int] | None:
+        """Return the idle times of a measured step, in ns by part. None if no step was measured, or if it still runs."""
+        if self._is_measured:
+            self.changed(TrainingPart.FORWARD)  # any part in which idle times are not measured
+            self._is_measured, self._is_complete = False, bool(self._parts)
+        if not self._is_complete or not self._events[len(self._parts) - 1][1].query():
+            return None
+        self._is_complete = False
+        self._known += 1
+        found = dict.fromkeys(WAITS, 0)
+        for part, (begin, end) in zip(self._parts, self._events, strict=False):
+            found[part] += round(1e6 * begin.elapsed_time(end))
+        return found
 
 
 class GpuTrainingSteps(TrainingSteps):
@@ -202,9 +228,10 @@ class GpuTrainingSteps(TrainingSteps):
         self._has_failed = False
         self._unsettled = 0
         self._walls_ns: dict[str, deque[int]] = {}  # by phase: of the latest plain steps
-        self._windows: dict[str, deque[tuple[int, Parts]]] = {}  # by phase: kernel time of a step and of its parts
+        self._idle_ns: dict[str, deque[Parts]] = {}  # by phase: idle times of the device in WAITS
+        self._windows: dict[str, deque[Parts]] = {}  # by phase: kernel times of recorded steps
         self._kept: deque[KernelBurstResults] = deque(maxlen=KEPT)
-        self._waits = DataWaits()
+        self._idle = IdleTimes()
         self._told = 0  # windows
 
     def _calls(self, model: TimedModel, here: ThreadTraining, now_ns: int) -> StepCalls | None:
@@ -214,7 +241,11 @@ class GpuTrainingSteps(TrainingSteps):
         here.clock.changed = None
         if not self._has_failed:
             is_due = not self._unsettled and any(self._walls_ns.values()) and self._is_due(model, now_ns)
-            here.clock.changed = functools.partial(self._first_part, model, here) if is_due else self._waits.changed
+            if is_due:
+                here.clock.changed = functools.partial(self._first_part, model, here)
+            else:
+                self._idle.begin_step()
+                here.clock.changed = self._idle.changed
 
     def _first_part(self, model: TimedModel, here: ThreadTraining, part: TrainingPart) -> None:
         """Begin a window. The first part of its step is `part`."""
@@ -276,7 +307,9 @@ class GpuTrainingSteps(TrainingSteps):
             self._unsettled -= 1
         else:
             walls.append(step.wall_ns)
-            self._waits.step_ended()
+            idle_ns = self._idle.end_step()
+            if idle_ns is not None:
+                self._idle_ns.setdefault(step.phase, deque(maxlen=MAX_TIMED_STEPS)).append(idle_ns)
 
     def _record_kernels(
         self, model: TimedModel, name: str, step: EndedStep, calls: StepKernels, plain_ns: int
@@ -295,7 +328,7 @@ class GpuTrainingSteps(TrainingSteps):
             part = calls.part_of.get(keys[1:], TrainingPart.OTHER)
             parts[part] = parts.get(part, 0) + covered_ns
         windows = self._windows.setdefault(step.phase, deque(maxlen=MAX_TIMED_STEPS))
-        windows.append((sum(parts.values()), parts))
+        windows.append(parts)
         if self._is_time_to_tell(step.phase, len(windows)):
             self._tell(model, step.phase, self._closed(step.phase))
         self._told += 1
@@ -305,15 +338,27 @@ class GpuTrainingSteps(TrainingSteps):
             self._bursts.announce(together(self._kept))
 
     def _closed(self, phase: str) -> list[tuple[int, Parts]]:
-        """Return the wall time and the parts of each window, with its data wait and the time without kernels."""
-        wall_ns = round(statistics.fmean(self._walls_ns[phase]))
-        idle_ns = round(statistics.fmean(self._waits.idle_ns)) if self._waits.idle_ns else 0
+        """Return the wall time and the parts of the latest plain steps.
+
+        Each has its own waits, the mean kernel times of the windows, and the mean wall time of these steps. In the
+        rest, no kernel runs.
+        """
+        windows = self._windows[phase]
+        kernels: Parts = {}
+        for parts in windows:
+            for part, took_ns in parts.items():
+                kernels[part] = kernels.get(part, 0) + took_ns
+        kernels = {part: round(took_ns / len(windows)) for part, took_ns in kernels.items()}
+        busy_ns = sum(kernels.values())
+        walls_ns = self._walls_ns[phase]
+        rest_ns = max(0, round(statistics.fmean(walls_ns)) - busy_ns)
         found = []
-        for busy_ns, parts in self._windows[phase]:
-            waited_ns = min(idle_ns, max(0, wall_ns - busy_ns))
-            rest_ns = max(0, wall_ns - busy_ns - waited_ns)
-            closed = parts | {TrainingPart.DATA_WAIT: parts.get(TrainingPart.DATA_WAIT, 0) + waited_ns}
-            found.append((max(wall_ns, busy_ns), closed | {TrainingPart.NO_KERNEL: rest_ns}))
+        for idle in self._idle_ns.get(phase) or [{}] * len(walls_ns):
+            left_ns, waits = rest_ns, {}
+            for part in WAITS:
+                waits[part] = kernels.get(part, 0) + min(left_ns, idle.get(part, 0))
+                left_ns -= min(left_ns, idle.get(part, 0))
+            found.append((busy_ns + rest_ns, kernels | waits | {TrainingPart.NO_KERNEL: left_ns}))
         return found
 
     def _pay(self, model: TimedModel, calls: StepCalls, now_ns: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cbtop.protocol.vocabulary import UNTIL_THERE
+from cbtop.protocol.vocabulary import UNTIL_THERE, TrainingPart
 from cbtop.units import duration, percent
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.time_breakdown import GPU_WAITED
@@ -18,7 +18,31 @@ LEAST_STEPS = 3  # Minimum number of steps that were recorded by their kernels.
 
 
 def _find(view: SourceView) -> Finding | None:
+    if view.training is not None:
+        return _found_in_training(view)
     return _found_by_stamps(view) or _found_by_kernels(view)
+
+
+def _found_in_training(view: SourceView) -> Finding | None:
+    steps, training = view.steps, view.training
+    idle = training.part(TrainingPart.NO_KERNEL) if training else None
+    if steps is None or training is None or idle is None or steps.recorded < LEAST_STEPS:
+        return None
+    if idle.percent < LAUNCH_BOUND_PERCENT:
+        return None
+    return Finding(
+        f"Launch-bound: no kernel runs in {percent(idle.percent)} of a {steps.phase} step while its host launches: "
+        f"{duration(idle.mean_us)} of {duration(training.mean_us)}",
+        (
+            Evidence("no kernel", idle.percent, "%"),
+            Evidence("no kernel, a step", idle.mean_us, "µs"),
+            Evidence("step", training.mean_us or 0.0, "µs"),
+            Evidence("steps recorded by their kernels", steps.recorded, ""),
+        ),
+        Subject(About.STEPS, steps.phase),
+        gain(view, idle.percent),
+        "the GPU never waited in a step",
+    )
 
 
 def _found_by_kernels(view: SourceView) -> Finding | None:
@@ -68,8 +92,9 @@ LAUNCH_BOUND = Rule(
     means="Kernels end before the host has launched the next ones, so the device idles. The speed of launches limits "
     "it, not the speed of kernels.",
     fires=f"If steps are recorded by their kernels: the kernels take {100 - LAUNCH_BOUND_PERCENT:g} % or less of the "
-    f"median step, {LEAST_STEPS} steps or more are recorded, and the GPU was idle as most of them began. If steps "
-    "are recorded by stamps: bricks whose device waited for the host take "
+    f"median step, {LEAST_STEPS} steps or more are recorded, and the GPU was idle as most of them began. Training: "
+    f"for {LAUNCH_BOUND_PERCENT:g} % of a step or more no kernel runs, not counting waits for data and other work of "
+    "the loop. If steps are recorded by stamps: bricks whose device waited for the host take "
     f"{LAUNCH_BOUND_PERCENT:g} % or more of the time in steps, and of all calls.",
     advice="Capture the step as a CUDA graph (torch.compile with mode='reduce-overhead'), or process more sequences "
     "in a step.",
