@@ -246,6 +246,7 @@ class TrainingSteps:
         self._plain_ns: deque[float] = deque(maxlen=SAMPLES)  # costs of steps that are not recorded
         self._latest: dict[str, deque[tuple[int, Parts]]] = {}  # by phase: the wall time and the parts of a step
         self._told_ns: dict[str, int] = {}
+        self._next_ns = 0  # when the running step began, if it follows at once
         self._untold = 0  # steps since the last announcement
         self.mode: bool | None = None  # whether the model was in training mode when an optimizer last changed it
 
@@ -311,8 +312,6 @@ class TrainingSteps:
         warm_ups = model.profiler_steps.warm_ups
         name = phase if warm_ups is None else warm_ups.named(phase, model.model)
         self._record(model, name, step, calls)
-        if name.endswith(WARM_UP) and warm_ups is not None:
-            warm_ups.took(phase, model.model, step.wall_ns, step.tokens or step.sequences)
         if calls is not None:
             self._pay(model, calls, now_ns)
         ended_ns = clock.perf_counter_ns()
@@ -320,7 +319,8 @@ class TrainingSteps:
             self._plain_ns.append(own_ns + ended_ns - now_ns)
             self._paid_ns += own_ns + ended_ns - now_ns
         self._prepare(model, here, ended_ns)
-        here.clock.restart(clock.perf_counter_ns())  # what cbtop did at the end of this step is in no step
+        self._next_ns = clock.perf_counter_ns()
+        here.clock.restart(self._next_ns)  # what cbtop did at the end of this step is in no step
 
     def _prepare(self, model: TimedModel, here: ThreadTraining, now_ns: int) -> None:
         """Prepare the recording of the step that begins now, if it must begin before the first forward."""
@@ -331,13 +331,16 @@ class TrainingSteps:
         if calls is not None and not calls.has_failed and not calls.is_full and len(step.ranges) < MOST_RANGES:
             inside = calls.parts()
             inside += [((BRICKS[part],), begin, end, 0) for part, begin, end in step.ranges if part in BRICKS]
-        self._write(model, name, step, step.begun_ns, inside)
+        self._write(model, name, step, inside)
         if not name.endswith(WARM_UP):
             self._announce(model, step, 0 if calls is None else calls.own_ns)
 
-    def _write(self, model: TimedModel, name: str, step: EndedStep, begun_ns: int, inside: list[Part] | None) -> None:
+    def _write(self, model: TimedModel, name: str, step: EndedStep, inside: list[Part] | None) -> None:
         record, sequences = model.profiler_steps.record, step.sequences or None
-        record(name, step.tokens, begun_ns, step.ended_ns, inside, model=model.model, sequences=sequences)
+        record(name, step.tokens, step.begun_ns, step.ended_ns, inside, model=model.model, sequences=sequences)
+        warm_ups = model.profiler_steps.warm_ups
+        if name.endswith(WARM_UP) and warm_ups is not None:
+            warm_ups.took(step.phase, model.model, step.wall_ns, step.tokens or step.sequences)
 
     def _announce(self, model: TimedModel, step: EndedStep, own_ns: int) -> None:
         """Announce the parts of the latest steps. Of this one, `own_ns` of the backward were the time of cbtop."""

@@ -7,8 +7,10 @@ kernels. Other kernels belong to the part of the step that the loop is in.
 
 Rules
 - A window is one step, from the end of the step before it. The device first ends what it still runs.
-- A step takes as long as the plain steps near it, on the host's clock. The parts of a step are the times of their
-  kernels. In the rest of the step no kernel runs. Kernels that overlap count once.
+- The host may be many steps ahead of the device. So a plain step lasts from the end of the step before it to its own
+  end on the device. The first step after an evaluation has the host's time.
+- A recorded step takes as long as the plain steps near it. The parts of a step are the times of their kernels. In the
+  rest of the step no kernel runs. Kernels that overlap count once.
 - While the program waits for data, or does other work, it launches none of the model's kernels. Two events around
   each such wait measure how long the device is idle in it. That time counts for the wait.
 - If CUPTI is not available, the parts of a step are the host's times, and bricks are not recorded.
@@ -71,6 +73,7 @@ _UNDATED: Hashable = "step"  # stands for the key of a step whose name is not ye
 UNSETTLED = 2  # steps after a window whose time is not that of a plain step: the host is not ahead of the device
 WAITS = TrainingPart.DATA_WAIT, TrainingPart.OTHER  # parts in which the program does not launch the model's kernels
 MEASURED_EVERY = 4  # after FLOOR steps, one in this number is measured, because an event costs the host 3 us
+MOST_RUNNING = 64  # steps whose end is awaited on the device
 MOST_STAYS = 16  # in WAITS, of one step
 SETTLE_S = 1.0  # the longest wait for the device before a window
 LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
@@ -203,7 +206,7 @@ class IdleTimes:
             self._is_inside = True
 
     def end_step(self) -> dict[TrainingPart, int] | None:
-        """Return the idle times of a measured step, in ns by part. None if no step was measured, or if it still runs."""
+        """Return the idle times of a measured step, in ns by part. None if none was measured, or if it still runs."""
         if self._is_measured:
             self.changed(TrainingPart.FORWARD)  # any part in which idle times are not measured
             self._is_measured, self._is_complete = False, bool(self._parts)
@@ -217,6 +220,46 @@ class IdleTimes:
         return found
 
 
+class StepEvents:
+    """Measures the time from the end of one step to the end of the next on the device, with one event per step.
+
+    The host may be many steps ahead of the device, so its own times of steps can be far shorter or longer.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[Any] = []  # events to use again
+        self._before: Any = None  # the event at the end of the last step that the device has ended
+        self._end_ns = 0  # when that step ended; steps follow each other without a gap
+        self._running: deque[tuple[Any, bool, str, EndedStep]] = deque()
+
+    def restart(self, now_ns: int) -> None:
+        """Let the next step begin at `now_ns`, which is now. The device has nothing to run."""
+        if self._before is not None:
+            self._before.record()
+        self._end_ns = now_ns
+
+    def ended(self, name: str, step: EndedStep, *, follows: bool) -> list[tuple[str, EndedStep]]:
+        """Note the end of `step`. Returns the steps that the device has ended since the last call, with its times.
+
+        `follows` tells whether the step began with the end of the last one. If not, it has the host's time.
+        """
+        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._running.append((event, follows, name, step))
+        found = []
+        while self._running and (self._running[0][0].query() or len(self._running) > MOST_RUNNING):
+            event, follows, name, step = self._running.popleft()
+            before, self._before = self._before, event
+            if follows and before is not None and event.query():
+                end_ns = self._end_ns + max(1, round(1e6 * before.elapsed_time(event)))
+                step = step._replace(begun_ns=self._end_ns, ended_ns=end_ns)
+            self._end_ns = step.ended_ns
+            if before is not None:
+                self._free.append(before)
+            found.append((name, step))
+        return found
+
+
 class GpuTrainingSteps(TrainingSteps):
     """The training steps of a model on a CUDA device."""
 
@@ -226,12 +269,14 @@ class GpuTrainingSteps(TrainingSteps):
         self.burst = KernelBurstResults()
         self.is_running = False
         self._has_failed = False
+        self._is_anew = False  # whether the last step was recorded
         self._unsettled = 0
         self._walls_ns: dict[str, deque[int]] = {}  # by phase: of the latest plain steps
         self._idle_ns: dict[str, deque[Parts]] = {}  # by phase: idle times of the device in WAITS
         self._windows: dict[str, deque[Parts]] = {}  # by phase: kernel times of recorded steps
         self._kept: deque[KernelBurstResults] = deque(maxlen=KEPT)
         self._idle = IdleTimes()
+        self._events = StepEvents()
         self._told = 0  # windows
 
     def _calls(self, model: TimedModel, here: ThreadTraining, now_ns: int) -> StepCalls | None:
@@ -240,6 +285,9 @@ class GpuTrainingSteps(TrainingSteps):
     def _prepare(self, model: TimedModel, here: ThreadTraining, now_ns: int) -> None:
         here.clock.changed = None
         if not self._has_failed:
+            if self._is_anew:
+                self._is_anew = False
+                self._events.restart(clock.perf_counter_ns())
             is_due = not self._unsettled and any(self._walls_ns.values()) and self._is_due(model, now_ns)
             if is_due:
                 here.clock.changed = functools.partial(self._first_part, model, here)
@@ -291,14 +339,25 @@ class GpuTrainingSteps(TrainingSteps):
         log_once(f"kernels of training steps are not recorded ({in_words(error)}): their bricks are not shown")
 
     def _record(self, model: TimedModel, name: str, step: EndedStep, calls: StepCalls | None) -> None:
-        walls = self._walls_ns.setdefault(step.phase, deque(maxlen=MAX_TIMED_STEPS))
         if isinstance(calls, StepKernels):
             calls.recording.end_step()
-            self._unsettled = UNSETTLED
+            for before, of_device in self._events.ended(name, step, follows=False):
+                if of_device is not step:
+                    self._count_plain(model, before, of_device)
+            self._is_anew, self._unsettled = True, UNSETTLED
+            walls = self._walls_ns.get(step.phase)
             if not calls.has_failed and not self._has_failed and walls:
                 self._record_kernels(model, name, step, calls, round(statistics.fmean(walls)))
             return
-        self._write(model, name, step, step.begun_ns, None)
+        idle_ns = self._idle.end_step()
+        if idle_ns is not None:
+            self._idle_ns.setdefault(step.phase, deque(maxlen=MAX_TIMED_STEPS)).append(idle_ns)
+        for before, of_device in self._events.ended(name, step, follows=step.begun_ns == self._next_ns):
+            self._count_plain(model, before, of_device)
+
+    def _count_plain(self, model: TimedModel, name: str, step: EndedStep) -> None:
+        """Count a plain step, with its time on the device."""
+        self._write(model, name, step, None)
         if name.endswith(WARM_UP):
             return
         if self._has_failed:
@@ -306,10 +365,7 @@ class GpuTrainingSteps(TrainingSteps):
         elif self._unsettled:
             self._unsettled -= 1
         else:
-            walls.append(step.wall_ns)
-            idle_ns = self._idle.end_step()
-            if idle_ns is not None:
-                self._idle_ns.setdefault(step.phase, deque(maxlen=MAX_TIMED_STEPS)).append(idle_ns)
+            self._walls_ns.setdefault(step.phase, deque(maxlen=MAX_TIMED_STEPS)).append(step.wall_ns)
 
     def _record_kernels(
         self, model: TimedModel, name: str, step: EndedStep, calls: StepKernels, plain_ns: int
@@ -320,9 +376,8 @@ class GpuTrainingSteps(TrainingSteps):
         took_ns: dict[Keys, int] = {}
         for (keys, _), durations in burst.kernels.items():
             took_ns[keys[1:]] = took_ns.get(keys[1:], 0) + durations.sum_ns
-        duration_ns = max(sum(took_ns.values()), plain_ns)
-        begun_ns = step.ended_ns - duration_ns
-        self._write(model, name, step, begun_ns, parts_from(took_ns, begun_ns, calls.elements))
+        begun_ns = step.ended_ns - max(sum(took_ns.values()), plain_ns)
+        self._write(model, name, step._replace(begun_ns=begun_ns), parts_from(took_ns, begun_ns, calls.elements))
         parts: Parts = {}
         for keys, covered_ns in (whole.covered_ns or {}).items():
             part = calls.part_of.get(keys[1:], TrainingPart.OTHER)
