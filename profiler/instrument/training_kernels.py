@@ -164,7 +164,8 @@ class StepKernels(StepCalls):
 
     def drop(self) -> None:
         self.has_failed = True
-        self.recording.end_step()
+        if self.recording.window.is_on:
+            self.recording.end_step()
 
 
 class IdleTimes:
@@ -288,46 +289,41 @@ class GpuTrainingSteps(TrainingSteps):
             if self._is_anew:
                 self._is_anew = False
                 self._events.restart(clock.perf_counter_ns())
-            is_due = not self._unsettled and any(self._walls_ns.values()) and self._is_due(model, now_ns)
-            if is_due:
-                here.clock.changed = functools.partial(self._first_part, model, here)
-            else:
+            if not self._unsettled and any(self._walls_ns.values()) and self._is_due(model, now_ns):
+                here.calls = self._begin_window(model, now_ns)
+            if here.calls is None:
                 self._idle.begin_step()
-                here.clock.changed = self._idle.changed
+            here.clock.changed = self._idle.changed if here.calls is None else here.calls.enter_part
 
-    def _first_part(self, model: TimedModel, here: ThreadTraining, part: TrainingPart) -> None:
-        """Begin a window. The first part of its step is `part`."""
-        here.calls = calls = self._begin_window(model)
-        here.clock.changed = None if calls is None else calls.enter_part
-        if calls is not None:
-            calls.enter_part(part)
-
-    def _begin_window(self, model: TimedModel) -> StepKernels | None:
-        now_ns = clock.perf_counter_ns()
+    def _begin_window(self, model: TimedModel, now_ns: int) -> StepKernels | None:
         if is_in_bad_fork() or not kernel_bursts.is_on_cuda() or torch.cuda.is_current_stream_capturing():
             return None
         if not kernel_bursts.one_at_a_time.acquire(blocking=False):
             return None
+        recording = None
         try:
             driver, stream = kernel_bursts.new_driver(), kernel_bursts.stream_here()
             window = KernelWindow(kernel_bursts.new_cupti(), driver, has_calls=True)
-            recording = Recording(self, window, _UNDATED, stream)
-            self.burst = KernelBurstResults()
-            self.burst.covered_ns = Counter()
-            if not window.settle(stream, SETTLE_S):
-                kernel_bursts.one_at_a_time.release()
-                return None
-            window.begin()
-            self.is_running = True
-            kernel_bursts.enter_here(recording)
-            _close_at_exit(recording)
-            return StepKernels(model.labelled, recording, now_ns)
+            if window.settle(stream, SETTLE_S):
+                self.burst = KernelBurstResults()
+                self.burst.covered_ns = Counter()
+                window.begin()
+                recording = Recording(self, window, _UNDATED, stream)
+                kernel_bursts.enter_here(recording)
+                _close_at_exit(recording)
+                self.is_running = True
+                return StepKernels(model.labelled, recording, now_ns)
         except BaseException as error:
-            kernel_bursts.one_at_a_time.release()
+            if recording is not None:
+                recording.end_step()
+            else:
+                kernel_bursts.one_at_a_time.release()
             if not isinstance(error, Exception):
                 raise
             self.refuse(error)
             return None
+        kernel_bursts.one_at_a_time.release()
+        return None
 
     def recorded(self, step: Hashable) -> None:
         """Note that the records of a window have been read."""
@@ -336,9 +332,16 @@ class GpuTrainingSteps(TrainingSteps):
     def refuse(self, error: Exception) -> None:
         """Record no further step by its kernels, because of `error`."""
         self.is_running, self._has_failed = False, True
-        log_once(f"kernels of training steps are not recorded ({in_words(error)}): their bricks are not shown")
+        log_once(
+            f"kernels of training steps are not recorded ({in_words(error)}): parts of a step are the host's times"
+        )
 
     def _record(self, model: TimedModel, name: str, step: EndedStep, calls: StepCalls | None) -> None:
+        if self._has_failed:
+            if calls is not None:
+                calls.drop()
+            super()._record(model, name, step, None)
+            return
         if isinstance(calls, StepKernels):
             calls.recording.end_step()
             for before, of_device in self._events.ended(name, step, follows=False):
@@ -360,9 +363,7 @@ class GpuTrainingSteps(TrainingSteps):
         self._write(model, name, step, None)
         if name.endswith(WARM_UP):
             return
-        if self._has_failed:
-            self._announce(model, step, 0)
-        elif self._unsettled:
+        if self._unsettled:
             self._unsettled -= 1
         else:
             self._walls_ns.setdefault(step.phase, deque(maxlen=MAX_TIMED_STEPS)).append(step.wall_ns)

@@ -84,6 +84,7 @@ class FakeCupti:
         self.raw: list[bytes] = []
         self.stacks: dict[int, list[int]] = {}  # by thread
         self.dropped = 0
+        self._start_ns, self._took_ns = 1_763_800_000_000_000_001, 0
 
     def _may_fail(self, what: str) -> None:
         if self._world.fails_at == what:
@@ -91,8 +92,15 @@ class FakeCupti:
 
     def recorded(self, duration_ns: int, *, call: int = 0, graph: int = 0, graph_node: int = 0) -> None:
         name_at = 1 if duration_ns >= 10_000 else 2
+        self._start_ns += self._took_ns  # one kernel runs after another
+        self._took_ns = duration_ns
         record = kernel_record(
-            duration_ns=duration_ns, call=call, graph=graph, graph_node=graph_node, name_at=name_at
+            duration_ns=duration_ns,
+            start_ns=self._start_ns,
+            call=call,
+            graph=graph,
+            graph_node=graph_node,
+            name_at=name_at,
         )
         self.raw.append(record)
         stack = self.stacks.get(get_ident())

@@ -1,0 +1,364 @@
+"""Training steps whose kernels are recorded, in a torch whose CUDA is played, and on a GPU."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
+
+from cbtop.profiler.device.cupti import CuptiError  # noqa: E402
+from cbtop.profiler.device.kernel_burst import KernelBurstResults, KernelWindow  # noqa: E402
+from cbtop.profiler.instrument import (  # noqa: E402
+    attach,
+    eager_stamps,
+    kernel_bursts,
+    trouble,
+    uninstall,
+)
+from cbtop.profiler.instrument import training_kernels as kernels  # noqa: E402
+from cbtop.profiler.instrument.governor import GovernedProfiler  # noqa: E402
+from cbtop.profiler.instrument.training import EndedStep, training_here  # noqa: E402
+from cbtop.profiler.instrument.training_kernels import IdleTimes, StepEvents  # noqa: E402
+from cbtop.protocol.messages import Manifest, Node  # noqa: E402
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN  # noqa: E402
+from cbtop.protocol.training_messages import TrainingTimes  # noqa: E402
+from cbtop.protocol.vocabulary import BY_KERNELS, NodeKind, TrainingPart  # noqa: E402
+from tests.profiler.device.fake_cupti import FakeCupti  # noqa: E402
+from tests.profiler.instrument import test_kernel_bursts as bursts  # noqa: E402
+from tests.profiler.memory import Memory  # noqa: E402
+
+from torch import nn  # noqa: E402  # isort: skip
+from torch.utils.checkpoint import checkpoint  # noqa: E402  # isort: skip
+
+LAYERS = 3
+FORWARD_NS, BACKWARD_NS, NORM_NS, OPTIMIZER_NS, LOSS_NS, LOOP_NS = 20_000, 45_000, 3_000, 9_000, 1_000, 700
+
+
+class Event:
+    """An event of a device that is as far as its host, or `behind_ns` behind."""
+
+    world: bursts.World
+    behind_ns = 0
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.at_ns = 0
+
+    def record(self) -> None:
+        self.at_ns = self.world.now_ns()
+
+    def query(self) -> bool:
+        return self.world.now_ns() >= self.at_ns + Event.behind_ns
+
+    def elapsed_time(self, end: Event) -> float:
+        return (end.at_ns - self.at_ns) / 1e6
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[bursts.World]:
+    world = Event.world = bursts.World()
+    Event.behind_ns = 0
+    bursts.play(world, monkeypatch)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(eager_stamps, "_kinds_of_devices", lambda model: {"cuda"})
+    monkeypatch.setattr(eager_stamps, "_only_cuda_device", lambda model: 0)
+    monkeypatch.setattr(kernels, "LEAST_PAUSE_NS", 1)
+    monkeypatch.setattr(kernels, "MOST_PAUSE_NS", 1)
+    monkeypatch.setattr(trouble, "_said", {})
+    yield world
+    world.pass_time(10_000_000)
+    uninstall()
+    training_here().give_up()
+
+
+class Host:
+    """A program that trains a model on the played device."""
+
+    def __init__(self, world: bursts.World, *, repeats: bool = False) -> None:
+        class Launches(torch.autograd.Function):
+            @staticmethod
+            def forward(context: Any, rows: Any, before_ns: int, after_ns: int) -> Any:
+                context.after_ns = after_ns
+                world.kernel(before_ns)
+                context.save_for_backward(rows)
+                return rows.clone()
+
+            @staticmethod
+            def backward(context: Any, *gradients: Any) -> Any:
+                world.kernel(context.after_ns)
+                return gradients[0], None, None
+
+        class Product(nn.Linear):
+            def forward(self, rows: Any) -> Any:
+                return Launches.apply(super().forward(rows), FORWARD_NS, BACKWARD_NS)
+
+        class Layer(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.input_layernorm, self.down_proj = nn.LayerNorm(8), Product(8, 8)
+
+            def forward(self, rows: Any) -> Any:
+                return self.down_proj(Launches.apply(self.input_layernorm(rows), NORM_NS, NORM_NS))
+
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.embedding = nn.Embedding(9, 8)
+                self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+
+            def forward(self, input_ids: Any) -> Any:
+                rows = self.embedding(input_ids)
+                for layer in self.layers:
+                    rows = checkpoint(layer, rows, use_reentrant=False) if repeats else layer(rows)
+                return rows
+
+        class Optimizer(torch.optim.SGD):
+            def step(self, closure: Any = None) -> Any:
+                world.kernel(OPTIMIZER_NS)
+                return super().step(closure)
+
+        self.world, self.memory = world, Memory()
+        self.profiler = GovernedProfiler(3, recorder=self.memory)
+        self.profiler.parts.by_kernels = True
+        torch.manual_seed(1)
+        self.model = Model()
+        self.optimizer = Optimizer(self.model.parameters(), lr=0.01)
+        attach(self.model, self.profiler)
+
+    def step(self) -> None:
+        loss = self.model(torch.ones(2, 4, dtype=torch.long)).square().mean()
+        self.world.kernel(LOSS_NS)
+        self.world.pass_time(2_000_000)
+        loss.backward()
+        self.optimizer.step()
+        self.world.kernel(LOOP_NS)
+        self.optimizer.zero_grad()
+
+    def train_until_recorded(self, windows: int) -> None:
+        for _ in range(2_000):
+            self.step()
+            if len(self.recorded()) >= windows:
+                return
+        raise AssertionError("2,000 steps were not enough")
+
+    def said(self, kind: type[Any]) -> list[Any]:
+        return [one for one in self.memory.said if isinstance(one, kind)]
+
+    def recorded(self) -> list[Counter[str]]:
+        """Return the time in ns of each brick of each recorded training step."""
+        nodes = {node.id: node for node in self.memory.said if isinstance(node, Node)}
+        found: list[Counter[str]] = [Counter()]
+        for tag, start_ns, end_ns, _ in self.memory.records:
+            node = nodes[tag & 0xFFFF]
+            if tag & (FLAG_AMOUNTS | FLAG_PLAIN):
+                continue
+            if node.kind is NodeKind.BRICK:
+                found[-1][node.name] += end_ns - start_ns
+            elif node.kind is NodeKind.STEP:
+                found.append(Counter())
+        return found[:-1]
+
+
+def test_a_recorded_step_has_the_kernels_of_each_pass_of_a_brick(world: bursts.World) -> None:
+    host = Host(world)
+    host.train_until_recorded(3)
+    for step in host.recorded():
+        assert step["DownProjection"] == LAYERS * FORWARD_NS
+        assert step["DownProjection backward"] == LAYERS * BACKWARD_NS
+        assert step["Other kernels"] == LAYERS * NORM_NS
+        assert step["Other kernels backward"] == LAYERS * NORM_NS
+        assert step["Optimizer"] == OPTIMIZER_NS
+        assert step["Loss"] == LOSS_NS
+        assert step["Loop"] == LOOP_NS
+
+
+def test_what_a_checkpoint_repeats_has_its_own_kernels(world: bursts.World) -> None:
+    host = Host(world, repeats=True)
+    host.train_until_recorded(2)
+    for step in host.recorded():
+        assert step["DownProjection"] == step["DownProjection recompute"] == LAYERS * FORWARD_NS
+        assert step["DownProjection backward"] == LAYERS * BACKWARD_NS
+        assert step["Other kernels recompute"] == LAYERS * NORM_NS
+
+
+def test_the_parts_of_a_step_are_those_of_its_kernels_and_close(world: bursts.World) -> None:
+    host = Host(world)
+    host.train_until_recorded(20)
+    times = host.said(TrainingTimes)[-1]
+    mean_ns = {part.name: part.sum_ns / times.steps for part in times.parts}
+    assert mean_ns[TrainingPart.FORWARD] == LAYERS * (FORWARD_NS + NORM_NS)
+    assert mean_ns[TrainingPart.BACKWARD] == LAYERS * (BACKWARD_NS + NORM_NS)
+    assert mean_ns[TrainingPart.OPTIMIZER] == OPTIMIZER_NS
+    assert mean_ns[TrainingPart.LOSS] == LOSS_NS
+    assert mean_ns[TrainingPart.NO_KERNEL] > 0
+    assert sum(part.sum_ns for part in times.parts) == times.wall_ns
+    assert BY_KERNELS in host.said(Manifest)[-1].backend
+
+
+def test_if_cupti_is_refused_the_parts_are_the_hosts_and_it_is_said(
+    world: bursts.World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Held:
+        def begin(self, kinds: Any) -> None:
+            raise CuptiError("another tool has it")
+
+    host = Host(world)
+    monkeypatch.setattr(kernel_bursts, "new_cupti", Held)
+    with caplog.at_level(logging.WARNING, "cbtop"):
+        for _ in range(200):
+            host.step()
+    (line,) = [record.getMessage() for record in caplog.records if "training steps" in record.getMessage()]
+    assert "another tool has it" in line
+    assert not host.recorded()
+    assert TrainingPart.NO_KERNEL not in {part.name for part in host.said(TrainingTimes)[-1].parts}
+    assert kernel_bursts.one_at_a_time.acquire(blocking=False)
+    kernel_bursts.one_at_a_time.release()
+
+
+def test_a_window_is_dropped_if_an_evaluation_follows(world: bursts.World) -> None:
+    host = Host(world)
+    host.train_until_recorded(1)
+    while not isinstance(world.owner, FakeCupti):
+        host.step()
+    host.model.eval()
+    with torch.no_grad():
+        host.model(torch.ones(2, 4, dtype=torch.long))
+    assert world.owner is None
+    assert training_here().calls is None
+    host.model.train()
+    before = len(host.recorded())
+    host.train_until_recorded(before + 1)
+
+
+def test_weights_are_bit_equal_with_and_without_cbtop(world: bursts.World) -> None:
+    host = Host(world)
+    for _ in range(60):
+        host.step()
+    assert host.recorded()
+    uninstall()
+    bare = Host.__new__(Host)
+    Host.__init__(bare, world)
+    uninstall()
+    for _ in range(60):
+        bare.step()
+    for weight, other in zip(host.model.parameters(), bare.model.parameters(), strict=True):
+        assert torch.equal(weight, other)
+
+
+def test_an_error_in_a_hook_reaches_no_backward(world: bursts.World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: object, keys: object) -> None:
+        raise CuptiError("lost")
+
+    host = Host(world)
+    host.train_until_recorded(1)
+    monkeypatch.setattr(KernelWindow, "move", fails)
+    for _ in range(60):
+        host.step()
+    assert all(weight.isfinite().all() for weight in host.model.parameters())
+
+
+def test_kernels_that_overlap_count_once() -> None:
+    results = KernelBurstResults()
+    results.covered_ns = Counter()
+    results.cover([(10, 30, ("a",)), (0, 20, ("b",)), (12, 18, ("c",)), (40, 45, ())])
+    assert results.covered_ns == {("b",): 20, ("a",): 10, ("c",): 0, (): 5}
+
+
+def test_a_host_ahead_of_its_device_gets_the_devices_times(world: bursts.World) -> None:
+    Event.behind_ns = 50_000_000
+    events, found = StepEvents(), []
+    begun_ns = world.now_ns()
+    for number in range(100):
+        world.pass_time(10_000_000)
+        step = EndedStep("train", 1, 1, begun_ns, begun_ns + 1_000, {}, [])  # the host took a microsecond
+        found += events.ended(f"step {number}", step, follows=number > 0)
+    assert 80 < len(found) < 100
+    assert [step.wall_ns for _, step in found[1:]] == pytest.approx([10_000_000] * (len(found) - 1), rel=1e-4)
+    for (_, before), (_, after) in pairwise(found):
+        assert before.ended_ns == after.begun_ns
+
+
+def test_no_more_than_some_steps_wait_for_their_device(world: bursts.World) -> None:
+    Event.behind_ns = 1 << 60
+    events = StepEvents()
+    step = EndedStep("train", 1, 1, 5, 9, {}, [])
+    found = [one for number in range(200) for one in events.ended(str(number), step, follows=True)]
+    assert len(found) == 200 - kernels.MOST_RUNNING
+    assert {step.wall_ns for _, step in found} == {4}
+
+
+def test_idle_time_of_waits_is_measured_by_events(world: bursts.World) -> None:
+    idle = IdleTimes()
+    idle.begin_step()
+    world.pass_time(1_000)
+    idle.changed(TrainingPart.DATA_WAIT)
+    world.pass_time(70_000)
+    idle.changed(TrainingPart.FORWARD)
+    world.pass_time(500_000)
+    idle.changed(TrainingPart.OTHER)
+    world.pass_time(2_000)
+    found = idle.end_step()
+    assert found == {
+        TrainingPart.DATA_WAIT: pytest.approx(70_000, rel=0.1),
+        TrainingPart.OTHER: pytest.approx(3_000, rel=0.3),
+    }
+
+
+def test_a_capture_inside_a_step_stops_its_measurement(world: bursts.World, monkeypatch: pytest.MonkeyPatch) -> None:
+    idle = IdleTimes()
+    idle.begin_step()
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    idle.changed(TrainingPart.DATA_WAIT)
+    assert idle.end_step() is None
+
+
+@pytest.mark.gpu
+def test_training_on_a_gpu_is_bit_equal_and_its_parts_close() -> None:
+    torch.use_deterministic_algorithms(mode=True)
+    try:
+        bare, _ = _trained_on_a_gpu(is_attached=False)
+        watched, memory = _trained_on_a_gpu(is_attached=True)
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+        uninstall()
+        training_here().give_up()
+    for weight, other in zip(bare, watched, strict=True):
+        assert torch.equal(weight, other)
+    times = [one for one in memory.said if isinstance(one, TrainingTimes)][-1]
+    parts = {part.name: part.sum_ns for part in times.parts}
+    assert sum(parts.values()) == times.wall_ns
+    assert parts[TrainingPart.BACKWARD] > parts[TrainingPart.FORWARD] > 0
+    names = {node.name for node in memory.said if isinstance(node, Node)}
+    assert {"UpProjection backward", "LayerNorm backward", "Optimizer"} <= names
+
+
+def _trained_on_a_gpu(*, is_attached: bool) -> tuple[list[Any], Memory]:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.up, self.down = nn.LayerNorm(256), nn.Linear(256, 1024), nn.Linear(1024, 256)
+
+        def forward(self, rows: Any) -> Any:
+            return rows + self.down(self.up(self.norm(rows)).relu())
+
+    torch.manual_seed(4)
+    memory = Memory()
+    model = nn.Sequential(*[Block() for _ in range(4)]).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
+    if is_attached:
+        profiler = GovernedProfiler(100, recorder=memory)
+        profiler.parts.by_kernels = True
+        attach(model, profiler)
+    for number in range(200):
+        rows = torch.randn(64, 256, generator=torch.Generator().manual_seed(number)).cuda()
+        model(rows).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.cuda.synchronize()
+    return [weight.detach().clone() for weight in model.parameters()], memory
