@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cbtop.protocol.vocabulary import TRAIN, WARM_UP
+from cbtop.protocol.vocabulary import TRAIN, WARM_UP, TrainingPart
 from cbtop.viewmodels.on_demand import with_parts
 from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.training import TrainingPartRow
 from cbtop.viewmodels.verdict import Verdict
 from cbtop.viewmodels.verdicts import judged
 from tests.cbtop.made_training import Training, trained
@@ -86,3 +88,24 @@ def test_the_brick_that_is_repeated_most_is_named(tmp_path: Path) -> None:
 
 def test_time_between_training_steps_is_not_idle_time(tmp_path: Path) -> None:
     assert trained(tmp_path, Training(between_us=30_000)).one().verdicts == ()
+
+
+@pytest.mark.parametrize(("percent", "ids"), [(19.0, []), (21.0, ["launch-bound"])])
+def test_a_gpu_without_kernels_for_a_fifth_of_a_step_waits_for_its_host(
+    tmp_path: Path, percent: float, ids: list[str]
+) -> None:
+    view = trained(tmp_path).one()
+    training = view.training
+    assert training is not None
+    idle = TrainingPartRow(TrainingPart.NO_KERNEL, percent, 4_000.0, 4_000.0)
+    on_gpu = replace(training, parts=(*training.parts, idle))
+    found = judged(with_parts(view, training=on_gpu)).verdicts
+    assert [verdict.id for verdict in found] == ids
+    for verdict in found:
+        assert verdict.sentence.startswith("Launch-bound: no kernel runs in 21.0 % of a train step")
+        assert verdict.gain_tokens_per_sec is None  # these steps have no tokens
+
+
+def test_a_training_step_without_device_times_is_not_launch_bound(tmp_path: Path) -> None:
+    view = trained(tmp_path, Training(other_us=30_000)).one()
+    assert "launch-bound" not in {verdict.id for verdict in view.verdicts}
