@@ -103,7 +103,6 @@ def test_a_gpu_without_kernels_for_a_fifth_of_a_step_waits_for_its_host(
     assert [verdict.id for verdict in found] == ids
     for verdict in found:
         assert verdict.sentence.startswith("Launch-bound: no kernel runs in 21.0 % of a train step")
-        assert verdict.gain_tokens_per_sec is None  # these steps have no tokens
 
 
 def test_a_training_step_without_device_times_is_not_launch_bound(tmp_path: Path) -> None:
