@@ -160,7 +160,8 @@ class _Steps:
         parts = []
         for part in TrainingPart:
             ns = [step.get(part, 0) for step in latest]
-            parts.append(PartTime(part.value, sum(ns), median_low(ns)))
+            if part is not TrainingPart.NO_KERNEL:  # only on a GPU
+                parts.append(PartTime(part.value, sum(ns), median_low(ns)))
         return TrainingTimes(self._plan.phase, "", len(latest), sum(part.sum_ns for part in parts), tuple(parts))
 
     def run(self, number: int) -> None:

@@ -98,7 +98,8 @@ def test_a_gpu_without_kernels_for_a_fifth_of_a_step_waits_for_its_host(
     training = view.training
     assert training is not None
     idle = TrainingPartRow(TrainingPart.NO_KERNEL, percent, 4_000.0, 4_000.0)
-    on_gpu = replace(training, parts=(*training.parts, idle))
+    others = [part for part in training.parts if part.name != TrainingPart.NO_KERNEL]
+    on_gpu = replace(training, parts=(*others, idle))
     found = judged(with_parts(view, training=on_gpu)).verdicts
     assert [verdict.id for verdict in found] == ids
     for verdict in found:
