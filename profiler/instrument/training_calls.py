@@ -9,6 +9,7 @@ Rules
 - A node belongs to the innermost call that made it. Nodes outside of the model's calls belong to the loss.
 - A node that adds a gradient to a weight runs right after the node that computed the gradient, and counts with it.
 - Modules that are called while the backward runs are recomputed (gradient checkpointing).
+- The FLOP of a backward are those of its matrix products: one for each operand that needs a gradient.
 - A hook gives nothing back and is removed after the backward, so gradients are the same bit for bit.
 """
 
@@ -28,6 +29,7 @@ from cbtop.profiler.instrument.host_steps import noting_cost
 from cbtop.profiler.instrument.torch_internals import without_torch_function
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.protocol import clock
+from cbtop.protocol.attributes import Work
 from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, BrickCategory, BrickId, NodeKind, TrainingPart
 
 if TYPE_CHECKING:
@@ -51,6 +53,49 @@ BACKWARD_END = BrickDefinition("BackwardEnd", BrickCategory.OTHER, backend="torc
 GRADIENT_SYNC = BrickDefinition("GradientSync", BrickCategory.COMMUNICATION, backend="torch", label=_END)
 
 
+_AMOUNTS = "flops_per_call", "flops_per_element", "bytes_per_call", "bytes_per_element"  # of Work
+#: The operands of a product that may need a gradient: their places among the next nodes, by the node's name.
+_OPERANDS = {
+    "AddmmBackward0": (1, 2),
+    "MmBackward0": (0, 1),
+    "LinearBackward0": (0, 1),
+    "ConvolutionBackward0": (0, 1),
+}
+
+
+class Products:
+    """Counts the matrix products that the nodes of one call compute, compared with its forward.
+
+    The gradient of each operand is a product of the same FLOP as the forward's. Frozen operands have none.
+    """
+
+    __slots__ = ("_backward", "_forward")
+
+    def __init__(self) -> None:
+        self._forward = self._backward = 0
+
+    def add(self, node: Any) -> None:
+        """Add a node of autograd, if it is of a product."""
+        operands = _OPERANDS.get(node.name())
+        if operands is not None:
+            after = node.next_functions
+            size = _size_of(node)
+            self._forward += size
+            self._backward += size * sum(after[at][0] is not None for at in operands)
+
+    @property
+    def scale(self) -> float:
+        """The FLOP of the backward, as a multiple of the forward's. 0 if there is no product."""
+        return round(self._backward / self._forward, 3) if self._forward else 0.0
+
+
+def _size_of(node: Any) -> int:
+    """Return the number of multiplications of a product, or 1 if its node does not tell."""
+    left = getattr(node, "_saved_mat1_sym_sizes", None) or getattr(node, "_saved_self_sym_sizes", None)
+    right = getattr(node, "_saved_mat2_sym_sizes", None)
+    return int(left[0] * left[1] * right[1]) if left and right else 1
+
+
 class StepCalls(Capture):
     """The calls of modules in one training step, in the order of their begins. A call is its number."""
 
@@ -67,6 +112,7 @@ class StepCalls(Capture):
         self._numbers: list[int] = []  # of autograd's next node, at each begin and end of a call
         self._innermost: list[int] = []  # the innermost running call from that moment on
         self._runs: list[tuple[int, int]] = []  # when, in ns, the backward of a call began; OUTSIDE: of none
+        self._products: dict[int, Products] = {}  # matrix products in the backward of each call
         self._backwards = 0  # running ones, which may be nested
         self.own_ns = 0  # time spent by cbtop in this step
         self.has_failed = False
@@ -164,6 +210,8 @@ class StepCalls(Capture):
         for number, node in nodes:
             owner = self._owner(number)
             owner = LOSS if owner == OUTSIDE else owner
+            if owner >= 0:
+                self._products.setdefault(owner, Products()).add(node)
             if owner != before:
                 handles.append(node.register_prehook(functools.partial(self._reached, owner)))
             before = owner
@@ -180,6 +228,11 @@ class StepCalls(Capture):
 
     def _done(self, inputs: Any, outputs: Any) -> None:
         self._runs.append((clock.perf_counter_ns(), _AFTER))
+
+    def backward_scale(self, owner: int) -> float:
+        """Return the FLOP of the products in the backward of a call, as a multiple of the forward's. 0: unknown."""
+        products = self._products.get(owner)
+        return products.scale if products else 0.0
 
     def parts(self) -> list[Part]:
         """Return the forward, backward and recomputed calls as parts, in the order of their ends."""
@@ -219,14 +272,16 @@ class StepCalls(Capture):
         of_layers = [(*cut, layers_of(places[number])) for cut, number in zip(cuts, outermost, strict=True)]
         no_call = {LOSS: LOSS_BACKWARD, _AFTER: GRADIENT_SYNC if has_others() else BACKWARD_END}
         cut_begins_ns = [begin_ns for begin_ns, _ in cuts]
+        is_counted: set[int] = set()
         found: list[Part] = []
         for (begin_ns, owner), (end_ns, _) in zip(self._runs, self._runs[1:], strict=False):
             if owner == OUTSIDE:
                 continue
-            keys = (no_call[owner],) if owner < 0 else renamed(places[owner], BACKWARD)
+            keys = (no_call[owner],) if owner < 0 else renamed(places[owner], BACKWARD, self.backward_scale(owner))
             of_layers.append((begin_ns, end_ns, () if owner < 0 else layers_of(places[owner])))
             if keys and not _is_layer(keys[-1]):
-                elements = 0 if owner < 0 else self._elements[owner]
+                elements = 0 if owner < 0 or owner in is_counted else self._elements[owner]
+                is_counted.add(owner)
                 inside = cuts[bisect_left(cut_begins_ns, begin_ns) : bisect_left(cut_begins_ns, end_ns)]
                 found += [(keys, *left, elements) for left in _around(inside, begin_ns, end_ns)]
         return found + _layers_from(of_layers)
@@ -292,15 +347,16 @@ def _is_layer(key: Hashable) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def renamed(keys: Keys, suffix: str) -> Keys:
+def renamed(keys: Keys, suffix: str, scale: float = 0.0) -> Keys:
     """Return the place of the backward, or of the recomputation, of the call at `keys`.
 
+    `scale` is the FLOP of this pass as a multiple of the forward's, or 0 if it is unknown.
     Layers are in a stack of their own, and bricks have a name of their own. A backward is in no other brick's
     backward: they follow each other. What a layer runs again is in its backward.
     """
     if suffix == BACKWARD:
         keys = (*layers_of(keys[:-1]), *keys[-1:])
-    return tuple(_backward_layer(key) if _is_layer(key) else _brick_renamed(key, suffix) for key in keys)
+    return tuple(_backward_layer(key) if _is_layer(key) else _brick_renamed(key, suffix, scale) for key in keys)
 
 
 def _backward_layer(key: Any) -> Hashable:
@@ -309,8 +365,22 @@ def _backward_layer(key: Any) -> Hashable:
 
 
 @functools.lru_cache(maxsize=4096)
-def _brick_renamed(brick: Any, suffix: str) -> Hashable:
+def _brick_renamed(brick: Any, suffix: str, scale: float) -> Hashable:
     definition = BrickDefinition.of(brick) if isinstance(brick, BrickId) else brick
     if definition.category is BrickCategory.COMMUNICATION and suffix == RECOMPUTE:
         return definition  # communication while the backward runs repeats nothing
-    return replace(definition, name=definition.name + suffix, brick=None, work=None, budget=None, kernels=())
+    work = definition.work if suffix == RECOMPUTE else _scaled(definition.work, scale)
+    return replace(definition, name=definition.name + suffix, brick=None, work=work, budget=None, kernels=())
+
+
+def _scaled(work: Any, scale: float) -> Work | None:
+    """Return `scale` times the work, or None if it is unknown.
+
+    The product for a gradient moves as many bytes as the forward's: two of the three matrices are read, and the third
+    is written.
+    """
+    if not isinstance(work, Work) or not scale:
+        return None
+    return replace(
+        work, **{name: scale * getattr(work, name) for name in _AMOUNTS if getattr(work, name) is not None}
+    )

@@ -145,7 +145,11 @@ class StepKernels(StepCalls):
             self._in_backward = owner
             keys = self._of_owner.get(owner)
             if keys is None:
-                keys = (LOSS_BACKWARD,) if owner < 0 else renamed(place(self._called[owner]), BACKWARD)
+                keys = (
+                    (LOSS_BACKWARD,)
+                    if owner < 0
+                    else renamed(place(self._called[owner]), BACKWARD, self.backward_scale(owner))
+                )
                 self._of_owner[owner] = keys
                 self.elements[keys] += 0 if owner < 0 else self._elements[owner]
             self._move(keys, TrainingPart.BACKWARD)

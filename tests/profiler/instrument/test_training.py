@@ -453,3 +453,44 @@ def test_a_step_with_too_many_calls_has_no_bricks(memory: Memory, monkeypatch: p
     loop.optimizer.step()
     assert bricks_of(memory) == before
     assert steps_of(memory)["train"] == 2
+
+
+def flops_of(memory: Memory) -> dict[str, float]:
+    """Return the FLOP of each brick in the recorded training steps."""
+    nodes = {node.id: node for node in memory.said if isinstance(node, Node)}
+    found: Counter[str] = Counter()
+    for tag, _, _, elements in memory.records:
+        node = nodes[tag & NODE]
+        if node.kind is NodeKind.BRICK and node.work is not None and not tag & FLAG_AMOUNTS:
+            around = nodes[node.parent or 0]
+            while around.kind is not NodeKind.STEP:
+                around = nodes[around.parent or 0]
+            flops = node.work.flops(1, elements)
+            if is_training(around.name) and flops is not None:
+                found[node.name] += flops
+    return dict(found)
+
+
+def test_the_gradient_of_each_operand_is_a_product_of_its_own(memory: Memory) -> None:
+    Training().steps(4)
+    flops = flops_of(memory)
+    for name in ("UpProjection", "DownProjection", "LmHead"):
+        assert flops[f"{name} backward"] == 2 * flops[name] > 0, name
+    assert "LayerNorm backward" not in flops
+
+
+def test_frozen_weights_have_no_product_for_their_gradient(memory: Memory) -> None:
+    trained = Training()
+    for layer in trained.model.layers:
+        layer.up.weight.requires_grad_(requires_grad=False)
+    trained.steps(4)
+    flops = flops_of(memory)
+    assert flops["UpProjection backward"] == flops["UpProjection"] > 0
+    assert flops["DownProjection backward"] == 2 * flops["DownProjection"]
+
+
+def test_what_is_repeated_does_the_work_of_its_forward(memory: Memory) -> None:
+    Training(repeats=False).steps(4)
+    flops = flops_of(memory)
+    assert flops["UpProjection recompute"] == flops["UpProjection"]
+    assert flops["UpProjection backward"] == 2 * flops["UpProjection"]
