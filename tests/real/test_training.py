@@ -103,6 +103,18 @@ def test_the_trainer_of_transformers_is_shown_with_its_micro_batches(run: Run) -
     assert not outcome.warnings
 
 
+@pytest.mark.slow
+def test_lightning_is_shown_with_its_micro_batches_and_validations(run: Run) -> None:
+    pytest.importorskip("lightning", reason="lightning is not installed: make torch")
+    outcome = run("lightning_fit", "80")
+    steps = outcome.view.steps
+    assert outcome.view.phase == "train"
+    assert steps is not None
+    assert steps.tokens == 2 * 4 * 64 * steps.count  # two micro-batches of four samples
+    assert outcome.brick("UpProjection backward").count >= 2 * 6 * steps.recorded
+    assert not outcome.warnings
+
+
 def test_a_loop_that_waits_between_steps_would_gain_even_without_no_grad(tmp_path: Path, runtime: Path) -> None:
     view = view_of(GPT.format(between=WAITS), tmp_path, "3%")
     assert not view.trains
