@@ -61,4 +61,3 @@ trainer = lightning.Trainer(
     enable_model_summary=False,
 )
 trainer.fit(Language(), DataLoader(ids, batch_size=4), DataLoader(ids[:64], batch_size=4))
-print("steps", trainer.global_step)
