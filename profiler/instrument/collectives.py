@@ -23,6 +23,7 @@ from torch import Tensor
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument import device_graphs
+from cbtop.profiler.instrument.communication import exposed
 from cbtop.profiler.instrument.functions import named, timed
 from cbtop.profiler.instrument.generation import Function
 from cbtop.profiler.instrument.open_step import recorded_here
@@ -99,7 +100,7 @@ def wrap_collectives(functions: TimedFunctions) -> None:
         functions.swap(_closed_over(getattr(c10d, name, None)), CONTENTS, _collective(brick, held, is_part))
     for name, brick in _METHODS.items():
         functions.replace(c10d.ProcessGroup, name, functools.partial(_launched, name=name, brick=brick))
-    functions.replace(c10d.Work, "wait", lambda original: _waits(_method(original, "wait")))
+    functions.replace(c10d.Work, "wait", lambda original: _waits(exposed(_kind_of)(_method(original, "wait"))))
     functional = sys.modules.get("torch.distributed._functional_collectives")
     for name, (brick, held, is_part) in _FUNCTIONAL.items():
         if name.endswith("_tensor") and hasattr(functional, name.replace("_tensor", "_single")):
@@ -175,10 +176,19 @@ def _waits(original: Function) -> Function:
         if around is not None and not around.name.endswith("(launch)"):
             return None
         waited: Any = args[0] if args else kwargs.get("tensor")
-        operation = _OPERATIONS.get(waited._get_op_type()) if hasattr(waited, "_get_op_type") else None
+        operation = _operation_of(waited)
         return _brick(f"{WAIT} ({operation})" if operation else WAIT), 0
 
     return timed(original, WAIT, brick_of=brick_of)
+
+
+def _operation_of(waited: Any) -> str | None:
+    """Return the collective of a `Work`. Returns None if unknown, or for a tensor."""
+    return _OPERATIONS.get(waited._get_op_type()) if hasattr(waited, "_get_op_type") else None
+
+
+def _kind_of(waited: Any) -> str:
+    return _operation_of(waited) or WAIT
 
 
 def _around() -> BrickDefinition | None:

@@ -16,22 +16,23 @@ from __future__ import annotations
 import statistics
 from _thread import get_ident
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import ref
 
 import torch
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument.capturing import captures
+from cbtop.profiler.instrument.communication_times import StepCommunication, together
 from cbtop.profiler.instrument.governor import FLOOR, LEAST_USED, SAMPLES, USED, median_of
 from cbtop.profiler.instrument.host_steps import noting_cost
 from cbtop.profiler.instrument.module_tree import dictionary_of
 from cbtop.profiler.instrument.open_step import Noting
 from cbtop.profiler.instrument.phases import Call
 from cbtop.profiler.instrument.torch_internals import submodules
-from cbtop.profiler.instrument.training_calls import StepCalls
+from cbtop.profiler.instrument.training_calls import GRADIENT_SYNC, StepCalls
 from cbtop.profiler.positions import finder
 from cbtop.profiler.steps import STEP
 from cbtop.protocol import clock
@@ -62,6 +63,14 @@ MOST_WITHOUT_BACKWARD, MOST_FORWARDS = 32, 4096
 FLOOR_SHARE = 5 / 105  # share of the time for recording until FLOOR steps are recorded
 
 Parts = dict[TrainingPart, int]  # ns
+
+
+class _Step(NamedTuple):
+    """The times of one training step."""
+
+    wall_ns: int
+    parts: Parts
+    communication: StepCommunication
 
 
 class StepClock:
@@ -135,6 +144,7 @@ class ThreadTraining:
         "__weakref__",
         "calls",
         "clock",
+        "communication",
         "forwards",
         "noting",
         "own_ns",
@@ -155,6 +165,7 @@ class ThreadTraining:
         self.own_ns = 0  # time spent by cbtop to begin the forwards of this step
         self.calls: StepCalls | None = None  # None: this step is not recorded
         self.noting: Noting | None = None
+        self.communication = StepCommunication()
         self.forwards = 0
         self.phase_after_backward = ""  # if not empty, the step ends with the running backward
 
@@ -216,7 +227,7 @@ class TrainingSteps:
         self._first_ns = self._paid_ns = 0
         self._costs_ns: deque[float] = deque(maxlen=SAMPLES)  # of recorded steps
         self._plain_ns: deque[float] = deque(maxlen=SAMPLES)  # costs of steps that are not recorded
-        self._latest: dict[str, deque[tuple[int, Parts]]] = {}  # by phase: the wall time and the parts of a step
+        self._latest: dict[str, deque[_Step]] = {}  # by phase
         self._told_ns: dict[str, int] = {}
         self._untold = 0  # steps since the last announcement
         self.mode: bool | None = None  # whether the model was in training mode when an optimizer last changed it
@@ -271,6 +282,7 @@ class TrainingSteps:
             return
         here.stop_noting()
         calls, tokens, sequences, own_ns = here.calls, here.tokens, here.sequences, here.own_ns
+        communication = here.communication
         here.forget()
         model.path.publish(model.path.position, model.path.position.scope, 0, None, None)
         self._seen += 1
@@ -280,14 +292,15 @@ class TrainingSteps:
         inside = None
         if calls is not None and not calls.has_failed and not calls.is_full and len(ranges) < MOST_RANGES:
             inside = calls.parts()
-            inside += [((BRICKS[part],), begin_ns, end_ns, 0) for part, begin_ns, end_ns in ranges if part in BRICKS]
+            inside += [((brick,), begin_ns, end_ns, 0) for brick, begin_ns, end_ns in _bricks_in(ranges)]
         record = model.profiler_steps.record
         record(name, tokens, begun_ns, now_ns, inside, model=model.model, sequences=sequences or None)
         if name.endswith(WARM_UP):
             if warm_ups is not None:
                 warm_ups.took(phase, model.model, now_ns - begun_ns, tokens or sequences)
         else:
-            self._announce(model, phase, now_ns - begun_ns, parts, 0 if calls is None else calls.own_ns)
+            own_in_step_ns = 0 if calls is None else calls.own_ns
+            self._announce(model, phase, _Step(now_ns - begun_ns, parts, communication), own_in_step_ns)
         if calls is not None:
             self._pay(model, calls, now_ns)
         ended_ns = clock.perf_counter_ns()
@@ -296,12 +309,13 @@ class TrainingSteps:
             self._paid_ns += own_ns + ended_ns - now_ns
         here.clock.restart(ended_ns)  # what cbtop did at the end of this step is in no step
 
-    def _announce(self, model: TimedModel, phase: str, wall_ns: int, parts: Parts, own_ns: int) -> None:
+    def _announce(self, model: TimedModel, phase: str, step: _Step, own_ns: int) -> None:
         """Announce the parts of the latest steps. Of this one, `own_ns` of the backward were the time of cbtop."""
         latest = self._latest.setdefault(phase, deque(maxlen=MAX_TIMED_STEPS))
-        backward_ns = parts.get(TrainingPart.BACKWARD, 0)
+        backward_ns = step.parts.get(TrainingPart.BACKWARD, 0)
         own_ns = min(own_ns, backward_ns)
-        latest.append((wall_ns - own_ns, parts | {TrainingPart.BACKWARD: backward_ns - own_ns}))
+        parts = step.parts | {TrainingPart.BACKWARD: backward_ns - own_ns}
+        latest.append(_Step(step.wall_ns - own_ns, parts, step.communication))
         now_ns = clock.perf_counter_ns()
         self._untold += 1
         is_early = now_ns - self._told_ns.get(phase, 0) < ANNOUNCE_NS
@@ -311,11 +325,12 @@ class TrainingSteps:
         self._told_ns[phase] = now_ns
         found = []
         for part in TrainingPart:
-            each = [step.get(part, 0) for _, step in latest]
+            each = [one.parts.get(part, 0) for one in latest]
             if any(each):
                 found.append(PartTime(part, sum(each), round(statistics.median(each))))
-        wall_ns = sum(wall for wall, _ in latest)
-        model.profiler.announce(TrainingTimes(phase, model.model, len(latest), wall_ns, tuple(found)))
+        wall_ns = sum(one.wall_ns for one in latest)
+        communication = together([one.communication for one in latest])
+        model.profiler.announce(TrainingTimes(phase, model.model, len(latest), wall_ns, tuple(found), communication))
 
     def _pay(self, model: TimedModel, calls: StepCalls, now_ns: int) -> None:
         """Measure what recording the step has cost, and decide when the next one is due."""
@@ -340,6 +355,20 @@ class TrainingSteps:
         spread = (percent * low / max(1.0, middle), max(percent, percent * high / max(1.0, middle)))
         every = max(1, round(self._seen / self._recorded))
         model.profiler.announce(Sampling(every, percent, *spread, governor.allowed_percent))
+
+
+def _bricks_in(ranges: list[tuple[TrainingPart, int, int]]) -> Iterator[tuple[BrickDefinition, int, int]]:
+    """Yield the bricks of a step that are no module of the model.
+
+    Communication in the model's forward or backward has its own bricks there (training_calls.py).
+    """
+    around = TrainingPart.OTHER
+    for part, begin_ns, end_ns in ranges:
+        if part in BRICKS:
+            yield BRICKS[part], begin_ns, end_ns
+        elif part is TrainingPart.COMMUNICATION and around not in (TrainingPart.FORWARD, TrainingPart.BACKWARD):
+            yield GRADIENT_SYNC, begin_ns, end_ns
+        around = part
 
 
 def mode_of(model: TimedModel) -> bool | None:

@@ -41,14 +41,13 @@ MAX_NODES = 100_000  # of a graph of autograd; the backward of a larger one is n
 #: Returns the number of the next node that this thread makes; None in a torch that does not tell.
 next_number: Callable[[], int] | None = getattr(torch._C._autograd, "_get_sequence_nr", None)
 _ACCUMULATES = 1 << 63  # nodes that add a gradient to a weight have no number of their own, but one above this
-# In place of a call: no call; the nodes that no call of the model made; the end of a backward after its last node.
-_OUTSIDE, _LOSS, _AFTER = -1, -2, -3
-# The bricks of a backward that belong to no call of the model. With several processes, DistributedDataParallel waits
-# after the last node for the gradients of the other processes.
+# In place of a call: no call; the nodes that no call of the model made; the end of a backward after its last node; in
+# that, the wait of DistributedDataParallel for gradients.
+_OUTSIDE, _LOSS, _AFTER, _SYNC = -1, -2, -3, -4
+# The bricks of a backward that belong to no call of the model.
 LOSS_BACKWARD = BrickDefinition(f"Loss{BACKWARD}", BrickCategory.OTHER, backend="torch")
-_END = "after the last node"
-BACKWARD_END = BrickDefinition("BackwardEnd", BrickCategory.OTHER, backend="torch", label=_END)
-GRADIENT_SYNC = BrickDefinition("GradientSync", BrickCategory.COMMUNICATION, backend="torch", label=_END)
+BACKWARD_END = BrickDefinition("BackwardEnd", BrickCategory.OTHER, backend="torch", label="after the last node")
+GRADIENT_SYNC = BrickDefinition("GradientSync", BrickCategory.COMMUNICATION, backend="torch", label="other ranks")
 
 
 class StepCalls(Capture):
@@ -144,6 +143,10 @@ class StepCalls(Capture):
         self._runs.append((now_ns, _OUTSIDE))
         return handles
 
+    def gradients_computed(self, now_ns: int) -> None:
+        """Begin the wait of DistributedDataParallel for gradients. It lasts until the backward ends."""
+        self._runs.append((now_ns, _SYNC))
+
     def backward_ended(self, handles: Iterable[Handle]) -> None:
         """End the backward, and remove its hooks."""
         now_ns = clock.perf_counter_ns()
@@ -211,7 +214,7 @@ class StepCalls(Capture):
         outermost = [number for number in again if self._around[number] == _OUTSIDE]
         cuts = [(self._begins_ns[number], self._ends_ns[number]) for number in outermost]
         of_layers = [(*cut, _layers_of(places[number])) for cut, number in zip(cuts, outermost, strict=True)]
-        no_call = {_LOSS: LOSS_BACKWARD, _AFTER: GRADIENT_SYNC if _has_others() else BACKWARD_END}
+        no_call = {_LOSS: LOSS_BACKWARD, _AFTER: BACKWARD_END, _SYNC: GRADIENT_SYNC}
         cut_begins_ns = [begin_ns for begin_ns, _ in cuts]
         found: list[Part] = []
         for (begin_ns, owner), (end_ns, _) in zip(self._runs, self._runs[1:], strict=False):
@@ -224,12 +227,6 @@ class StepCalls(Capture):
                 inside = cuts[bisect_left(cut_begins_ns, begin_ns) : bisect_left(cut_begins_ns, end_ns)]
                 found += [(keys, *left, elements) for left in _around(inside, begin_ns, end_ns)]
         return found + _layers_from(of_layers)
-
-
-def _has_others() -> bool:
-    """Whether other processes train with this one."""
-    distributed: Any = torch.distributed
-    return bool(distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1)
 
 
 def _layers_from(ranges: list[tuple[int, int, Keys]]) -> list[Part]:
