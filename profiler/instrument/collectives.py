@@ -83,6 +83,31 @@ _FUNCTIONAL = {
 # Methods of a process group, with the brick that each launches. The argument after `self` is the tensors that the
 # method sends or fills.
 _METHODS = {"send": SEND, "recv": RECV, "recv_anysource": RECV, "_end_coalescing": COALESCED}
+# Methods of a process group that launch a collective. The functions of torch.distributed call them.
+_LAUNCHES = {
+    "_allgather_base": ALL_GATHER,
+    "_reduce_scatter_base": REDUCE_SCATTER,
+    "all_gather_single": ALL_GATHER,
+    "all_gather_single_coalesced": ALL_GATHER,
+    "all_to_all_single": ALL_TO_ALL,
+    "allgather": ALL_GATHER,
+    "allgather_coalesced": ALL_GATHER,
+    "allgather_into_tensor_coalesced": ALL_GATHER,
+    "allreduce": ALL_REDUCE,
+    "allreduce_coalesced": ALL_REDUCE,
+    "alltoall": ALL_TO_ALL,
+    "alltoall_base": ALL_TO_ALL,
+    "barrier": BARRIER,
+    "broadcast": BROADCAST,
+    "gather": GATHER,
+    "monitored_barrier": BARRIER,
+    "reduce": REDUCE,
+    "reduce_scatter": REDUCE_SCATTER,
+    "reduce_scatter_single": REDUCE_SCATTER,
+    "reduce_scatter_single_coalesced": REDUCE_SCATTER,
+    "reduce_scatter_tensor_coalesced": REDUCE_SCATTER,
+    "scatter": SCATTER,
+}
 # The collective of a `Work`, by torch's number of the operation (torch/csrc/distributed/c10d/Work.hpp, OpType).
 _OPERATIONS = {
     0: BROADCAST, 1: ALL_REDUCE, 2: ALL_REDUCE, 3: REDUCE, 4: ALL_GATHER, 5: ALL_GATHER, 6: ALL_GATHER, 7: GATHER,
@@ -100,7 +125,11 @@ def wrap_collectives(functions: TimedFunctions) -> None:
         functions.swap(_closed_over(getattr(c10d, name, None)), CONTENTS, _collective(brick, held, is_part))
     for name, brick in _METHODS.items():
         functions.replace(c10d.ProcessGroup, name, functools.partial(_launched, name=name, brick=brick))
-    functions.replace(c10d.Work, "wait", lambda original: _waits(exposed(_kind_of)(_method(original, "wait"))))
+    for name, brick in _LAUNCHES.items():
+        functions.replace(c10d.ProcessGroup, name, functools.partial(_exposed, name=name, brick=brick))
+    functions.replace(
+        c10d.Work, "wait", lambda original: _waits(exposed(_kind_of, waits=True)(_method(original, "wait")))
+    )
     functional = sys.modules.get("torch.distributed._functional_collectives")
     for name, (brick, held, is_part) in _FUNCTIONAL.items():
         if name.endswith("_tensor") and hasattr(functional, name.replace("_tensor", "_single")):
@@ -165,7 +194,11 @@ def _launched(original: Function, name: str, brick: str) -> Function:
     def brick_of(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         return None if _around() is not None else _about(f"{brick} (launch)", args[1] if len(args) > 1 else None, 0)
 
-    return timed(_method(original, name), brick, brick_of=brick_of)
+    return timed(_exposed(original, name, brick), brick, brick_of=brick_of)
+
+
+def _exposed(original: Function, name: str, brick: str) -> Function:
+    return exposed(lambda group: brick, waits=False)(_method(original, name))
 
 
 def _waits(original: Function) -> Function:

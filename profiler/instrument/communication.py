@@ -1,7 +1,8 @@
 """Times the communication of a training step on a CPU that the program waits for: it is exposed.
 
 Rules
-- A wait for a `Work` of torch.distributed, or for the tensor of a functional collective, is exposed communication.
+- The time in which a process group launches a collective, and the wait for a `Work` of torch.distributed, are exposed
+  communication. gloo copies tensors in the first.
 - DistributedDataParallel (DDP) sends gradients in C++ while the backward runs. After the last node of autograd it
   waits for them in a callback of the engine. A hook on the first node of the backward queues a callback of cbtop
   before DDP's. So the time from that callback to the end of the backward is DDP's wait, with the copy of the
@@ -41,15 +42,19 @@ COMPILED = "the backward runs in compiled autograd"
 NO_BUCKETS = "DistributedDataParallel does not report which gradients it sends first"
 
 
-def exposed(kind_of: Callable[[Any], str]) -> Callable[[Function], Function]:
-    """Return a function that wraps a wait for communication. `kind_of` names the collective of the first argument."""
+def exposed(kind_of: Callable[[Any], str], *, waits: bool) -> Callable[[Function], Function]:
+    """Return a function that wraps a function that communicates.
+
+    `kind_of` names the collective of the first argument. `waits`: the function waits for a collective that an
+    earlier call has launched.
+    """
 
     def wrap(original: Function) -> Function:
         @functools.wraps(original)
         def wait(waited: Any, /, *args: Any, **kwargs: Any) -> Any:
             if is_dynamo_compiling():
                 return original(waited, *args, **kwargs)
-            begun = _begin(waited, kind_of)
+            begun = _begin(waited, kind_of, waits)
             try:
                 return original(waited, *args, **kwargs)
             finally:
@@ -61,7 +66,7 @@ def exposed(kind_of: Callable[[Any], str]) -> Callable[[Function], Function]:
     return wrap
 
 
-def _begin(waited: Any, kind_of: Callable[[Any], str]) -> tuple[ThreadTraining, str, int] | None:
+def _begin(waited: Any, kind_of: Callable[[Any], str], waits: bool) -> tuple[ThreadTraining, str, int] | None:
     """Begin a wait. Returns None outside of training steps and inside another wait."""
     try:
         here = training_here()
@@ -69,7 +74,7 @@ def _begin(waited: Any, kind_of: Callable[[Any], str]) -> tuple[ThreadTraining, 
         if here.clock.begun_ns is None or part is TrainingPart.COMMUNICATION:
             return None
         kind = kind_of(waited) if part is None else f"{kind_of(waited)}, {part}"
-        if not _is_in_its_call():
+        if waits and not _is_in_its_call():
             here.communication.unknown = ASYNCHRONOUS
         now_ns = clock.perf_counter_ns()
         here.clock.begin(TrainingPart.COMMUNICATION, now_ns)

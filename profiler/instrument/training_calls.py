@@ -18,7 +18,7 @@ import functools
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -212,10 +212,16 @@ class StepCalls(Capture):
         """Return the parts of the backward: its bricks, and its layers with what they ran again."""
         again = [number for number, repeats in enumerate(self._repeats) if repeats and self._ends_ns[number]]
         outermost = [number for number in again if self._around[number] == _OUTSIDE]
-        cuts = [(self._begins_ns[number], self._ends_ns[number]) for number in outermost]
-        of_layers = [(*cut, _layers_of(places[number])) for cut, number in zip(cuts, outermost, strict=True)]
+        cuts = [
+            _Cut(self._begins_ns[number], self._ends_ns[number], _is_communication(self._keys[number]))
+            for number in outermost
+        ]
+        of_layers = [
+            (cut.begin_ns, cut.end_ns, _layers_of(places[number]))
+            for cut, number in zip(cuts, outermost, strict=True)
+        ]
         no_call = {_LOSS: LOSS_BACKWARD, _AFTER: BACKWARD_END, _SYNC: GRADIENT_SYNC}
-        cut_begins_ns = [begin_ns for begin_ns, _ in cuts]
+        cut_begins_ns = [cut.begin_ns for cut in cuts]
         found: list[Part] = []
         for (begin_ns, owner), (end_ns, _) in zip(self._runs, self._runs[1:], strict=False):
             if owner == _OUTSIDE:
@@ -243,12 +249,31 @@ def _layers_from(ranges: list[tuple[int, int, Keys]]) -> list[Part]:
     return found
 
 
-def _around(inside: Sequence[tuple[int, int]], begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
-    """Return what is left of a range of time before the first and after the last of the ranges `inside` it."""
-    if not inside:
-        return [(begin_ns, end_ns)]
-    left = (begin_ns, inside[0][0]), (inside[-1][1], end_ns)
+class _Cut(NamedTuple):
+    """A call that runs in the backward: one that is repeated, or communication."""
+
+    begin_ns: int
+    end_ns: int
+    is_communication: bool
+
+
+def _around(inside: Sequence[_Cut], begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
+    """Return what is left of a range of time without the calls `inside` it.
+
+    The time between two repeated calls belongs to the repetition.
+    """
+    left = []
+    is_backward = True
+    for cut in inside:
+        if is_backward or cut.is_communication:
+            left.append((begin_ns, cut.begin_ns))
+        begin_ns, is_backward = cut.end_ns, cut.is_communication
+    left.append((begin_ns, end_ns))
     return [(begin, end) for begin, end in left if end > begin]
+
+
+def _is_communication(key: Hashable) -> bool:
+    return isinstance(key, BrickDefinition) and key.category is BrickCategory.COMMUNICATION
 
 
 def _layers_of(keys: Keys) -> Keys:

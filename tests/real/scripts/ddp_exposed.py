@@ -32,7 +32,7 @@ def main(rank):
         optimizer.zero_grad(set_to_none=False)
         seconds.append(time.perf_counter() - begun)
     exposed = 1 - median(seconds[step] for step in WITHOUT) / median(seconds[step] for step in WITH)
-    print(f"rank {rank}: {100 * exposed:.1f} % of a step")
+    sys.stdout.write(f"rank {rank}: {100 * exposed:.1f} % of a step\n")
 
 
 run(main)

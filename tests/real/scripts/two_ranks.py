@@ -22,7 +22,5 @@ def run(main):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS)}
-    ranks = [
-        subprocess.Popen([sys.executable, *sys.argv], env=shared | {"RANK": str(rank)}) for rank in range(RANKS)
-    ]
+    ranks = [subprocess.Popen([sys.executable, *sys.argv], env=shared | {"RANK": str(rank)}) for rank in range(RANKS)]
     sys.exit(max(rank.wait() for rank in ranks))
