@@ -198,7 +198,7 @@ def _launched(original: Function, name: str, brick: str) -> Function:
 
 
 def _exposed(original: Function, name: str, brick: str) -> Function:
-    return exposed(lambda group: brick, waits=False)(_method(original, name))
+    return exposed(lambda group, running: brick, waits=False)(_method(original, name))
 
 
 def _waits(original: Function) -> Function:
@@ -220,8 +220,9 @@ def _operation_of(waited: Any) -> str | None:
     return _OPERATIONS.get(waited._get_op_type()) if hasattr(waited, "_get_op_type") else None
 
 
-def _kind_of(waited: Any) -> str:
-    return _operation_of(waited) or WAIT
+def _kind_of(waited: Any, running: str) -> str:
+    """Return the collective that a `Work` is of. torch has no number for the operations of some of them."""
+    return _operation_of(waited) or _FUNCTIONS.get(running, (WAIT,))[0]
 
 
 def _around() -> BrickDefinition | None:

@@ -42,10 +42,11 @@ COMPILED = "the backward runs in compiled autograd"
 NO_BUCKETS = "DistributedDataParallel does not report which gradients it sends first"
 
 
-def exposed(kind_of: Callable[[Any], str], *, waits: bool) -> Callable[[Function], Function]:
+def exposed(kind_of: Callable[[Any, str], str], *, waits: bool) -> Callable[[Function], Function]:
     """Return a function that wraps a function that communicates.
 
-    `kind_of` names the collective of the first argument. `waits`: the function waits for a collective that an
+    `kind_of` names the collective. It takes the first argument and the name of the function of torch.distributed that
+    is running, or "". `waits`: the function waits for a collective that an
     earlier call has launched.
     """
 
@@ -66,16 +67,18 @@ def exposed(kind_of: Callable[[Any], str], *, waits: bool) -> Callable[[Function
     return wrap
 
 
-def _begin(waited: Any, kind_of: Callable[[Any], str], waits: bool) -> tuple[ThreadTraining, str, int] | None:
+def _begin(waited: Any, kind_of: Callable[[Any, str], str], waits: bool) -> tuple[ThreadTraining, str, int] | None:
     """Begin a wait. Returns None outside of training steps and inside another wait."""
     try:
         here = training_here()
         part = here.clock.is_in
         if here.clock.begun_ns is None or part is TrainingPart.COMMUNICATION:
             return None
-        kind = kind_of(waited) if part is None else f"{kind_of(waited)}, {part}"
-        if waits and not _is_in_its_call():
+        running = _running_function()
+        if waits and not running:
             here.communication.unknown = ASYNCHRONOUS
+        kind = kind_of(waited, running)
+        kind = kind if part is None else f"{kind}, {part}"
         now_ns = clock.perf_counter_ns()
         here.clock.begin(TrainingPart.COMMUNICATION, now_ns)
     except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
@@ -93,12 +96,16 @@ def _end(here: ThreadTraining, kind: str, begun_ns: int) -> None:
         log_own_error(error, "some waits for communication are not shown")
 
 
-def _is_in_its_call() -> bool:
-    """Whether the caller's wait is part of the call that launched the collective, so nothing ran in between."""
+def _running_function() -> str:
+    """Return the name of the function of torch.distributed that communicates here.
+
+    Returns "" if the program itself does. A wait in such a function is for what the function has launched, so nothing
+    ran in between.
+    """
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("cbtop."):
         frame = frame.f_back
-    return frame.f_globals.get("__name__") == C10D
+    return frame.f_code.co_name if frame.f_globals.get("__name__") == C10D else ""
 
 
 class Replicas:

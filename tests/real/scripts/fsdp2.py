@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from two_ranks import run
 
-WIDTH, BATCH = (768, 1) if sys.argv[1] == "faulty" else (128, 4096)
+WIDTH, BATCH = (256, 1) if sys.argv[1] == "faulty" else (256, 4096)
 
 
 class Block(nn.Module):
@@ -22,7 +22,7 @@ class Block(nn.Module):
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers, self.head = nn.ModuleList(Block() for _ in range(3)), nn.Linear(WIDTH, 10)
+        self.layers, self.head = nn.ModuleList(Block() for _ in range(2)), nn.Linear(WIDTH, 10)
 
     def forward(self, x):
         for layer in self.layers:
@@ -38,7 +38,7 @@ def main(rank):
     fully_shard(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     batch = torch.randn(BATCH, WIDTH)
-    for _ in range(120):
+    for _ in range(100):
         model(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
