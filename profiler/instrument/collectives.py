@@ -135,6 +135,7 @@ def wrap_collectives(functions: TimedFunctions) -> None:
         if name.endswith("_tensor") and hasattr(functional, name.replace("_tensor", "_single")):
             continue  # deprecated: it calls the `_single` function
         functions.swap(functional, name, _collective(brick, held, is_part, is_launch=True))
+    functions.replace(functional, "wait_tensor", exposed(lambda tensor, running: WAIT, waits=True))
     functions.swap(functional, "wait_tensor", _waits)
 
 

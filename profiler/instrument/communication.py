@@ -1,8 +1,8 @@
 """Times the communication of a training step on a CPU that the program waits for: it is exposed.
 
 Rules
-- The time in which a process group launches a collective, and the wait for a `Work` of torch.distributed, are exposed
-  communication. gloo copies tensors in the first.
+- The time in which a process group launches a collective, and the wait for a `Work` or for the tensor of a functional
+  collective, are exposed communication. gloo copies tensors in the first.
 - DistributedDataParallel (DDP) sends gradients in C++ while the backward runs. After the last node of autograd it
   waits for them in a callback of the engine. A hook on the first node of the backward queues a callback of cbtop
   before DDP's. So the time from that callback to the end of the backward is DDP's wait, with the copy of the

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from two_ranks import run
 
-WIDTH, BATCH, STEPS = (1024, 1, 200) if sys.argv[1] == "faulty" else (256, 16384, 110)
-LATEST = 64  # steps whose parts are shown
+WIDTH, BATCH, STEPS = (1024, 1, 600) if sys.argv[1] == "faulty" else (256, 8192, 120)
+LATEST = STEPS - 50  # steps that communicate
 
 
 def main(rank):
