@@ -28,8 +28,14 @@ class StepCommunication:
 
 
 def together(steps: Sequence[StepCommunication]) -> CommunicationTimes | None:
-    """Return the times of all `steps`, or None if they did not communicate."""
-    unknown = next((step.unknown for step in reversed(steps) if step.unknown), "")
+    """Return the times of all `steps`, or None if they did not communicate.
+
+    The overlapped time of a few steps may be unknown, such as those before DistributedDataParallel has rebuilt its
+    buckets. They count as long as the mean of the others.
+    """
+    known = [step.overlapped_ns for step in steps if not step.unknown]
+    is_known = 2 * len(known) >= len(steps)
+    unknown = "" if is_known else next(step.unknown for step in reversed(steps) if step.unknown)
     kinds = dict.fromkeys(kind for step in steps for kind in step.waits_ns)
     if not kinds and not unknown:
         return None
@@ -37,5 +43,5 @@ def together(steps: Sequence[StepCommunication]) -> CommunicationTimes | None:
     for kind in list(kinds)[:MAX_STEP_PARTS]:
         each = [step.waits_ns.get(kind, 0) for step in steps]
         exposed.append(PartTime(kind, sum(each), round(statistics.median(each))))
-    overlapped_ns = None if unknown else sum(step.overlapped_ns for step in steps)
+    overlapped_ns = round(sum(known) / len(known) * len(steps)) if is_known else None
     return CommunicationTimes(tuple(exposed), overlapped_ns, unknown)

@@ -18,6 +18,8 @@ def _find(view: SourceView) -> Finding | None:
     ranks = training.communication.ranks if training and training.communication else None
     if steps is None or training is None or part is None or ranks is None or not training.mean_us:
         return None
+    if view.straggler is not None and view.straggler.others_wait:
+        return None  # the verdict straggler says more about the same wait
     share = 100 * ranks.waiting_us / training.mean_us
     if training.steps < MIN_TRAINING_STEPS or share < EXPOSED_PERCENT or is_explained_by_waiting(view, share):
         return None
@@ -46,7 +48,7 @@ WAITS_FOR_RANK = Rule(
     fires=f"All ranks are seen, and their steps are about equally long. In {MIN_TRAINING_STEPS} training steps or "
     f"more, at most the latest 64, this rank waits longer in communication than the slowest rank, by "
     f"{EXPOSED_PERCENT:g} % of a step or more. This holds for the mean and the median step. Not if waits for "
-    "a processor may explain half of it.",
+    "a processor may explain half of it, or if there is a straggler.",
     advice="Look at the slowest rank: its data, its share of the work, its machine (clocks, other programs).",
     find=_find,
 )
