@@ -54,7 +54,7 @@ BRICKS = {
         (TrainingPart.ZERO_GRAD, "ZeroGrad"),
     )
 }
-MOST_RANGES = 2_000  # parts of a step that are kept for its record
+MOST_RANGES = 8_000  # parts of a step that are kept for its record
 ANNOUNCE_NS = 1_000_000_000  # between two announcements of the parts of a model's steps
 EARLY = 4, 16  # after these numbers of steps there is an announcement, too
 NEVER_NS = 1 << 62

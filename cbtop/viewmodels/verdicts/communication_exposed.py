@@ -53,14 +53,11 @@ def _exposed_us(training: TrainingView, part: TrainingPartRow) -> float:
 COMMUNICATION_EXPOSED = Rule(
     id="communication-exposed",
     severity=Severity.WARNING,
-    means="Training steps wait for communication with other ranks, such as the exchange of gradients, instead of "
-    "computing meanwhile.",
-    fires=f"In {MIN_TRAINING_STEPS} training steps or more, at most the latest 64, exposed communication takes "
-    f"{EXPOSED_PERCENT:g} % of the mean and of the median step or more. If all ranks are seen, the least of any rank "
-    "counts, because the others wait for that rank, too. Otherwise it may be a wait for another rank, and no gain is "
-    "given. Not if waits for a processor may explain half of it.",
-    advice="Communicate less often: larger batches, or several micro-batches a step in no_sync(). Send fewer bytes: "
-    "a bfloat16 compression hook. Overlap more: smaller buckets (bucket_cap_mb), and with FSDP2 one fully_shard for "
-    "each layer, with prefetching.",
+    means="Training steps wait for gradients or weights of other ranks, and do not compute meanwhile.",
+    fires=f"In {MIN_TRAINING_STEPS} training steps or more, exposed communication takes {EXPOSED_PERCENT:g} % of the "
+    "mean and the median step. If all ranks are seen, the least of any rank counts. Otherwise it may be a wait for "
+    "another rank, without a gain. Not if waits for a processor may explain half of it.",
+    advice="Communicate less often (larger batches, no_sync()) or fewer bytes (a bfloat16 hook). Overlap more: "
+    "smaller buckets, or one fully_shard for each layer.",
     find=_find,
 )

@@ -43,12 +43,10 @@ def _find(view: SourceView) -> Finding | None:
 WAITS_FOR_RANK = Rule(
     id="waits-for-rank",
     severity=Severity.WARNING,
-    means="This rank waits in communication for a slower rank of its training job. The communication itself does not "
-    "take that long.",
-    fires=f"All ranks are seen, and their steps are about equally long. In {MIN_TRAINING_STEPS} training steps or "
-    f"more, at most the latest 64, this rank waits longer in communication than the slowest rank, by "
-    f"{EXPOSED_PERCENT:g} % of a step or more. This holds for the mean and the median step. Not if waits for "
-    "a processor may explain half of it, or if there is a straggler.",
-    advice="Look at the slowest rank: its data, its share of the work, its machine (clocks, other programs).",
+    means="This rank waits in communication for a slower rank of its training job.",
+    fires=f"All ranks are seen, and their steps are equally long. In {MIN_TRAINING_STEPS} training steps or more, it "
+    f"waits longer than the slowest one, by {EXPOSED_PERCENT:g} % of the mean and the median step. Not if waits "
+    "for a processor may explain half of it, or if there is a straggler.",
+    advice="Look at the slowest rank: its data, its work, its machine.",
     find=_find,
 )
