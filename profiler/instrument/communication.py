@@ -117,6 +117,13 @@ class Replicas:
 
     def begin(self, here: ThreadTraining, roots: Callable[[], Iterable[Any]]) -> GradientSync | None:
         """Begin a backward from the tensors that `roots` returns. Returns None if it averages no gradients."""
+        try:
+            return self._begin(here, roots)
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            log_own_error(error, "the wait for gradients is not shown")
+        return None
+
+    def _begin(self, here: ThreadTraining, roots: Callable[[], Iterable[Any]]) -> GradientSync | None:
         c10d: Any = sys.modules.get(C10D)
         if c10d is None or not hasattr(c10d, "ProcessGroup") or not c10d.is_initialized():
             return None

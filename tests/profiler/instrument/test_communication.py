@@ -23,6 +23,7 @@ from tests.profiler.memory import Memory  # noqa: E402
 
 from torch import nn  # noqa: E402  # isort: skip
 from torch.distributed.fsdp import fully_shard  # noqa: E402  # isort: skip
+from torch.utils.checkpoint import checkpoint  # noqa: E402  # isort: skip
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402  # isort: skip
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402  # isort: skip
 
@@ -119,6 +120,60 @@ def test_without_averaging_there_is_no_communication(memory: Memory, gloo: None)
     train(model, context=model.no_sync)
     assert times_of(memory).communication is None
     assert not bricks_of(memory)["GradientSync"]
+
+
+class Repeats(nn.Module):
+    """A model whose layers run again in the backward, each in a backward of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.first = nn.ModuleList(Block() for _ in range(3)), nn.Linear(16, 16)
+
+    def forward(self, x: Any) -> Any:
+        x = self.first(x)
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=True)
+        return x
+
+
+def test_a_backward_inside_a_backward_waits_for_gradients_once(memory: Memory, gloo: None) -> None:
+    train(DistributedDataParallel(Repeats(), static_graph=True))
+    assert exposed(memory) == {"GradientSync, backward"}
+    part = next(part for part in times_of(memory).parts if part.name == TrainingPart.BACKWARD)
+    assert part.sum_ns > 0
+
+
+def test_micro_batches_of_which_the_last_sends_are_one_step(memory: Memory, gloo: None) -> None:
+    model = DistributedDataParallel(plain())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(30):
+        with model.no_sync():
+            model(torch.ones(2, 16)).square().mean().backward()
+        model(torch.ones(2, 16)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert exposed(memory) == {"GradientSync, backward"}
+    bricks = bricks_of(memory)
+    assert bricks["BackwardEnd"] == 2 * bricks["GradientSync"] > 0
+
+
+def test_a_backward_that_raises_ends_its_wait_and_removes_its_hook(memory: Memory, gloo: None) -> None:
+    model = DistributedDataParallel(plain())
+    train(model)
+
+    class Raises(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: Any) -> Any:
+            return x.clone()
+
+        @staticmethod
+        def backward(context: Any, gradient: Any) -> Any:
+            raise ValueError("no gradient")
+
+    loss = Raises.apply(model(torch.ones(2, 16))).sum()
+    with pytest.raises(ValueError, match="no gradient"):
+        loss.backward()
+    assert training_here().clock.is_in is None
 
 
 def test_ddp_trains_bit_equal_with_and_without_us(gloo: None) -> None:
