@@ -187,7 +187,8 @@ class StepCalls(Capture):
             begin_ns = self._begins_ns[number]
             end_ns = max(begin_ns, self._ends_ns[number] - inside_ns)
             if self._repeats[number]:
-                if not _layers_of(keys):  # a layer that checkpoints its own inside is not called again
+                # A layer that checkpoints its own inside is not called again. Communication is in no layer's backward.
+                if not _layers_of(keys) and not _is_communication(self._keys[number]):
                     keys = (*self._layers_at(bisect_right(begins_ns, begin_ns) - 1, places), *keys)
                 keys = () if _is_layer(self._keys[number]) else _renamed(keys, RECOMPUTE)
             if keys and self._keys[number] is not None and self._ends_ns[number]:
@@ -216,8 +217,8 @@ class StepCalls(Capture):
             _Cut(self._begins_ns[number], self._ends_ns[number], _is_communication(self._keys[number]))
             for number in outermost
         ]
-        of_layers = [
-            (cut.begin_ns, cut.end_ns, _layers_of(places[number]))
+        of_layers: list[_Stay] = [
+            (cut.begin_ns, cut.end_ns, None if cut.is_communication else _layers_of(places[number]))
             for cut, number in zip(cuts, outermost, strict=True)
         ]
         no_call = {_LOSS: LOSS_BACKWARD, _AFTER: BACKWARD_END, _SYNC: GRADIENT_SYNC}
@@ -227,22 +228,30 @@ class StepCalls(Capture):
             if owner == _OUTSIDE:
                 continue
             keys = (no_call[owner],) if owner < 0 else _renamed(places[owner], BACKWARD)
-            of_layers.append((begin_ns, end_ns, () if owner < 0 else _layers_of(places[owner])))
+            layer = () if owner < 0 else _layers_of(places[owner])
+            inside = cuts[bisect_left(cut_begins_ns, begin_ns) : bisect_left(cut_begins_ns, end_ns)]
+            waits = [cut for cut in inside if cut.is_communication]
+            of_layers += [(*left, layer) for left in _around(waits, begin_ns, end_ns)]
             if keys and not _is_layer(keys[-1]):
                 elements = 0 if owner < 0 else self._elements[owner]
-                inside = cuts[bisect_left(cut_begins_ns, begin_ns) : bisect_left(cut_begins_ns, end_ns)]
                 found += [(keys, *left, elements) for left in _around(inside, begin_ns, end_ns)]
         return found + _layers_from(of_layers)
 
 
-def _layers_from(ranges: list[tuple[int, int, Keys]]) -> list[Part]:
-    """Return one part for each stay of the backward in a layer. `ranges` have times in ns and the layer, if any."""
+_Stay = tuple[int, int, Keys | None]  # begin and end in ns, and the layer; (): no layer; None: communication
+
+
+def _layers_from(ranges: list[_Stay]) -> list[Part]:
+    """Return one part for each stay of the backward in a layer. Communication ends a stay."""
     found: list[Part] = []
+    has_communicated = False
     for begin_ns, end_ns, layer in sorted(ranges, key=lambda one: one[:2]):
         if not layer:
+            has_communicated |= layer is None
             continue
         keys = _renamed(layer, BACKWARD)
-        if found and found[-1][0] == keys:
+        is_same, has_communicated = not has_communicated, False
+        if is_same and found and found[-1][0] == keys:
             _, from_ns, until_ns, _ = found.pop()
             begin_ns, end_ns = from_ns, max(until_ns, end_ns)
         found.append((keys, begin_ns, end_ns, 0))

@@ -16,9 +16,11 @@ from cbtop.profiler.instrument import communication, install, training, trouble,
 from cbtop.profiler.instrument.communication_times import OTHERS, StepCommunication, together  # noqa: E402
 from cbtop.profiler.instrument.training import training_here  # noqa: E402
 from cbtop.profiler.profiler import BrickProfiler  # noqa: E402
+from cbtop.protocol.messages import Node  # noqa: E402
+from cbtop.protocol.ring import FLAG_AMOUNTS  # noqa: E402
 from cbtop.protocol.training_messages import MAX_STEP_PARTS, TrainingTimes  # noqa: E402
-from cbtop.protocol.vocabulary import TrainingPart  # noqa: E402
-from tests.profiler.instrument.test_training import Block, bricks_of, steps_of  # noqa: E402
+from cbtop.protocol.vocabulary import BrickCategory, NodeKind, TrainingPart  # noqa: E402
+from tests.profiler.instrument.test_training import NODE, Block, bricks_of, steps_of  # noqa: E402
 from tests.profiler.memory import Memory  # noqa: E402
 
 from torch import nn  # noqa: E402  # isort: skip
@@ -200,6 +202,27 @@ def test_gathering_and_scattering_of_fsdp_are_exposed_by_pass(memory: Memory, fo
     assert found is not None
     assert found.overlapped_ns == 0
     assert bricks_of(memory)["BackwardEnd"] > 0
+
+
+def test_no_backward_of_a_layer_or_brick_contains_communication(memory: Memory, four_ranks: None) -> None:
+    model = plain()
+    for layer in model:
+        fully_shard(layer)
+    train(fully_shard(model), steps=60)
+    nodes = {node.id: node for node in memory.said if isinstance(node, Node)}
+    backward, communicates = [], []
+    for tag, start, end, _ in memory.records:
+        node = nodes[tag & NODE]
+        if tag & FLAG_AMOUNTS:
+            continue
+        if node.name.endswith(" backward") or (node.kind is NodeKind.LAYER and node.label == "backward"):
+            backward.append((start, end))
+        elif node.kind is NodeKind.BRICK and node.category is BrickCategory.COMMUNICATION:
+            communicates.append((start, end))
+    assert backward
+    assert communicates
+    for start, end in communicates:
+        assert not [one for one in backward if one[0] < end and start < one[1]]
 
 
 def test_gradients_averaged_by_the_program_are_a_part_and_a_brick(memory: Memory, gloo: None) -> None:
