@@ -187,7 +187,7 @@ class StepCalls(Capture):
             begin_ns = self._begins_ns[number]
             end_ns = max(begin_ns, self._ends_ns[number] - inside_ns)
             if self._repeats[number]:
-                # A layer that checkpoints its own inside is not called again. Communication is in no layer's backward.
+                # A layer that checkpoints its own inside is not called again. Communication has no layer here.
                 if not _layers_of(keys) and not _is_communication(self._keys[number]):
                     keys = (*self._layers_at(bisect_right(begins_ns, begin_ns) - 1, places), *keys)
                 keys = () if _is_layer(self._keys[number]) else _renamed(keys, RECOMPUTE)

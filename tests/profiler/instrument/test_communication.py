@@ -57,6 +57,21 @@ def four_ranks() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+class Layers(nn.Module):
+    """A model in layers. With `repeats`, each runs again in the backward, in a backward of its own."""
+
+    def __init__(self, repeats: bool) -> None:
+        super().__init__()
+        self.layers, self.first = nn.ModuleList(Block() for _ in range(3)), nn.Linear(16, 16)
+        self.repeats = repeats
+
+    def forward(self, x: Any) -> Any:
+        x = self.first(x)
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=True) if self.repeats else layer(x)
+        return x
+
+
 def plain() -> Any:
     torch.manual_seed(3)
     return nn.Sequential(*(Block() for _ in range(3)))
@@ -124,22 +139,8 @@ def test_without_averaging_there_is_no_communication(memory: Memory, gloo: None)
     assert not bricks_of(memory)["GradientSync"]
 
 
-class Repeats(nn.Module):
-    """A model whose layers run again in the backward, each in a backward of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers, self.first = nn.ModuleList(Block() for _ in range(3)), nn.Linear(16, 16)
-
-    def forward(self, x: Any) -> Any:
-        x = self.first(x)
-        for layer in self.layers:
-            x = checkpoint(layer, x, use_reentrant=True)
-        return x
-
-
 def test_a_backward_inside_a_backward_waits_for_gradients_once(memory: Memory, gloo: None) -> None:
-    train(DistributedDataParallel(Repeats(), static_graph=True))
+    train(DistributedDataParallel(Layers(True), static_graph=True))
     assert exposed(memory) == {"GradientSync, backward"}
     part = next(part for part in times_of(memory).parts if part.name == TrainingPart.BACKWARD)
     assert part.sum_ns > 0
@@ -204,22 +205,26 @@ def test_gathering_and_scattering_of_fsdp_are_exposed_by_pass(memory: Memory, fo
     assert bricks_of(memory)["BackwardEnd"] > 0
 
 
-def test_no_backward_of_a_layer_or_brick_contains_communication(memory: Memory, four_ranks: None) -> None:
-    model = plain()
-    for layer in model:
+@pytest.mark.parametrize("repeats", [False, True])
+def test_no_backward_of_a_layer_or_brick_contains_communication(
+    memory: Memory, four_ranks: None, repeats: bool
+) -> None:
+    model = Layers(repeats)
+    for layer in model.layers:
         fully_shard(layer)
     train(fully_shard(model), steps=60)
     nodes = {node.id: node for node in memory.said if isinstance(node, Node)}
-    backward, communicates = [], []
+    backward, communicates, kinds = [], [], set()
     for tag, start, end, _ in memory.records:
         node = nodes[tag & NODE]
         if tag & FLAG_AMOUNTS:
             continue
         if node.name.endswith(" backward") or (node.kind is NodeKind.LAYER and node.label == "backward"):
             backward.append((start, end))
+            kinds.add(node.kind)
         elif node.kind is NodeKind.BRICK and node.category is BrickCategory.COMMUNICATION:
             communicates.append((start, end))
-    assert backward
+    assert kinds == {NodeKind.LAYER, NodeKind.BRICK}
     assert communicates
     for start, end in communicates:
         assert not [one for one in backward if one[0] < end and start < one[1]]
