@@ -133,6 +133,7 @@ class TrainingPart(StrEnum):
     FORWARD = "forward"
     LOSS = "loss"
     BACKWARD = "backward"
+    COMMUNICATION = "communication"  # the program waits for it
     CLIP = "clip"
     OPTIMIZER = "optimizer"
     ZERO_GRAD = "zero grad"

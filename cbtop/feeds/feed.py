@@ -25,6 +25,7 @@ from cbtop.protocol.device_messages import Unknown
 from cbtop.protocol.keys import ViewerKeys
 from cbtop.protocol.messages import Ceiling
 from cbtop.protocol.vocabulary import SourceStatus
+from cbtop.viewmodels.communication import with_ranks
 from cbtop.viewmodels.devices import MachineView, machine_view, waiting_percent
 from cbtop.viewmodels.merge import members_of, merged_view
 from cbtop.viewmodels.merge_mode import MergeMode
@@ -35,6 +36,7 @@ from cbtop.viewmodels.source import SourceSummary, SourceView, source_view, summ
 from cbtop.viewmodels.sources import ClockView, ListView, ProcessCost, SourceRow, daemon_cost, source_row
 from cbtop.viewmodels.straggler import Job, StragglerView, job_of, straggler
 from cbtop.viewmodels.time_travel import TimeView
+from cbtop.viewmodels.training import TrainingView
 from cbtop.viewmodels.verdict import Verdict
 from cbtop.viewmodels.verdicts import judged
 
@@ -156,6 +158,7 @@ class Views:
             clock=source.clock,
             waiting_percent=waiting_percent(source.store, source.record),
             straggler=found,
+            training=LazyValue(partial(_training_of_rank, seen, source.record, view)),
             machines=machines,
             listed=LazyValue(lambda: self.listed(phase, window=window)),
         )
@@ -464,6 +467,17 @@ def _machines(sources: Iterable[FeedSnapshot]) -> tuple[MachineView, ...]:
     """Return the machine of each daemon without repetitions."""
     stores = {id(source.store): source for source in sources}
     return tuple(machine_view(source.store, source.stale_s) for source in stores.values() if source.store.devices)
+
+
+def _training_of_rank(
+    seen: Mapping[str, FeedSnapshot], record: SourceRecord, view: SourceView
+) -> TrainingView | None:
+    """Return the training steps in `view` of `record`, with communication compared among the ranks of its job."""
+    training = view.training
+    if training is None or training.communication is None or view.phase is None:
+        return training
+    others = [one.record for one in seen.values() if is_live(one.record) or not is_live(record)]
+    return replace(training, communication=with_ranks(training.communication, record, others, view.phase))
 
 
 def _slowest(seen: Mapping[str, FeedSnapshot], job: Job | None, phase: str | None) -> StragglerView | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cbtop.units import NOT_MEASURED, counted, duration, percent
+from cbtop.viewmodels.communication import CommunicationView
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.training import TrainingView
 
@@ -16,6 +17,27 @@ def parts(view: SourceView, found: TrainingView) -> str:
         return f"training step: parts {NOT_MEASURED} ({no_parts(view)})"
     shares = ", ".join(f"{part.name} {percent(part.percent)}" for part in found.parts if part.percent)
     return f"training step {duration(found.mean_us)}: {shares} ({of_steps(found)})"
+
+
+def communication(found: TrainingView) -> str:
+    """Return the communication of a step in one line, or "" without communication."""
+    times = found.communication
+    if times is None:
+        return ""
+    kinds = ", ".join(f"{row.name} {duration(row.mean_us)}" for row in times.exposed) or NOT_MEASURED
+    why = f" ({times.why_unknown})" if times.overlapped_us is None else ""
+    line = f"communication, exposed: {kinds}; overlapped: {overlapped(times)}{why}"
+    if times.ranks is None:
+        return f"{line}; exposed may be a wait for another rank"
+    waits = f"{duration(times.ranks.waiting_us)} for rank {times.ranks.slowest}" if times.ranks.waiting_us else "none"
+    return f"{line}; waits for slower ranks: {waits}"
+
+
+def overlapped(times: CommunicationView) -> str:
+    """Return the communication that overlaps with computation: `1.20 ms at most`."""
+    if times.overlapped_us is None:
+        return NOT_MEASURED
+    return f"{duration(times.overlapped_us)} at most" if times.overlapped_us else "none"
 
 
 def of_steps(found: TrainingView) -> str:

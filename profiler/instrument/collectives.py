@@ -23,6 +23,7 @@ from torch import Tensor
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument import device_graphs
+from cbtop.profiler.instrument.communication import exposed
 from cbtop.profiler.instrument.functions import named, timed
 from cbtop.profiler.instrument.generation import Function
 from cbtop.profiler.instrument.open_step import recorded_here
@@ -82,6 +83,31 @@ _FUNCTIONAL = {
 # Methods of a process group, with the brick that each launches. The argument after `self` is the tensors that the
 # method sends or fills.
 _METHODS = {"send": SEND, "recv": RECV, "recv_anysource": RECV, "_end_coalescing": COALESCED}
+# Methods of a process group that launch a collective. The functions of torch.distributed call them.
+_LAUNCHES = {
+    "_allgather_base": ALL_GATHER,
+    "_reduce_scatter_base": REDUCE_SCATTER,
+    "all_gather_single": ALL_GATHER,
+    "all_gather_single_coalesced": ALL_GATHER,
+    "all_to_all_single": ALL_TO_ALL,
+    "allgather": ALL_GATHER,
+    "allgather_coalesced": ALL_GATHER,
+    "allgather_into_tensor_coalesced": ALL_GATHER,
+    "allreduce": ALL_REDUCE,
+    "allreduce_coalesced": ALL_REDUCE,
+    "alltoall": ALL_TO_ALL,
+    "alltoall_base": ALL_TO_ALL,
+    "barrier": BARRIER,
+    "broadcast": BROADCAST,
+    "gather": GATHER,
+    "monitored_barrier": BARRIER,
+    "reduce": REDUCE,
+    "reduce_scatter": REDUCE_SCATTER,
+    "reduce_scatter_single": REDUCE_SCATTER,
+    "reduce_scatter_single_coalesced": REDUCE_SCATTER,
+    "reduce_scatter_tensor_coalesced": REDUCE_SCATTER,
+    "scatter": SCATTER,
+}
 # The collective of a `Work`, by torch's number of the operation (torch/csrc/distributed/c10d/Work.hpp, OpType).
 _OPERATIONS = {
     0: BROADCAST, 1: ALL_REDUCE, 2: ALL_REDUCE, 3: REDUCE, 4: ALL_GATHER, 5: ALL_GATHER, 6: ALL_GATHER, 7: GATHER,
@@ -99,12 +125,17 @@ def wrap_collectives(functions: TimedFunctions) -> None:
         functions.swap(_closed_over(getattr(c10d, name, None)), CONTENTS, _collective(brick, held, is_part))
     for name, brick in _METHODS.items():
         functions.replace(c10d.ProcessGroup, name, functools.partial(_launched, name=name, brick=brick))
-    functions.replace(c10d.Work, "wait", lambda original: _waits(_method(original, "wait")))
+    for name, brick in _LAUNCHES.items():
+        functions.replace(c10d.ProcessGroup, name, functools.partial(_exposed, name=name, brick=brick))
+    functions.replace(
+        c10d.Work, "wait", lambda original: _waits(exposed(_kind_of, waits=True)(_method(original, "wait")))
+    )
     functional = sys.modules.get("torch.distributed._functional_collectives")
     for name, (brick, held, is_part) in _FUNCTIONAL.items():
         if name.endswith("_tensor") and hasattr(functional, name.replace("_tensor", "_single")):
             continue  # deprecated: it calls the `_single` function
         functions.swap(functional, name, _collective(brick, held, is_part, is_launch=True))
+    functions.replace(functional, "wait_tensor", exposed(lambda tensor, running: WAIT, waits=True))
     functions.swap(functional, "wait_tensor", _waits)
 
 
@@ -164,7 +195,11 @@ def _launched(original: Function, name: str, brick: str) -> Function:
     def brick_of(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         return None if _around() is not None else _about(f"{brick} (launch)", args[1] if len(args) > 1 else None, 0)
 
-    return timed(_method(original, name), brick, brick_of=brick_of)
+    return timed(_exposed(original, name, brick), brick, brick_of=brick_of)
+
+
+def _exposed(original: Function, name: str, brick: str) -> Function:
+    return exposed(lambda group, running: brick, waits=False)(_method(original, name))
 
 
 def _waits(original: Function) -> Function:
@@ -175,10 +210,20 @@ def _waits(original: Function) -> Function:
         if around is not None and not around.name.endswith("(launch)"):
             return None
         waited: Any = args[0] if args else kwargs.get("tensor")
-        operation = _OPERATIONS.get(waited._get_op_type()) if hasattr(waited, "_get_op_type") else None
+        operation = _operation_of(waited)
         return _brick(f"{WAIT} ({operation})" if operation else WAIT), 0
 
     return timed(original, WAIT, brick_of=brick_of)
+
+
+def _operation_of(waited: Any) -> str | None:
+    """Return the collective of a `Work`. Returns None if unknown, or for a tensor."""
+    return _OPERATIONS.get(waited._get_op_type()) if hasattr(waited, "_get_op_type") else None
+
+
+def _kind_of(waited: Any, running: str) -> str:
+    """Return the collective that a `Work` is of. torch has no number for the operations of some of them."""
+    return _operation_of(waited) or _FUNCTIONS.get(running, (WAIT,))[0]
 
 
 def _around() -> BrickDefinition | None:

@@ -16,6 +16,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from cbtop.profiler.instrument.awaited import once_imported
+from cbtop.profiler.instrument.communication import GradientSync, Replicas
 from cbtop.profiler.instrument.dynamo import without_dynamo
 from cbtop.profiler.instrument.functions import TimedFunctions
 from cbtop.profiler.instrument.generation import Function
@@ -42,6 +43,7 @@ class Optimizers:
 
     def __init__(self, models: Callable[[], list[TimedModel]]) -> None:
         self._models = models
+        self._replicas = Replicas(models)
         self._known: dict[int, _Optimizer] = {}  # by id: no code of a host's optimizer runs to look it up
         self._handles: list[Any] = []
 
@@ -59,7 +61,7 @@ class Optimizers:
             optimizer.register_optimizer_step_pre_hook(self._begins),
             optimizer.register_optimizer_step_post_hook(self._ended),
         ]
-        functions.replace(torch.autograd, "backward", _backward)
+        functions.replace(torch.autograd, "backward", functools.partial(_backward, replicas=self._replicas))
         functions.replace(torch.amp.GradScaler, "step", self._scaled)
         functions.replace(optimizer.Optimizer, "zero_grad", _times(TrainingPart.ZERO_GRAD))
         if not is_compiled:
@@ -158,16 +160,16 @@ def _train(model: TimedModel) -> None:
             model.profiler.announce(Training())
 
 
-def _backward(original: Function) -> Function:
+def _backward(original: Function, replicas: Replicas) -> Function:
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return original(tensors, *args, **kwargs)
-        handles = _backward_begins(tensors)
+        hooks = _backward_begins(tensors, replicas)
         try:
             return original(tensors, *args, **kwargs)
         finally:
-            _backward_ended(handles)
+            _backward_ended(hooks)
 
     return backward
 
@@ -184,26 +186,36 @@ def _roots_of(tensors: Any) -> list[Any]:
     return [one for one in found if issubclass(type(one), torch.Tensor)]
 
 
-def _backward_begins(tensors: Any) -> list[Any] | None:
-    """Begin a backward. Returns the handles of its hooks; None if that failed."""
+class _Hooks(NamedTuple):
+    """What a backward has to end: the handles of hooks for bricks, and the wait for other ranks' gradients."""
+
+    handles: list[Any]
+    sync: GradientSync | None
+
+
+def _backward_begins(tensors: Any, replicas: Replicas) -> _Hooks | None:
+    """Begin a backward. Returns its hooks; None if that failed."""
     try:
         here = training_here()
         here.clock.begin(TrainingPart.BACKWARD, clock.perf_counter_ns())
+        handles: list[Any] = []
         if here.calls is not None:
-            return without_dynamo(here.calls.backward_begins, _roots_of(tensors))
-        return []
+            handles = without_dynamo(here.calls.backward_begins, _roots_of(tensors))
+        return _Hooks(handles, without_dynamo(replicas.begin, here, lambda: _roots_of(tensors)))
     except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
         log_own_error(error, "the backward of bricks is not shown")
     return None
 
 
-def _backward_ended(handles: list[Any] | None) -> None:
-    if handles is None:
+def _backward_ended(hooks: _Hooks | None) -> None:
+    if hooks is None:
         return
     try:
         here = training_here()
+        if hooks.sync is not None:
+            hooks.sync.ended()
         if here.calls is not None:
-            here.calls.backward_ended(handles)
+            here.calls.backward_ended(hooks.handles)
         now_ns = clock.perf_counter_ns()
         here.clock.end(now_ns)
         if here.phase_after_backward and here.clock.is_in is None:

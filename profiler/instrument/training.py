@@ -17,7 +17,7 @@ from __future__ import annotations
 import statistics
 from _thread import get_ident
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import ref
@@ -26,13 +26,14 @@ import torch
 
 from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.instrument.capturing import captures
+from cbtop.profiler.instrument.communication_times import StepCommunication, together
 from cbtop.profiler.instrument.governor import FLOOR, LEAST_USED, SAMPLES, USED, median_of
 from cbtop.profiler.instrument.host_steps import noting_cost
 from cbtop.profiler.instrument.module_tree import dictionary_of
 from cbtop.profiler.instrument.open_step import Noting
 from cbtop.profiler.instrument.phases import Call
 from cbtop.profiler.instrument.torch_internals import submodules
-from cbtop.profiler.instrument.training_calls import Part, StepCalls
+from cbtop.profiler.instrument.training_calls import GRADIENT_SYNC, Part, StepCalls
 from cbtop.profiler.positions import finder
 from cbtop.profiler.steps import STEP
 from cbtop.protocol import clock
@@ -54,7 +55,7 @@ BRICKS = {
         (TrainingPart.ZERO_GRAD, "ZeroGrad"),
     )
 }
-MOST_RANGES = 2_000  # parts of a step that are kept for its record
+MOST_RANGES = 8_000  # parts of a step that are kept for its record
 ANNOUNCE_NS = 1_000_000_000  # between two announcements of the parts of a model's steps
 EARLY = 4, 16  # after these numbers of steps there is an announcement, too
 NEVER_NS = 1 << 62
@@ -63,6 +64,14 @@ MOST_WITHOUT_BACKWARD, MOST_FORWARDS = 32, 4096
 FLOOR_SHARE = 5 / 105  # share of the time for recording until FLOOR steps are recorded
 
 Parts = dict[TrainingPart, int]  # ns
+
+
+class StepTimes(NamedTuple):
+    """The times of one training step."""
+
+    wall_ns: int
+    parts: Parts
+    communication: StepCommunication
 
 
 class StepClock:
@@ -144,6 +153,7 @@ class ThreadTraining:
         "__weakref__",
         "calls",
         "clock",
+        "communication",
         "forwards",
         "noting",
         "own_ns",
@@ -164,6 +174,7 @@ class ThreadTraining:
         self.own_ns = 0  # time spent by cbtop to begin the forwards of this step
         self.calls: StepCalls | None = None  # None: this step is not recorded
         self.noting: Noting | None = None
+        self.communication = StepCommunication()
         self.forwards = 0
         self.phase_after_backward = ""  # if not empty, the step ends with the running backward
 
@@ -226,7 +237,7 @@ class EndedStep(NamedTuple):
     sequences: int
     begun_ns: int
     ended_ns: int
-    parts: Parts
+    times: StepTimes
     ranges: list[tuple[TrainingPart, int, int]]  # what each part consists of
 
     @property
@@ -244,7 +255,7 @@ class TrainingSteps:
         self._first_ns = self._paid_ns = 0
         self._costs_ns: deque[float] = deque(maxlen=SAMPLES)  # of recorded steps
         self._plain_ns: deque[float] = deque(maxlen=SAMPLES)  # costs of steps that are not recorded
-        self._latest: dict[str, deque[tuple[int, Parts]]] = {}  # by phase: the wall time and the parts of a step
+        self._latest: dict[str, deque[StepTimes]] = {}  # by phase
         self._told_ns: dict[str, int] = {}
         self._next_ns = 0  # when the running step began, if it follows at once
         self._untold = 0  # steps since the last announcement
@@ -304,7 +315,8 @@ class TrainingSteps:
             return
         here.stop_noting()
         calls, own_ns = here.calls, here.own_ns
-        step = EndedStep(phase, here.tokens, here.sequences, begun_ns, now_ns, parts, ranges)
+        times = StepTimes(now_ns - begun_ns, parts, here.communication)
+        step = EndedStep(phase, here.tokens, here.sequences, begun_ns, now_ns, times, ranges)
         here.forget()
         model.path.publish(model.path.position, model.path.position.scope, 0, None, None)
         self._seen += 1
@@ -330,7 +342,7 @@ class TrainingSteps:
         inside = None
         if calls is not None and not calls.has_failed and not calls.is_full and len(step.ranges) < MOST_RANGES:
             inside = calls.parts()
-            inside += [((BRICKS[part],), begin, end, 0) for part, begin, end in step.ranges if part in BRICKS]
+            inside += [((brick,), begin_ns, end_ns, 0) for brick, begin_ns, end_ns in _bricks_in(step.ranges)]
         self._write(model, name, step, inside)
         if not name.endswith(WARM_UP):
             self._announce(model, step, 0 if calls is None else calls.own_ns)
@@ -344,11 +356,12 @@ class TrainingSteps:
 
     def _announce(self, model: TimedModel, step: EndedStep, own_ns: int) -> None:
         """Announce the parts of the latest steps. Of this one, `own_ns` of the backward were the time of cbtop."""
-        phase, parts = step.phase, step.parts
+        phase, times = step.phase, step.times
         latest = self._latest.setdefault(phase, deque(maxlen=MAX_TIMED_STEPS))
-        backward_ns = parts.get(TrainingPart.BACKWARD, 0)
+        backward_ns = times.parts.get(TrainingPart.BACKWARD, 0)
         own_ns = min(own_ns, backward_ns)
-        latest.append((step.wall_ns - own_ns, parts | {TrainingPart.BACKWARD: backward_ns - own_ns}))
+        parts = times.parts | {TrainingPart.BACKWARD: backward_ns - own_ns}
+        latest.append(StepTimes(times.wall_ns - own_ns, parts, times.communication))
         if self._is_time_to_tell(phase, len(latest)):
             self._tell(model, phase, latest)
 
@@ -363,15 +376,16 @@ class TrainingSteps:
         self._told_ns[phase] = now_ns
         return True
 
-    def _tell(self, model: TimedModel, phase: str, latest: Collection[tuple[int, Parts]]) -> None:
-        """Announce the parts of the steps `latest`, given by wall time and parts in ns."""
+    def _tell(self, model: TimedModel, phase: str, latest: Collection[StepTimes]) -> None:
+        """Announce the parts of the steps `latest`."""
         found = []
         for part in TrainingPart:
-            each = [step.get(part, 0) for _, step in latest]
+            each = [one.parts.get(part, 0) for one in latest]
             if any(each):
                 found.append(PartTime(part, sum(each), round(statistics.median(each))))
-        wall_ns = sum(wall for wall, _ in latest)
-        model.profiler.announce(TrainingTimes(phase, model.model, len(latest), wall_ns, tuple(found)))
+        wall_ns = sum(one.wall_ns for one in latest)
+        communication = together([one.communication for one in latest])
+        model.profiler.announce(TrainingTimes(phase, model.model, len(latest), wall_ns, tuple(found), communication))
 
     def _pay(self, model: TimedModel, calls: StepCalls, now_ns: int) -> None:
         """Measure what recording the step has cost."""
@@ -400,6 +414,20 @@ class TrainingSteps:
         spread = (percent * low / max(1.0, middle), max(percent, percent * high / max(1.0, middle)))
         every = max(1, round(self._seen / self._recorded))
         model.profiler.announce(Sampling(every, percent, *spread, governor.allowed_percent))
+
+
+def _bricks_in(ranges: list[tuple[TrainingPart, int, int]]) -> Iterator[tuple[BrickDefinition, int, int]]:
+    """Yield the bricks of a step that are no module of the model.
+
+    Communication in the model's forward or backward has its own bricks there (training_calls.py).
+    """
+    around = TrainingPart.OTHER
+    for part, begin_ns, end_ns in ranges:
+        if part in BRICKS:
+            yield BRICKS[part], begin_ns, end_ns
+        elif part is TrainingPart.COMMUNICATION and around not in (TrainingPart.FORWARD, TrainingPart.BACKWARD):
+            yield GRADIENT_SYNC, begin_ns, end_ns
+        around = part
 
 
 def mode_of(model: TimedModel) -> bool | None:

@@ -19,7 +19,7 @@ import functools
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -43,14 +43,13 @@ MAX_NODES = 100_000  # of a graph of autograd; the backward of a larger one is n
 #: Returns the number of the next node that this thread makes; None in a torch that does not tell.
 next_number: Callable[[], int] | None = getattr(torch._C._autograd, "_get_sequence_nr", None)
 _ACCUMULATES = 1 << 63  # nodes that add a gradient to a weight have no number of their own, but one above this
-# In place of a call: no call; the nodes that no call of the model made; the end of a backward after its last node.
-OUTSIDE, LOSS, _AFTER = -1, -2, -3
-# The bricks of a backward that belong to no call of the model. With several processes, DistributedDataParallel waits
-# after the last node for the gradients of the other processes.
+# In place of a call: no call; the nodes that no call of the model made; the end of a backward after its last node; in
+# that, the wait of DistributedDataParallel for gradients.
+OUTSIDE, LOSS, _AFTER, _SYNC = -1, -2, -3, -4
+# The bricks of a backward that belong to no call of the model.
 LOSS_BACKWARD = BrickDefinition(f"Loss{BACKWARD}", BrickCategory.OTHER, backend="torch")
-_END = "after the last node"
-BACKWARD_END = BrickDefinition("BackwardEnd", BrickCategory.OTHER, backend="torch", label=_END)
-GRADIENT_SYNC = BrickDefinition("GradientSync", BrickCategory.COMMUNICATION, backend="torch", label=_END)
+BACKWARD_END = BrickDefinition("BackwardEnd", BrickCategory.OTHER, backend="torch", label="after the last node")
+GRADIENT_SYNC = BrickDefinition("GradientSync", BrickCategory.COMMUNICATION, backend="torch", label="other ranks")
 
 
 _AMOUNTS = "flops_per_call", "flops_per_element", "bytes_per_call", "bytes_per_element"  # of Work
@@ -196,6 +195,10 @@ class StepCalls(Capture):
         self._runs.append((now_ns, OUTSIDE))
         return handles
 
+    def gradients_computed(self, now_ns: int) -> None:
+        """Begin the wait of DistributedDataParallel for gradients. It lasts until the backward ends."""
+        self._runs.append((now_ns, _SYNC))
+
     def backward_ended(self, handles: Iterable[Handle]) -> None:
         """End the backward, and remove its hooks."""
         now_ns = clock.perf_counter_ns()
@@ -243,7 +246,8 @@ class StepCalls(Capture):
             begin_ns = self._begins_ns[number]
             end_ns = max(begin_ns, self._ends_ns[number] - inside_ns)
             if self._repeats[number]:
-                if not layers_of(keys):  # a layer that checkpoints its own inside is not called again
+                # A layer that checkpoints its own inside is not called again. Communication has no layer here.
+                if not layers_of(keys) and not _is_communication(self._keys[number]):
                     keys = (*self._layers_at(bisect_right(begins_ns, begin_ns) - 1, places), *keys)
                 keys = () if _is_layer(self._keys[number]) else renamed(keys, RECOMPUTE)
             if keys and self._keys[number] is not None and self._ends_ns[number]:
@@ -268,51 +272,78 @@ class StepCalls(Capture):
         """Return the parts of the backward: its bricks, and its layers with what they ran again."""
         again = [number for number, repeats in enumerate(self._repeats) if repeats and self._ends_ns[number]]
         outermost = [number for number in again if self._around[number] == OUTSIDE]
-        cuts = [(self._begins_ns[number], self._ends_ns[number]) for number in outermost]
-        of_layers = [(*cut, layers_of(places[number])) for cut, number in zip(cuts, outermost, strict=True)]
-        no_call = {LOSS: LOSS_BACKWARD, _AFTER: GRADIENT_SYNC if has_others() else BACKWARD_END}
-        cut_begins_ns = [begin_ns for begin_ns, _ in cuts]
+        cuts = [
+            _Cut(self._begins_ns[number], self._ends_ns[number], _is_communication(self._keys[number]))
+            for number in outermost
+        ]
+        of_layers: list[_Stay] = [
+            (cut.begin_ns, cut.end_ns, None if cut.is_communication else layers_of(places[number]))
+            for cut, number in zip(cuts, outermost, strict=True)
+        ]
+        no_call = {LOSS: LOSS_BACKWARD, _AFTER: BACKWARD_END, _SYNC: GRADIENT_SYNC}
+        cut_begins_ns = [cut.begin_ns for cut in cuts]
         is_counted: set[int] = set()
         found: list[Part] = []
         for (begin_ns, owner), (end_ns, _) in zip(self._runs, self._runs[1:], strict=False):
             if owner == OUTSIDE:
                 continue
             keys = (no_call[owner],) if owner < 0 else renamed(places[owner], BACKWARD, self.backward_scale(owner))
-            of_layers.append((begin_ns, end_ns, () if owner < 0 else layers_of(places[owner])))
+            layer = () if owner < 0 else layers_of(places[owner])
+            inside = cuts[bisect_left(cut_begins_ns, begin_ns) : bisect_left(cut_begins_ns, end_ns)]
+            waits = [cut for cut in inside if cut.is_communication]
+            of_layers += [(*left, layer) for left in _around(waits, begin_ns, end_ns)]
             if keys and not _is_layer(keys[-1]):
                 elements = 0 if owner < 0 or owner in is_counted else self._elements[owner]
                 is_counted.add(owner)
-                inside = cuts[bisect_left(cut_begins_ns, begin_ns) : bisect_left(cut_begins_ns, end_ns)]
                 found += [(keys, *left, elements) for left in _around(inside, begin_ns, end_ns)]
         return found + _layers_from(of_layers)
 
 
-def has_others() -> bool:
-    """Whether other processes train with this one."""
-    distributed: Any = torch.distributed
-    return bool(distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1)
+_Stay = tuple[int, int, Keys | None]  # begin and end in ns, and the layer; (): no layer; None: communication
 
 
-def _layers_from(ranges: list[tuple[int, int, Keys]]) -> list[Part]:
-    """Return one part for each stay of the backward in a layer. `ranges` have times in ns and the layer, if any."""
+def _layers_from(ranges: list[_Stay]) -> list[Part]:
+    """Return one part for each stay of the backward in a layer. Communication ends a stay."""
     found: list[Part] = []
+    has_communicated = False
     for begin_ns, end_ns, layer in sorted(ranges, key=lambda one: one[:2]):
         if not layer:
+            has_communicated |= layer is None
             continue
         keys = renamed(layer, BACKWARD)
-        if found and found[-1][0] == keys:
+        is_same, has_communicated = not has_communicated, False
+        if is_same and found and found[-1][0] == keys:
             _, from_ns, until_ns, _ = found.pop()
             begin_ns, end_ns = from_ns, max(until_ns, end_ns)
         found.append((keys, begin_ns, end_ns, 0))
     return found
 
 
-def _around(inside: Sequence[tuple[int, int]], begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
-    """Return what is left of a range of time before the first and after the last of the ranges `inside` it."""
-    if not inside:
-        return [(begin_ns, end_ns)]
-    left = (begin_ns, inside[0][0]), (inside[-1][1], end_ns)
+class _Cut(NamedTuple):
+    """A call that runs in the backward: one that is repeated, or communication."""
+
+    begin_ns: int
+    end_ns: int
+    is_communication: bool
+
+
+def _around(inside: Sequence[_Cut], begin_ns: int, end_ns: int) -> list[tuple[int, int]]:
+    """Return what is left of a range of time without the calls `inside` it.
+
+    The time between two repeated calls belongs to the repetition.
+    """
+    left = []
+    is_backward = True
+    for cut in inside:
+        if is_backward or cut.is_communication:
+            left.append((begin_ns, cut.begin_ns))
+        begin_ns, is_backward = cut.end_ns, cut.is_communication
+    left.append((begin_ns, end_ns))
     return [(begin, end) for begin, end in left if end > begin]
+
+
+def _is_communication(key: Hashable) -> bool:
+    return isinstance(key, BrickDefinition) and key.category is BrickCategory.COMMUNICATION
 
 
 def layers_of(keys: Keys) -> Keys:

@@ -34,18 +34,25 @@ from cbtop.profiler.definitions import BrickDefinition
 from cbtop.profiler.device.kernel_burst import KernelBurstResults, KernelWindow, Keys
 from cbtop.profiler.instrument import kernel_bursts
 from cbtop.profiler.instrument.capturing import OTHER, captures
+from cbtop.profiler.instrument.communication_times import StepCommunication
 from cbtop.profiler.instrument.governor import FLOOR
 from cbtop.profiler.instrument.kernel_bursts import Recording, bursts_of, place
 from cbtop.profiler.instrument.kernel_steps import KEPT, TOLD_EVERY, parts_from, together
 from cbtop.profiler.instrument.torch_internals import is_in_bad_fork
-from cbtop.profiler.instrument.training import BRICKS, EndedStep, Parts, ThreadTraining, TrainingSteps
+from cbtop.profiler.instrument.training import (
+    BRICKS,
+    EndedStep,
+    Parts,
+    StepTimes,
+    ThreadTraining,
+    TrainingSteps,
+)
 from cbtop.profiler.instrument.training_calls import (
     BACKWARD_END,
     GRADIENT_SYNC,
     LOSS,
     LOSS_BACKWARD,
     StepCalls,
-    has_others,
     layers_of,
     renamed,
 )
@@ -100,6 +107,8 @@ class StepKernels(StepCalls):
             brick = OTHER
         elif part is TrainingPart.BACKWARD:
             brick = LOSS_BACKWARD
+        elif part is TrainingPart.COMMUNICATION:
+            brick = GRADIENT_SYNC
         else:
             brick = BRICKS.get(part, _LOOP)
         self._move((brick,), part)
@@ -158,7 +167,7 @@ class StepKernels(StepCalls):
 
     def _done(self, inputs: Any, outputs: Any) -> None:
         try:
-            self._move((GRADIENT_SYNC if has_others() else BACKWARD_END,), TrainingPart.BACKWARD)
+            self._move((BACKWARD_END,), TrainingPart.BACKWARD)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host's backward
             self.failed(error)
 
@@ -397,7 +406,7 @@ class GpuTrainingSteps(TrainingSteps):
         if self._told == KEPT or self._told % TOLD_EVERY == 0:
             self._bursts.announce(together(self._kept))
 
-    def _closed(self, phase: str) -> list[tuple[int, Parts]]:
+    def _closed(self, phase: str) -> list[StepTimes]:
         """Return the wall time and the parts of the latest plain steps.
 
         Each has its own waits, the mean kernel times of the windows, and the mean wall time of these steps. In the
@@ -413,12 +422,14 @@ class GpuTrainingSteps(TrainingSteps):
         walls_ns = self._walls_ns[phase]
         rest_ns = max(0, round(statistics.fmean(walls_ns)) - busy_ns)
         found = []
+        communication = _communication()
         for idle in self._idle_ns.get(phase) or [{}] * len(walls_ns):
             left_ns, waits = rest_ns, {}
             for part in WAITS:
                 waits[part] = kernels.get(part, 0) + min(left_ns, idle.get(part, 0))
                 left_ns -= min(left_ns, idle.get(part, 0))
-            found.append((busy_ns + rest_ns, kernels | waits | {TrainingPart.NO_KERNEL: left_ns}))
+            parts = kernels | waits | {TrainingPart.NO_KERNEL: left_ns}
+            found.append(StepTimes(busy_ns + rest_ns, parts, communication))
         return found
 
     def _pay(self, model: TimedModel, calls: StepCalls, now_ns: int) -> None:
@@ -444,6 +455,15 @@ def _close(pid: int) -> None:
     recording = _open[0]() if os.getpid() == pid else None
     if recording is not None and recording.window.is_on:
         recording.end_step()
+
+
+def _communication() -> StepCommunication:
+    """Return the communication of a step on a GPU. Between processes it is not known, because it runs on the device."""
+    found = StepCommunication()
+    distributed: Any = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        found.unknown = "it runs on the GPU"
+    return found
 
 
 def _dated(burst: KernelBurstResults, key: Hashable) -> KernelBurstResults:

@@ -23,9 +23,12 @@ from cbtop.protocol.messages import (
     WireMessage,
 )
 from cbtop.protocol.recording import FrameKind, RecordingOrigin, RecordingWriter, encode_frame
-from cbtop.protocol.training_messages import PartTime, TrainingTimes
-from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, TRAIN, WARM_UP, BrickId, TrainingPart
+from cbtop.protocol.training_messages import CommunicationTimes, PartTime, TrainingTimes
+from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, TRAIN, WARM_UP, BrickCategory, BrickId, TrainingPart
+from cbtop.viewmodels.communication import with_ranks
+from cbtop.viewmodels.on_demand import with_parts
 from cbtop.viewmodels.source import SourceView
+from cbtop.viewmodels.verdicts import judged
 from tests.cbtop.made_machines import HELLO
 from tests.cbtop.recorded import Clock, apply, source_of
 
@@ -51,6 +54,8 @@ class Training:
     phase: str = TRAIN
     data_us: float = 600.0
     loss_us: float = 400.0
+    exposed_us: float = 0.0  # wait for the gradients of other ranks
+    overlapped_us: float | None = 0.0
     clip_us: float = 300.0
     optimizer_us: float = 4_000.0
     zero_us: float = 100.0
@@ -64,6 +69,28 @@ class Training:
     reports: bool = True  # the parts of its steps
     noise: float = 0.0  # of the time of each brick
     factor: Mapping[str, float] = field(default_factory=dict)  # on the time of a brick, by name
+
+
+def of_ranks(directory: Path, *plans: Training) -> list[SourceView]:
+    """Return the views of the ranks of one job, compared with each other."""
+    every = []
+    for rank, plan in enumerate(plans):
+        (directory / str(rank)).mkdir()
+        seen = trained(directory / str(rank), plan)
+        (record,) = seen.store.sources.values()
+        assert record.hello is not None
+        record.hello = replace(record.hello, rank=rank, world_size=len(plans))
+        every.append((seen, record))
+    found = []
+    for seen, record in every:
+        view = seen.one()
+        training = view.training
+        assert training is not None
+        if training.communication is not None:
+            compared = with_ranks(training.communication, record, [other for _, other in every], view.phase or "")
+            view = judged(with_parts(view, training=replace(training, communication=compared)))
+        found.append(view)
+    return found
 
 
 class Seen(StoreViews):
@@ -154,15 +181,27 @@ class _Steps:
             for suffix in ("", BACKWARD, RECOMPUTE):
                 name = brick.display_name + suffix
                 self._definitions[name] = BrickDefinition(name, brick.category, None if suffix else brick)
+        self._definitions["GradientSync"] = BrickDefinition("GradientSync", BrickCategory.COMMUNICATION)
 
     def times(self) -> TrainingTimes:
         latest = self.taken_ns[-LATEST:]
         parts = []
         for part in TrainingPart:
             ns = [step.get(part, 0) for step in latest]
-            if part is not TrainingPart.NO_KERNEL:  # only on a GPU
+            if any(ns) or part not in (TrainingPart.COMMUNICATION, TrainingPart.NO_KERNEL):
                 parts.append(PartTime(part.value, sum(ns), median_low(ns)))
-        return TrainingTimes(self._plan.phase, "", len(latest), sum(part.sum_ns for part in parts), tuple(parts))
+        wall_ns = sum(part.sum_ns for part in parts)
+        communication = self._communication(latest)
+        return TrainingTimes(self._plan.phase, "", len(latest), wall_ns, tuple(parts), communication)
+
+    def _communication(self, latest: list[dict[str, int]]) -> CommunicationTimes | None:
+        ns = [step.get(TrainingPart.COMMUNICATION, 0) for step in latest]
+        if not any(ns):
+            return None
+        exposed = (PartTime("GradientSync, backward", sum(ns), median_low(ns)),)
+        if self._plan.overlapped_us is None:
+            return CommunicationTimes(exposed, None, "nobody knows")
+        return CommunicationTimes(exposed, round(self._plan.overlapped_us * 1e3) * len(latest))
 
     def run(self, number: int) -> None:
         plan, is_warm = self._plan, number < self._plan.warm_up
@@ -178,6 +217,7 @@ class _Steps:
             self._brick("Loss backward", plan.loss_us)
             self._layers(reversed(range(LAYERS)), (RECOMPUTE, BACKWARD) if plan.recomputes else (BACKWARD,))
             taken[TrainingPart.BACKWARD] = self._clock() - begin_ns
+            self._part(taken, TrainingPart.COMMUNICATION, [("GradientSync", plan.exposed_us)])
             self._part(taken, TrainingPart.CLIP, [("ClipGradients", plan.clip_us)])
             self._part(taken, TrainingPart.OPTIMIZER, [("Optimizer", plan.optimizer_us)])
             self._part(taken, TrainingPart.ZERO_GRAD, [("ZeroGrad", plan.zero_us)])

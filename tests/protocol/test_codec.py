@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from cbtop.protocol import codec, messages
 from cbtop.protocol.attributes import FunctionAttributes, KernelAttributes, TransferAttributes, Work
 from cbtop.protocol.errors import DecodeError
-from cbtop.protocol.training_messages import PartTime, TrainingTimes
+from cbtop.protocol.training_messages import CommunicationTimes, PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import BrickId, NodeKind, Provenance, TransferDirection
 
 KINDS = get_args(messages.Message)
@@ -55,8 +55,11 @@ def takes_time(parts: list[PartTime]) -> bool:
     return any(part.sum_ns for part in parts)
 
 
-def training_times(phase: str, model: str, steps: int, parts: list[PartTime]) -> TrainingTimes:
-    return TrainingTimes(phase, model, steps, sum(part.sum_ns for part in parts), tuple(parts))
+def training_times(
+    phase: str, model: str, steps: int, parts: list[PartTime], overlapped_ns: int | None
+) -> TrainingTimes:
+    communication = None if overlapped_ns is None else CommunicationTimes(tuple(parts), overlapped_ns)
+    return TrainingTimes(phase, model, steps, sum(part.sum_ns for part in parts), tuple(parts), communication)
 
 
 def instances(kind: Any) -> st.SearchStrategy[Any]:
@@ -78,7 +81,12 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
     if kind is TrainingTimes:
         parts = st.lists(instances(PartTime), min_size=1, max_size=4, unique_by=lambda part: part.name)
         return st.builds(
-            training_times, values(messages.Name), values(str), st.integers(1, 64), parts.filter(takes_time)
+            training_times,
+            values(messages.Name),
+            values(str),
+            st.integers(1, 64),
+            parts.filter(takes_time),
+            st.none() | st.integers(0, 1 << 50),
         )
     if kind is messages.KernelTimes:  # and these
         count, time_ns = st.integers(1, 1 << 60), st.integers(0, 1 << 50)
@@ -342,6 +350,16 @@ PARTS = [{"k": "PartTime", "name": "forward", "sum_ns": 30, "p50_ns": 10}]
 TIMES = {"k": "TrainingTimes", "phase": "train", "model": "", "steps": 3, "wall_ns": 30, "parts": PARTS}
 
 
+def test_communication_of_a_training_step_comes_through_and_is_left_out_without() -> None:
+    parts = PartTime("forward", 30, 10), PartTime("communication", 5, 1)
+    communication = CommunicationTimes((PartTime("AllGather, forward", 5, 1),), 7)
+    sent = TrainingTimes("train", "", 3, 35, parts, communication)
+    assert codec.decode(codec.encode(sent)) == sent
+    assert codec.encode(replace(sent, communication=None)) == codec.encode(TrainingTimes("train", "", 3, 35, parts))
+    unknown = replace(communication, overlapped_ns=None, why_unknown="asynchronous")
+    assert codec.decode(codec.encode(replace(sent, communication=unknown))) == replace(sent, communication=unknown)
+
+
 def test_an_unknown_part_of_a_training_step_keeps_its_name() -> None:
     later = [{"k": "PartTime", "name": "communication", "sum_ns": 5, "p50_ns": 1}]
     found = codec.decode(msgpack.packb(TIMES | {"wall_ns": 35, "parts": PARTS + later}))
@@ -367,6 +385,9 @@ def test_an_unknown_part_of_a_training_step_keeps_its_name() -> None:
         ({"parts": [PARTS[0] | {"p50_ns": 31}]}, "a median step 31 ns"),
         ({"parts": [PARTS[0] | {"p50_ns": -1}]}, "a median step -1 ns"),
         ({"parts": [TIMES]}, "has no place there"),
+        ({"exposed": [PARTS[0] | {"sum_ns": 31}]}, "communication took 31 ns, the steps 30 ns"),
+        ({"exposed": PARTS * 2}, "2 kinds of communication"),
+        ({"exposed": PARTS, "overlapped_ns": -1}, "-1 ns of communication"),
     ],
 )
 def test_training_times_that_cannot_be_are_refused(wrong: dict[str, Any], complaint: str) -> None:

@@ -30,7 +30,8 @@ PRESSURE = Path("/proc/pressure/cpu")
 class Outcome:
     """What is shown of a program that has ended."""
 
-    view: SourceView
+    view: SourceView  # of the first rank
+    ranks: tuple[SourceView, ...]  # one if the program is a single process
     output: str
     summary: str  # what `cbtop run` printed on stderr when it ended
     file: Path
@@ -86,9 +87,9 @@ class Run:
         self._runs += 1
         directory = self._directory / f"{kind}-{self._runs}"
         begun, pressure_s = time.monotonic(), _pressure_s()
-        view, output, summary = _shown([str(SCRIPTS / f"{script}.py"), kind], directory, overhead)
+        ranks, output, summary = _shown([str(SCRIPTS / f"{script}.py"), kind], directory, overhead)
         waited = (_pressure_s() - pressure_s) / (time.monotonic() - begun)
-        return Outcome(view, output, summary, directory / "run.cbtop", waited > SHARED)
+        return Outcome(ranks[0], ranks, output, summary, directory / "run.cbtop", waited > SHARED)
 
     def faulty(self, script: str, verdict: str, overhead: str = DEFAULT_OVERHEAD) -> Outcome:
         """Run a faulty script; do so again, twice at most, if neighbours may have hidden `verdict` or added one."""
@@ -122,10 +123,11 @@ def _are_of_neighbours(warnings: set[str]) -> bool:
 
 def view_of(program: str, directory: Path, overhead: str = DEFAULT_OVERHEAD) -> SourceView:
     """Return what is shown of `program` when it has ended; by default with the default overhead."""
-    return _shown(["-c", program], directory, overhead)[0]
+    (view,) = _shown(["-c", program], directory, overhead)[0]
+    return view
 
 
-def _shown(program: list[str], directory: Path, overhead: str) -> tuple[SourceView, str, str]:
+def _shown(program: list[str], directory: Path, overhead: str) -> tuple[tuple[SourceView, ...], str, str]:
     directory.mkdir(exist_ok=True)
     file = directory / "run.cbtop"
     command = [*CBTOP, "run", "--overhead", overhead, "--record", str(file), "--", sys.executable, *program]
@@ -133,10 +135,9 @@ def _shown(program: list[str], directory: Path, overhead: str) -> tuple[SourceVi
     assert done.returncode == 0, done.stderr
     with ReplayFeed(file) as feed:
         feed.seek(feed.duration_s)
-        (source,) = feed.sources()
-        view = feed.view(source.key)
-    assert view is not None
-    return view, done.stdout, done.stderr
+        views = [feed.view(source.key) for source in feed.sources()]
+    found = [view for view in views if view is not None]
+    return tuple(sorted(found, key=lambda view: view.rank or 0)), done.stdout, done.stderr
 
 
 def _pressure_s() -> float:

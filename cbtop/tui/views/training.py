@@ -35,7 +35,8 @@ LOOKS: dict[str, PartLook] = {
     TrainingPart.FORWARD: PartLook("attention", "fill-attention", "▸"),
     TrainingPart.LOSS: PartLook("norm", "fill-norm", "◆"),
     TrainingPart.BACKWARD: PartLook("ffn", "fill-ffn", "◂"),
-    TrainingPart.CLIP: PartLook("communication", "fill-communication", "‖"),
+    TrainingPart.COMMUNICATION: PartLook("communication", "fill-communication", "⇄"),
+    TrainingPart.CLIP: PartLook("attention", "fill-attention", "‖"),
     TrainingPart.OPTIMIZER: PartLook("other", "fill-other", "▲"),
     TrainingPart.ZERO_GRAD: PartLook("norm", "fill-norm", "○"),
     TrainingPart.OTHER: PartLook("unknown", "fill-unknown", "░", "░"),
@@ -64,17 +65,21 @@ def _segment(part: TrainingPartRow) -> BarSegment:
 
 
 def legend(training: TrainingView, width: int) -> list[Line]:
-    """Return the shares of all parts that took time, in as few lines as fit `width`. The largest part comes first."""
-    lines: list[Line] = []
+    """Return the shares of all parts that took time, in as few lines as fit `width`. The largest part comes first.
+
+    Overlapped communication follows, because it is in no part of its own.
+    """
+    entries: list[Line] = []
     for part in sorted(training.parts, key=lambda part: -part.mean_us):
         if not part.mean_us:
             continue
         look = LOOKS.get(part.name, _UNKNOWN_PART)
-        entry: Line = (
-            (f"{look.glyph} ", look.role),
-            (f"{clean(part.name)} ", "dim"),
-            (units.percent(part.percent), "strong"),
-        )
+        name, share = clean(part.name), units.percent(part.percent)
+        entries.append(((f"{look.glyph} ", look.role), (f"{name} ", "dim"), (share, "strong")))
+    if training.communication is not None:
+        entries.append((("overlapped ", "dim"), (training_text.overlapped(training.communication), "strong")))
+    lines: list[Line] = []
+    for entry in entries:
         if lines and width_of(lines[-1]) + width_of(_SPACE) + width_of(entry) <= width:
             lines[-1] = (*lines[-1], *_SPACE, *entry)
         else:

@@ -16,6 +16,7 @@ from cbtop.viewmodels.verdicts.base import Rule
 from cbtop.viewmodels.verdicts.below_resolution import BELOW_RESOLUTION
 from cbtop.viewmodels.verdicts.bimodal_latency import BIMODAL_LATENCY
 from cbtop.viewmodels.verdicts.clock_throttled import CLOCK_THROTTLED
+from cbtop.viewmodels.verdicts.communication_exposed import COMMUNICATION_EXPOSED
 from cbtop.viewmodels.verdicts.data_incomplete import DATA_INCOMPLETE
 from cbtop.viewmodels.verdicts.failed_checks import FAILED_CHECKS
 from cbtop.viewmodels.verdicts.grows_with_cache import GROWS_WITH_CACHE
@@ -35,6 +36,7 @@ from cbtop.viewmodels.verdicts.slows_down import SLOWS_DOWN
 from cbtop.viewmodels.verdicts.starved import STARVED
 from cbtop.viewmodels.verdicts.straggler import STRAGGLER
 from cbtop.viewmodels.verdicts.stuck import STUCK
+from cbtop.viewmodels.verdicts.waits_for_rank import WAITS_FOR_RANK
 from cbtop.viewmodels.verdicts.warm_up import WARM_UP
 
 # The worst first: verdicts that make other figures wrong, then lost time, then mere limits.
@@ -44,11 +46,13 @@ VERDICTS: tuple[Rule, ...] = (
     FAILED_CHECKS,
     STARVED,
     STRAGGLER,
+    WAITS_FOR_RANK,
     CLOCK_THROTTLED,
     SLOWER_THAN_BASELINE,
     RECOMPILATION,
     IDLE_BETWEEN_STEPS,
     INPUT_BOUND,
+    COMMUNICATION_EXPOSED,
     OPTIMIZER_BOUND,
     LAUNCH_BOUND,
     HOST_BOUND,
@@ -71,6 +75,8 @@ OF_WARM_UP = (STUCK, DATA_INCOMPLETE, FAILED_CHECKS)
 OF_LATENCY = (
     SLOWER_THAN_BASELINE,
     INPUT_BOUND,
+    COMMUNICATION_EXPOSED,
+    WAITS_FOR_RANK,
     OPTIMIZER_BOUND,
     LAUNCH_BOUND,
     BIMODAL_LATENCY,

@@ -16,7 +16,7 @@ from cbtop.text.row_filter import RowChoice
 from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.source import SourceView
 from tests.cbtop import samples
-from tests.cbtop.made_training import Training, trained
+from tests.cbtop.made_training import Training, of_ranks, trained
 
 GOLDEN = Path(__file__).parent / "goldens" / "training.txt"
 
@@ -43,6 +43,34 @@ def test_a_layer_with_both_passes_has_a_column_for_each(tmp_path: Path) -> None:
     head, *rows = REPORTS["text"]([view], ["layers"]).partition("layer  ")[2].splitlines()[:4]
     assert "forward µs  backward µs" in head
     assert all(row.split()[2:5] == ["9,000", "3,000", "6,000"] for row in rows)
+
+
+def communication_line(view: SourceView) -> str:
+    lines = REPORTS["text"]([view], ["training"]).splitlines()
+    return next(line for line in lines if line.startswith("communication, exposed"))
+
+
+def test_communication_has_a_line_with_what_is_exposed_and_what_overlaps(tmp_path: Path) -> None:
+    plan = Training(steps=30, exposed_us=5_000, overlapped_us=1_200)
+    (tmp_path / "alone").mkdir()
+    kinds = "communication, exposed: GradientSync, backward 5.00 ms; overlapped: "
+    alone = trained(tmp_path / "alone", plan).one()
+    assert communication_line(alone) == f"{kinds}1.20 ms at most; exposed may be a wait for another rank"
+    waits, slow = of_ranks(tmp_path, plan, replace(plan, exposed_us=1_000, other_us=4_200))
+    assert communication_line(waits) == f"{kinds}1.20 ms at most; waits for slower ranks: 4.00 ms for rank 1"
+    assert communication_line(slow).endswith("waits for slower ranks: none")
+
+
+def test_communication_that_is_not_known_has_the_reason(tmp_path: Path) -> None:
+    view = trained(tmp_path, Training(steps=30, exposed_us=5_000, overlapped_us=None)).one()
+    assert "overlapped: n/a (nobody knows)" in communication_line(view)
+    found = json.loads(REPORTS["json"]([view], [OVERVIEW]))["sources"][0]["training"]["communication"]
+    assert found == {
+        "exposed": [{"name": "GradientSync, backward", "mean_us": 5_000, "p50_us": 5_000}],
+        "overlapped_us": None,
+        "why_unknown": "nobody knows",
+        "ranks": None,
+    }
 
 
 def test_all_sections_include_training_only_if_steps_train(view: SourceView) -> None:

@@ -53,7 +53,9 @@ def test_the_parts_of_a_step_have_their_times_and_close(tmp_path: Path) -> None:
             "optimizer": 4_000, "zero grad": 100, "other": 200,
         }
     )  # fmt: skip
-    assert [part.name for part in found.parts] == [part.value for part in TrainingPart][:-1]  # all but a GPU's
+    rare = TrainingPart.COMMUNICATION, TrainingPart.NO_KERNEL
+    assert [part.name for part in found.parts] == [part.value for part in TrainingPart if part not in rare]
+    assert found.communication is None
     assert [part.p50_us for part in found.parts] == [part.mean_us for part in found.parts]
     assert sum(part.percent for part in found.parts) == pytest.approx(100)
 
@@ -68,6 +70,20 @@ def test_parts_close_to_the_mean_step_whatever_they_take(seen: Seen, taken_ns: l
     assert sum(part.percent for part in found.parts) == pytest.approx(100)
     assert sum(part.mean_us for part in found.parts) == pytest.approx(found.mean_us)
     assert found.part(TrainingPart.DATA_WAIT) == found.parts[0]
+
+
+@pytest.mark.parametrize(("overlapped_us", "why"), [(2_000.0, ""), (None, "nobody knows")])
+def test_exposed_communication_is_a_part_and_overlapped_communication_is_none(
+    tmp_path: Path, overlapped_us: float | None, why: str
+) -> None:
+    found = training_of(trained(tmp_path, replace(SHORT, exposed_us=5_000, overlapped_us=overlapped_us)))
+    part = found.part(TrainingPart.COMMUNICATION)
+    assert part is not None
+    assert part.mean_us == pytest.approx(5_000)
+    assert sum(part.mean_us for part in found.parts) == pytest.approx(found.mean_us) == pytest.approx(38_000)
+    assert found.communication is not None
+    assert [(row.name, row.mean_us) for row in found.communication.exposed] == [("GradientSync, backward", 5_000)]
+    assert (found.communication.overlapped_us, found.communication.why_unknown) == (overlapped_us, why)
 
 
 def test_forward_backward_and_recompute_of_a_brick_are_one_row(tmp_path: Path) -> None:

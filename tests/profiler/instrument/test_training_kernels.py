@@ -22,8 +22,9 @@ from cbtop.profiler.instrument import (  # noqa: E402
     uninstall,
 )
 from cbtop.profiler.instrument import training_kernels as kernels  # noqa: E402
+from cbtop.profiler.instrument.communication_times import StepCommunication  # noqa: E402
 from cbtop.profiler.instrument.governor import GovernedProfiler  # noqa: E402
-from cbtop.profiler.instrument.training import EndedStep, training_here  # noqa: E402
+from cbtop.profiler.instrument.training import EndedStep, StepTimes, training_here  # noqa: E402
 from cbtop.profiler.instrument.training_kernels import IdleTimes, StepEvents  # noqa: E402
 from cbtop.protocol.messages import Manifest, Node  # noqa: E402
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN  # noqa: E402
@@ -37,6 +38,7 @@ from torch import nn  # noqa: E402  # isort: skip
 from torch.utils.checkpoint import checkpoint  # noqa: E402  # isort: skip
 
 LAYERS = 3
+NO_TIMES = StepTimes(4, {}, StepCommunication())
 FORWARD_NS, BACKWARD_NS, NORM_NS, OPTIMIZER_NS, LOSS_NS, LOOP_NS = 20_000, 45_000, 3_000, 9_000, 1_000, 700
 
 
@@ -276,7 +278,7 @@ def test_a_host_ahead_of_its_device_gets_the_devices_times(world: bursts.World) 
     begun_ns = world.now_ns()
     for number in range(100):
         world.pass_time(10_000_000)
-        step = EndedStep("train", 1, 1, begun_ns, begun_ns + 1_000, {}, [])  # the host took a microsecond
+        step = EndedStep("train", 1, 1, begun_ns, begun_ns + 1_000, NO_TIMES, [])  # the host took a microsecond
         found += events.ended(f"step {number}", step, follows=number > 0)
     assert 80 < len(found) < 100
     assert [step.wall_ns for _, step in found[1:]] == pytest.approx([10_000_000] * (len(found) - 1), rel=1e-4)
@@ -287,7 +289,7 @@ def test_a_host_ahead_of_its_device_gets_the_devices_times(world: bursts.World) 
 def test_no_more_than_some_steps_wait_for_their_device(world: bursts.World) -> None:
     Event.behind_ns = 1 << 60
     events = StepEvents()
-    step = EndedStep("train", 1, 1, 5, 9, {}, [])
+    step = EndedStep("train", 1, 1, 5, 9, NO_TIMES, [])
     found = [one for number in range(200) for one in events.ended(str(number), step, follows=True)]
     assert len(found) == 200 - kernels.MOST_RUNNING
     assert {step.wall_ns for _, step in found} == {4}

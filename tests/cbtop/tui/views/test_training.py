@@ -15,6 +15,7 @@ from cbtop.tui.app import CbtopApp
 from cbtop.tui.views.training import LOOKS, legend, training_bar, training_lines, training_rows
 from cbtop.tui.widgets.lines import ROLES, plain, width_of
 from cbtop.units import percent
+from cbtop.viewmodels.communication import CommunicationView
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.training import TrainingPartRow, TrainingView
 from tests.cbtop.conftest import KnownCost, ScriptedFeed, screen_text
@@ -70,6 +71,15 @@ def test_the_legend_has_every_part_that_took_time(shares: list[float], width: in
     text = " ".join(plain(line) for line in lines)
     for part in found.parts:
         assert (f"{part.name} {percent(part.percent)}" in text) == (part.mean_us > 0)
+
+
+def test_overlapped_communication_is_in_the_legend_but_in_no_part() -> None:
+    communication = CommunicationView((), 1_200.0, "")
+    found = replace(training([1.0, 2.0]), communication=communication)
+    text = " ".join(plain(line) for line in legend(found, 80))
+    assert text.endswith("overlapped 1.20 ms at most")
+    unknown = replace(found, communication=replace(communication, overlapped_us=None))
+    assert " ".join(plain(line) for line in legend(unknown, 80)).endswith("overlapped n/a")
 
 
 def test_a_low_part_of_the_screen_has_the_bar_and_the_largest_shares(view: SourceView) -> None:

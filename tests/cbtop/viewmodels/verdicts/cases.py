@@ -12,7 +12,7 @@ from cbtop.protocol.messages import CheckResult, Quiet
 from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.source import SourceView
 from tests.cbtop.made_machines import CPU, GPU, NVML
-from tests.cbtop.made_training import Training, trained
+from tests.cbtop.made_training import Training, of_ranks, trained
 from tests.cbtop.viewmodels.verdicts.streams import DOWN_WORK, LAYERS, Decoding, ceiling, run
 
 IMPERFECT = Path(__file__).parents[2] / "imperfect.cbtop"
@@ -28,6 +28,11 @@ def _of(*ranks: Decoding) -> Callable[[Path], SourceView]:
 
 def training(plan: Training, *, window: bool = False) -> Callable[[Path], SourceView]:
     return lambda directory: trained(directory, plan).one(window=window)
+
+
+def ranks(*plans: Training) -> Callable[[Path], SourceView]:
+    """The first of these ranks."""
+    return lambda directory: of_ranks(directory, *plans)[0]
 
 
 def _in_window(plan: Decoding) -> Callable[[Path], SourceView]:
@@ -149,6 +154,7 @@ CAUSES: dict[str, Callable[[Path], SourceView]] = {
     "failed-checks": _of(Decoding(checks=(FINITE, EQUAL))),
     "starved": _beside_others(Decoding(), had_percent=55),
     "straggler": _of(Decoding(reduce_us=605), Decoding(down_factor=1.5, reduce_us=5), Decoding(reduce_us=605)),
+    "waits-for-rank": ranks(Training(exposed_us=9_000), Training(other_us=9_000, exposed_us=200)),
     "clock-throttled": _with_gpu(held_down=True),
     "slower-than-baseline": _beside(
         Decoding(seed=1, noise=0.1), Decoding(noise=0.1, cell_factor={(5, "DownProjection"): 1.1})
@@ -156,6 +162,7 @@ CAUSES: dict[str, Callable[[Path], SourceView]] = {
     "recompilation": _in_window(Decoding(compiles_at=(100, 200, 300))),
     "idle-between-steps": _of(Decoding(between_us=20_000)),
     "input-bound": training(Training(data_us=12_000)),
+    "communication-exposed": ranks(Training(exposed_us=9_000), Training(exposed_us=8_000, other_us=1_200)),
     "optimizer-bound": training(Training(optimizer_us=15_000)),
     "launch-bound": _of(Decoding(waits_every=1)),
     "host-bound": beside_a_gpu(Decoding(gap_us=1_500), busy_percent=10),
@@ -184,6 +191,7 @@ ALMOST: dict[str, Callable[[Path], SourceView]] = {
     "stuck": _quiet_for(1.9, "decode", "5", "DownProjection"),
     "starved": _beside_others(Decoding(), had_percent=90),
     "straggler": _of(Decoding(reduce_us=245), Decoding(down_factor=1.2, reduce_us=5), Decoding(reduce_us=245)),
+    "waits-for-rank": ranks(Training(exposed_us=3_200), Training(other_us=3_200, exposed_us=200)),
     "clock-throttled": _with_gpu(held_down=True, clock_mhz=1_920.0),
     "slower-than-baseline": _beside(
         Decoding(seed=1, noise=0.1), Decoding(noise=0.1, cell_factor={(5, "DownProjection"): 1.02})
@@ -191,6 +199,7 @@ ALMOST: dict[str, Callable[[Path], SourceView]] = {
     "recompilation": _in_window(Decoding(compiles_at=(300,), seconds=14)),
     "idle-between-steps": _of(Decoding(between_us=5_000)),
     "input-bound": training(Training(data_us=2_500)),
+    "communication-exposed": ranks(Training(exposed_us=3_400), Training(exposed_us=3_200, other_us=400)),
     "optimizer-bound": training(Training(optimizer_us=8_500)),
     "launch-bound": _of(Decoding(waits_every=6)),
     "host-bound": beside_a_gpu(Decoding(gap_us=800), busy_percent=10),
@@ -273,7 +282,7 @@ HEALTHY: dict[str, Callable[[Path], SourceView]] = {
     "training": training(Training()),
     "training, in a window": training(Training(tokens=4_096), window=True),
     "training that pauses between steps": training(Training(between_us=20_000)),
-    "training that only begins": training(Training(steps=19, data_us=12_000, optimizer_us=15_000)),
+    "training that only begins": training(Training(steps=19, data_us=12_000, optimizer_us=15_000, exposed_us=9_000)),
     "a warm-up that waits for data": training(Training(steps=200, warm_up=200, data_us=12_000)),
     "three ranks": _of(Decoding(), Decoding(seed=1), Decoding(seed=2)),
     "three replicas, one of them slow": _of(Decoding(), Decoding(down_factor=1.5), Decoding()),

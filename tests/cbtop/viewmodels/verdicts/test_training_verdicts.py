@@ -13,9 +13,11 @@ from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.training import TrainingPartRow
 from cbtop.viewmodels.verdict import Verdict
 from cbtop.viewmodels.verdicts import judged
-from tests.cbtop.made_training import Training, trained
+from tests.cbtop.made_training import Training, of_ranks, trained
 
 WAITS = Training(data_us=12_000)
+EXPOSED = Training(exposed_us=9_000, overlapped_us=2_000)
+SLOW = Training(exposed_us=200, other_us=9_000)
 
 
 def verdict_of(view: SourceView) -> Verdict:
@@ -43,6 +45,44 @@ def test_the_gain_is_the_rate_of_the_same_steps_without_the_wait(tmp_path: Path)
     assert "samples/s" not in found.sentence
 
 
+def test_of_one_rank_alone_communication_may_be_a_wait_and_no_gain_is_given(tmp_path: Path) -> None:
+    found = verdict_of(trained(tmp_path, replace(EXPOSED, tokens=444)).one())
+    assert found.sentence == (
+        "21.4 % of a train step is exposed communication or a wait for another rank: 9.00 ms of 42.00 ms, "
+        "of the latest 64, most of it in GradientSync, backward"
+    )
+    assert found.gain_tokens_per_sec is None
+
+
+def test_the_least_exposed_time_of_any_rank_is_communication_and_could_overlap(tmp_path: Path) -> None:
+    plan = replace(EXPOSED, tokens=444)
+    view, _ = of_ranks(tmp_path, plan, replace(plan, exposed_us=8_000, other_us=1_200))
+    found = verdict_of(view)
+    assert found.sentence.startswith("19.0 % of a train step waits for communication: 8.00 ms of 42.00 ms")
+    assert found.gain_tokens_per_sec == pytest.approx(444 / 34e-3 - 444 / 42e-3)
+    evidence = {one.name: one.value for one in found.evidence}
+    assert evidence["overlapped with computation at most"] == pytest.approx(2_000)
+
+
+def test_a_rank_that_waits_for_a_slower_one_names_it_and_the_slower_one_does_not_wait(tmp_path: Path) -> None:
+    waits, slow = of_ranks(tmp_path, EXPOSED, SLOW)
+    found = verdict_of(waits)
+    assert found.id == "waits-for-rank"
+    assert found.sentence == (
+        "21.0 % of a train step waits for rank 1: 8.80 ms of 42.00 ms, of the latest 64; "
+        "communication itself takes 200.0 µs at most"
+    )
+    assert slow.verdicts == ()
+
+
+def test_ranks_are_not_compared_if_one_is_missing_or_their_steps_differ(tmp_path: Path) -> None:
+    view, _ = of_ranks(tmp_path, EXPOSED, replace(SLOW, other_us=20_000))
+    assert view.training is not None
+    assert view.training.communication is not None
+    assert view.training.communication.ranks is None
+    assert "or a wait for another rank" in verdict_of(view).sentence
+
+
 def test_waits_in_few_steps_have_no_gain(tmp_path: Path) -> None:
     view = trained(tmp_path, Training(data_us=12_000, tokens=444)).one()
     assert view.training is not None
@@ -62,7 +102,7 @@ def test_other_steps_than_those_shown_give_no_gain(tmp_path: Path) -> None:
     assert verdict_of(judged(with_parts(view, training=longer))).gain_tokens_per_sec is None
 
 
-@pytest.mark.parametrize("plan", [WAITS, Training(optimizer_us=15_000), Training(recomputes=True)])
+@pytest.mark.parametrize("plan", [WAITS, Training(optimizer_us=15_000), Training(recomputes=True), EXPOSED])
 def test_a_process_that_waits_for_a_processor_is_only_starved(tmp_path: Path, plan: Training) -> None:
     view = with_parts(trained(tmp_path, plan).one(), waiting_percent=40.0)
     assert [verdict.id for verdict in judged(view).verdicts] == ["starved"]
@@ -75,7 +115,7 @@ def test_waits_for_a_processor_may_explain_waits_for_data(tmp_path: Path, waited
 
 
 def test_warm_up_steps_have_no_verdict_on_their_speed(tmp_path: Path) -> None:
-    plan = Training(warm_up=100, data_us=12_000, optimizer_us=15_000, recomputes=True)
+    plan = Training(warm_up=100, data_us=12_000, optimizer_us=15_000, exposed_us=9_000, recomputes=True)
     assert trained(tmp_path, plan).one(TRAIN + WARM_UP).verdicts == ()
 
 
