@@ -458,7 +458,7 @@ def _close(pid: int) -> None:
 
 
 def _communication() -> StepCommunication:
-    """Return the communication of a step on a GPU. Between processes it is not known, because it runs on the device."""
+    """Return the communication of a step on a GPU. It is not known, because it runs on the device."""
     found = StepCommunication()
     distributed: Any = torch.distributed
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
