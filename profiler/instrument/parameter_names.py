@@ -1,0 +1,32 @@
+"""The names of a model's parameters, without code of the model's own classes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cbtop.profiler.instrument.torch_internals import own_parameters, submodules
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# Modules that torch puts around a model or a layer. They are no part of a name.
+_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_REPLICAS = "DistributedDataParallel", "DataParallel"  # these have the model as `module`
+
+
+def name_of_parameter(root: nn.Module, parameter: Any) -> str:
+    """Return the name of `parameter` in the model, such as `layers.3.mlp.up.weight`, or "" if it is in no module."""
+    seen = {id(root)}
+    waiting: list[tuple[str, nn.Module]] = [("", root)]
+    while waiting:
+        prefix, module = waiting.pop()
+        for name, own in own_parameters(module).items():
+            if own is parameter:
+                return prefix + name
+        is_replica = type(module).__name__ in _REPLICAS
+        for name, child in submodules(module).items():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                is_wrapper = name in _WRAPPERS or (is_replica and name == "module")
+                waiting.append((prefix if is_wrapper else f"{prefix}{name}.", child))
+    return ""
