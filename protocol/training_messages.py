@@ -68,7 +68,7 @@ class GradientNorm:
     p50: float
     highest: float
     measured: int
-    clipping: str = ""  # "before": before the program clips the gradients, "after": after it, "": not clipped
+    clipping: str = ""  # "before" the program clips the gradients, or "after" it; "": no clipping was seen
     is_shard: bool = False  # whether the process has only a part of some gradients
 
     def __post_init__(self) -> None:

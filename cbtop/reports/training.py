@@ -17,7 +17,8 @@ def training_tables(view: SourceView) -> str:
     if found is None:
         return ""
     parts = _parts(view, found) if found.parts else training_text.parts(view, found)
-    return "\n".join([parts, "", _bricks(found.bricks), PASSES_LINE]) if found.bricks else parts
+    text = "\n".join([parts, *training_text.gradients(view, found)])
+    return "\n".join([text, "", _bricks(found.bricks), PASSES_LINE]) if found.bricks else text
 
 
 def _parts(view: SourceView, found: TrainingView) -> str:

@@ -11,6 +11,7 @@ from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.protocol.messages import Node
 from cbtop.protocol.training_messages import TrainingTimes
 from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, STEP_BRICKS, BrickCategory, TrainingPart, is_training
+from cbtop.viewmodels.gradients import GradientsView, gradients_view
 from cbtop.viewmodels.layers import LayerRow, LayersView
 
 _PART_ORDER = {part.value: at for at, part in enumerate(TrainingPart)}
@@ -49,6 +50,7 @@ class TrainingView:
     mean_us: float | None  # Mean step of these, or None if the parts are not known.
     parts: tuple[TrainingPartRow, ...]  # In the usual order of a loop.
     bricks: tuple[TrainingBrick, ...]  # The longest first.
+    gradients: GradientsView | None = None  # None if the process has not reported them.
 
     def part(self, name: TrainingPart) -> TrainingPartRow | None:
         """Return the part called `name`, or None if the process does not report it."""
@@ -73,6 +75,7 @@ def training_view(
         mean_us=times.wall_ns / times.steps / 1e3 if times else None,
         parts=_parts(times) if times else (),
         bricks=_bricks(bricks(), totals, step),
+        gradients=gradients_view(record, step),
     )
 
 
