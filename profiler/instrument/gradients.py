@@ -166,11 +166,24 @@ def measured(
 
 def is_finite(parameter: Any) -> bool | None:
     """Whether the gradient of `parameter` on a CPU is finite. Returns None if there is none."""
+    return are_finite([parameter])
+
+
+def are_finite(parameters: Sequence[Any]) -> bool | None:
+    """Whether the gradients of `parameters` on a CPU are finite. Returns None if some have none."""
     with torch.no_grad(), without_torch_function():
-        grad = parameter.grad
-        if type(grad) is not Tensor or grad.device.type != "cpu" or not grad.numel():
+        grads = [parameter.grad for parameter in parameters]
+        if not grads or not all([type(grad) is Tensor and grad.is_cpu and grad.numel() for grad in grads]):
             return None
-        return math.isfinite(foreach_norm([grad], _LARGEST)[0].item())
+        return all([math.isfinite(norm.item()) for norm in foreach_norm(grads, _LARGEST)])
+
+
+def small_gradients(parameters: Sequence[Any], count: int) -> list[Any]:
+    """Return `count` parameters, spread over those with a gradient, whose gradients are small."""
+    with torch.no_grad(), without_torch_function():
+        sizes = [(grad.numel(), at) for at, one in enumerate(parameters) if (grad := one.grad) is not None]
+        size = max(1, -(-len(sizes) // count))
+        return [parameters[min(sizes[at : at + size])[1]] for at in range(0, len(sizes), size)]
 
 
 class ThreadGradients:

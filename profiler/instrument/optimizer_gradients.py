@@ -3,8 +3,8 @@
 Rules
 - If the program clips the gradients by their L2 norm, that norm is announced. Otherwise the norm is measured before
   the optimizer's step, as often as SHARE of the time allows.
-- On a CPU, one small gradient of the first layers is looked at in every step. The backward pass computes it last, so
-  it has the NaN of any later layer. Then all gradients are measured at once.
+- On a CPU, a few small gradients, spread over the model, are looked at in every step. The backward pass hands a NaN
+  on to the layers before, so it is in some of them. Then all gradients are measured at once.
 - A step that a gradient scaler skips has no fault.
 """
 
@@ -19,10 +19,11 @@ from weakref import ref
 from cbtop.profiler.instrument.gradients import (
     Gradients,
     Measurement,
+    are_finite,
     gradients_here,
-    is_finite,
     is_observed,
     measured,
+    small_gradients,
 )
 from cbtop.profiler.instrument.module_tree import dictionary_of
 from cbtop.profiler.instrument.parameter_names import name_of_parameter
@@ -33,10 +34,11 @@ if TYPE_CHECKING:
     from cbtop.profiler.instrument.timed_model import TimedModel
 
 SHARE = 0.002  # of the time, for measuring norms
+COSTS = 5  # measurements whose median cost decides when the next one is due
 ANNOUNCE_NS = 1_000_000_000  # between two announcements
 EARLY = 4, 16  # after these numbers of norms there is an announcement, too
 MAX_WAITING = 4  # measurements that have not arrived from a device
-_FIRST = 8  # parameters; the smallest gradient of these is looked at in every step
+SMALL = 8  # number of small gradients that are looked at in every step
 
 
 @dataclass(slots=True)
@@ -63,9 +65,10 @@ class OptimizerGradients:
         self._norms: deque[float] = deque(maxlen=MAX_TIMED_STEPS)
         self._newest: tuple[int, Gradients] | None = None  # the step of the newest norm
         self._waiting: deque[tuple[int, Measurement]] = deque(maxlen=MAX_WAITING)
+        self._costs_ns: deque[int] = deque(maxlen=COSTS)  # of the latest measurements
         self._due_ns = 0  # when the norm is measured again
-        self._small: ref[Any] | None = None  # the parameter whose gradient is looked at in every step
-        self._small_step = 0  # the latest step in which it was finite
+        self._small: list[ref[Any]] = []  # the parameters whose gradients are looked at in every step
+        self._small_step = 0  # the latest step in which these were finite
         self._finite_step = self._checked_step = 0  # the latest step in which all were finite, or were measured
         self._is_doubtful = False  # whether a norm was infinite, perhaps because it overflowed
         self._fault: _Fault | None = None
@@ -120,8 +123,7 @@ class OptimizerGradients:
         optimizer = self._optimizer()
         if optimizer is None or is_observed():
             return None
-        small = None if self._small is None else self._small()
-        is_small_finite = None if small is None else is_finite(small)
+        is_small_finite = are_finite([small() for small in self._small])
         if is_small_finite:
             self._small_step = step
         elif is_small_finite is False and self._is_faulty:
@@ -136,10 +138,10 @@ class OptimizerGradients:
         scaling = (1.0 if scale is None else scale, 0.0 if overflow is None else overflow) if is_scaled else ()
         found = measured(parameters, is_exact=self._is_doubtful, scaling=scaling)
         if isinstance(found, Gradients):
-            self._small = _smallest(parameters)
-        # The first measurement takes longer than others, so the next one is due at once.
-        cost_ns = 0 if not self._due_ns else clock.perf_counter_ns() - begun_ns
-        self._due_ns = begun_ns + round(cost_ns / SHARE)
+            self._small = [ref(one) for one in small_gradients(parameters, SMALL)]
+        if self._due_ns:  # the first measurement takes longer than others, so it does not count
+            self._costs_ns.append(clock.perf_counter_ns() - begun_ns)
+        self._due_ns = begun_ns + round(statistics.median(self._costs_ns or [0]) / SHARE)
         return found
 
     def _take(self, model: TimedModel, step: int, found: Gradients) -> None:
@@ -199,9 +201,3 @@ class OptimizerGradients:
             fault.faulty,
             fault.parameters,
         )
-
-
-def _smallest(parameters: list[Any]) -> ref[Any] | None:
-    """Return the parameter with the smallest gradient of the first ones that have a gradient."""
-    first = [one for one in parameters if one.grad is not None and one.grad.numel()][:_FIRST]
-    return ref(min(first, key=lambda one: one.grad.numel())) if first else None

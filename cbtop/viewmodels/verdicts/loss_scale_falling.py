@@ -40,7 +40,7 @@ LOSS_SCALE_FALLING = Rule(
     severity=Severity.WARNING,
     means="Gradients overflow again and again, so the gradient scaler skips steps and lowers the loss scale. "
     "Skipped steps train nothing, and with a small scale, small gradients become 0.",
-    fires=f"In the latest 64 updates of the scaler, the scale fell {MIN_FALLS} times more often than it grew. "
+    fires=f"In the latest 64 updates of the scaler, the falls of the scale outnumber its rises by {MIN_FALLS}. "
     "The first 32 updates do not count, because a scaler begins with a scale that is too large.",
     advice="Find where float16 overflows: clip gradients after unscale_, lower the learning rate, keep the loss and "
     "normalisations in float32. Or use bfloat16, which needs no scale.",
