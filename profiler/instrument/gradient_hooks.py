@@ -1,6 +1,8 @@
 """Looks at gradients where torch uses them: before clipping, before an optimizer's step, and in a gradient scaler.
 
-If code of cbtop fails, gradients are no longer looked at, and the host goes on.
+Rules
+- If code of cbtop fails, gradients are no longer looked at, and the host goes on.
+- Autograd builds no graph of what is done here, and the host's `__torch_function__` and its modes do not see it.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from cbtop.profiler.instrument.gradients import gradients_here
 from cbtop.profiler.instrument.loss_scale import ScalerHistory
 from cbtop.profiler.instrument.module_tree import dictionary_of
 from cbtop.profiler.instrument.optimizer_gradients import OptimizerGradients
+from cbtop.profiler.instrument.torch_internals import without_torch_function
 from cbtop.profiler.instrument.training import training_here
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.protocol import clock
@@ -81,7 +84,8 @@ class GradientHooks:
         if self._has_failed:
             return
         try:
-            without_dynamo(look, *args)
+            with without_torch_function(), torch.no_grad():
+                without_dynamo(look, *args)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             self._has_failed = True
             log_own_error(error, "gradients are not shown")

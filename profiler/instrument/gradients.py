@@ -1,7 +1,8 @@
 """Measures gradients: their norms, and which of them are NaN or Inf.
 
 Rules
-- Gradients are only read. No graph of autograd is built, and no mode, hook or profiler of the host sees the reads.
+- Gradients are only read. No graph of autograd is built, and no mode, hook or profiler of the host sees the reads:
+  gradient_hooks.py hides them.
 - The norms of a CUDA device are copied to the host, and read in a later step. Nothing waits for a device.
 - Nothing is measured if gradients are sparse, complex or on several devices, or while a CUDA graph is captured.
 - A DTensor is measured by the part that this process has.
@@ -24,7 +25,6 @@ from cbtop.profiler.instrument.torch_internals import (
     foreach_norm,
     is_profiled,
     is_tracing,
-    without_torch_function,
 )
 from cbtop.profiler.positions import finder
 
@@ -106,32 +106,31 @@ def measure(parameters: Sequence[Any], *, is_exact: bool = False, scaling: Seque
     With `is_exact`, the largest element is measured, which does not overflow. It takes longer. `scaling` are the two
     tensors that an optimizer gets from a gradient scaler: see `Measurement`.
     """
-    with torch.no_grad(), without_torch_function():
-        found: dict[torch.dtype, list[Any]] = {}
-        grads: dict[torch.dtype, list[Tensor]] = {}
-        is_shard = False
-        for parameter in parameters:
-            grad = parameter.grad
-            if grad is None:
-                continue
-            if type(grad) is not Tensor:
-                grad, is_shard = _local(grad), True
-            if grad is None or grad.layout is not torch.strided or not grad.is_floating_point():
-                return None
-            found.setdefault(grad.dtype, []).append(parameter)
-            grads.setdefault(grad.dtype, []).append(grad)
-        devices = {grad.device for each in grads.values() for grad in each}
-        if len(devices) != 1 or not can_read(*devices):
+    found: dict[torch.dtype, list[Any]] = {}
+    grads: dict[torch.dtype, list[Tensor]] = {}
+    is_shard = False
+    for parameter in parameters:
+        grad = parameter.grad
+        if grad is None:
+            continue
+        if type(grad) is not Tensor:
+            grad, is_shard = _local(grad), True
+        if grad is None or grad.layout is not torch.strided or not grad.is_floating_point():
             return None
-        norms = [torch.stack(_norms(each, _LARGEST if is_exact else 2)).double() for each in grads.values()]
-        norms = [torch.stack([_number(figure, *devices) for figure in scaling]), *norms] if scaling else norms
-        return Measurement(
-            [parameter for each in found.values() for parameter in each],
-            LateFigures(norms[0] if len(norms) == 1 else torch.cat(norms)),
-            is_exact=is_exact,
-            is_scaled=bool(scaling),
-            is_shard=is_shard,
-        )
+        found.setdefault(grad.dtype, []).append(parameter)
+        grads.setdefault(grad.dtype, []).append(grad)
+    devices = {grad.device for each in grads.values() for grad in each}
+    if len(devices) != 1 or not can_read(*devices):
+        return None
+    norms = [torch.stack(_norms(each, _LARGEST if is_exact else 2)).double() for each in grads.values()]
+    norms = [torch.stack([_number(figure, *devices) for figure in scaling]), *norms] if scaling else norms
+    return Measurement(
+        [parameter for each in found.values() for parameter in each],
+        LateFigures(norms[0] if len(norms) == 1 else torch.cat(norms)),
+        is_exact=is_exact,
+        is_scaled=bool(scaling),
+        is_shard=is_shard,
+    )
 
 
 def _norms(grads: list[Tensor], order: float) -> list[Tensor]:
@@ -171,19 +170,17 @@ def is_finite(parameter: Any) -> bool | None:
 
 def are_finite(parameters: Sequence[Any]) -> bool | None:
     """Whether the gradients of `parameters` on a CPU are finite. Returns None if some have none."""
-    with torch.no_grad(), without_torch_function():
-        grads = [parameter.grad for parameter in parameters]
-        if not grads or not all([type(grad) is Tensor and grad.is_cpu and grad.numel() for grad in grads]):
-            return None
-        return all([math.isfinite(norm.item()) for norm in foreach_norm(grads, _LARGEST)])
+    grads = [parameter.grad for parameter in parameters]
+    if not grads or not all([type(grad) is Tensor and grad.is_cpu and grad.numel() for grad in grads]):
+        return None
+    return all([math.isfinite(norm.item()) for norm in foreach_norm(grads, _LARGEST)])
 
 
 def small_gradients(parameters: Sequence[Any], count: int) -> list[Any]:
     """Return `count` parameters, spread over those with a gradient, whose gradients are small."""
-    with torch.no_grad(), without_torch_function():
-        sizes = [(grad.numel(), at) for at, one in enumerate(parameters) if (grad := one.grad) is not None]
-        size = max(1, -(-len(sizes) // count))
-        return [parameters[min(sizes[at : at + size])[1]] for at in range(0, len(sizes), size)]
+    sizes = [(grad.numel(), at) for at, one in enumerate(parameters) if (grad := one.grad) is not None]
+    size = max(1, -(-len(sizes) // count))
+    return [parameters[min(sizes[at : at + size])[1]] for at in range(0, len(sizes), size)]
 
 
 class ThreadGradients:
@@ -213,9 +210,8 @@ class ThreadGradients:
         self._clips += 1
         if self._clips > 1 or type(parameters) not in (list, tuple) or is_observed():
             return
-        with torch.no_grad(), without_torch_function():
-            is_known = self.is_l2 and type(total) is Tensor and total.device.type == "cpu"
-            norm = total.item() if is_known else math.nan
+        is_known = self.is_l2 and type(total) is Tensor and total.device.type == "cpu"
+        norm = total.item() if is_known else math.nan
         if math.isfinite(norm):
             self._clipped = Gradients(norm)
         elif is_known and self.is_faulty:

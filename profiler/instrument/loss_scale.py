@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from cbtop.profiler.instrument.gradients import is_observed
 from cbtop.profiler.instrument.late_figures import LateFigures, can_read
-from cbtop.profiler.instrument.torch_internals import without_torch_function
 from cbtop.protocol import clock
 from cbtop.protocol.training_messages import MAX_TIMED_STEPS, LossScale
 
@@ -40,10 +38,10 @@ class ScalerHistory:
 
     def before_update(self, scale: Any) -> None:
         """Note the tensor `scale` that the program has given. On a device, it is read only once."""
-        if type(scale) is Tensor and (scale.device.type == "cpu" or self._scale is None):
-            with torch.no_grad(), without_torch_function():
-                self._scale = None
-                self._read(scale)
+        is_new = self._scale is None and not self._waiting
+        if type(scale) is Tensor and (is_new or scale.device.type == "cpu"):
+            self._scale = None
+            self._read(scale)
 
     def after_update(self, scale: Any) -> None:
         """Note the tensor `scale` after the scaler has updated it, and announce it."""
@@ -57,8 +55,7 @@ class ScalerHistory:
 
     def _read(self, scale: Any) -> None:
         if type(scale) is Tensor and not is_observed() and can_read(scale.device):
-            with torch.no_grad(), without_torch_function():
-                self._waiting.append(LateFigures(scale.detach().reshape(1)))
+            self._waiting.append(LateFigures(scale.detach().reshape(1)))
         while self._waiting and (figures := self._waiting[0].read()) is not None:
             self._waiting.popleft()
             self._take(*figures)
