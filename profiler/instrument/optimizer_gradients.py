@@ -78,14 +78,14 @@ class OptimizerGradients:
     def look(self, model: TimedModel) -> None:
         """Look at the gradients of a step that trains `model`. The step begins or ends."""
         here, step = gradients_here(), self.steps + 1
-        while self._waiting and (arrived := self._waiting[0][1].read()) is not None:  # pragma: no cover - gpu
+        while self._waiting and (arrived := self._waiting[0][1].read()) is not None:
             self._take(model, self._waiting.popleft()[0], arrived)
         found, is_clipped = here.take()
         if found is None:
             found = self._measured(step)
             if found is not None and is_clipped:
                 found.clipping = "after"
-        if isinstance(found, Measurement):  # pragma: no cover - gpu
+        if isinstance(found, Measurement):
             self._waiting.append((step, found))
         elif found is not None:
             self._take(model, step, found)

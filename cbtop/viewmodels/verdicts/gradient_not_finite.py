@@ -69,7 +69,7 @@ GRADIENT_NOT_FINITE = Rule(
     means="An optimizer used a gradient that was NaN or Inf. Its weights are no longer usable.",
     fires="A gradient was NaN or Inf when the optimizer began its step. The parameter named is the first that the "
     "backward pass reached. Not for steps that a gradient scaler skips.",
-    advice="Look at the operation after this parameter: a division by 0, the square root or logarithm of 0, or an "
-    "overflow. torch.autograd.set_detect_anomaly(True) finds the line. Go back to a checkpoint before that step.",
+    advice="Look at the operation after this parameter: a division by 0, a square root or logarithm of 0, an "
+    "overflow. torch.autograd.set_detect_anomaly(True) finds its line.",
     find=_find,
 )

@@ -13,7 +13,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 from cbtop.profiler.instrument import (  # noqa: E402
+    gradients,
     install,
+    late_figures,
     loss_scale,
     optimizer_gradients,
     uninstall,
@@ -319,6 +321,53 @@ def test_a_fault_in_the_second_optimizer_of_a_step_is_named(heard: Memory) -> No
     fault = said(heard, GradientFault)[0]
     assert (fault.phase, fault.parameter, fault.step) == ("train", "head.bias", 5)
     assert {one.phase for one in said(heard, GradientNorm)} == {"train"}
+
+
+@pytest.fixture
+def arrive_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let figures arrive as those of a device: when they are asked for the second time."""
+    on_their_way: dict[int, list[float]] = {}
+    read = late_figures.LateFigures.read
+
+    def read_late(figures: Any) -> list[float] | None:
+        if id(figures) in on_their_way:
+            return on_their_way.pop(id(figures))
+        on_their_way[id(figures)] = read(figures)
+        return None
+
+    monkeypatch.setattr(late_figures.LateFigures, "read", read_late)
+    for module in (gradients, optimizer_gradients):
+        monkeypatch.setattr(module, "are_finite", lambda parameters: None)
+
+
+@pytest.mark.usefixtures("arrive_late")
+def test_norms_that_arrive_in_a_later_step_belong_to_their_own_step(
+    heard: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = Loop()
+    loop.steps(9)
+    norms = said(heard, GradientNorm)
+    assert [one.step for one in norms] == list(range(2, 9))
+    assert [one.norm for one in norms] == pytest.approx([loop.norms[one.step] for one in norms], rel=1e-4)
+    monkeypatch.setattr(Factor, "factor", math.nan)
+    loop.steps(3)
+    fault = said(heard, GradientFault)[0]
+    assert (fault.parameter, fault.step, fault.finite_step) == ("layers.1.down.bias", 10, 9)
+
+
+@pytest.mark.usefixtures("arrive_late")
+def test_an_infinite_norm_that_arrives_late_is_no_fault_until_an_element_is_infinite(heard: Memory) -> None:
+    loop = Loop()
+    loop.steps(3)
+    for element in (1e30, 1e30, 1.0, math.inf, math.inf, math.inf):
+        loop.optimizer.zero_grad()
+        loop.loss().backward()
+        loop.model.head.weight.grad[0, 0] = element
+        loop.optimizer.step()
+        if element < math.inf:
+            assert not said(heard, GradientFault)
+    fault = said(heard, GradientFault)[0]  # the weights are NaN one step after
+    assert (fault.kind, fault.step, fault.finite_step) == ("NaN", 8, 6)
 
 
 def test_sparse_gradients_are_not_measured(heard: Memory) -> None:
