@@ -63,11 +63,13 @@ class GradientHooks:
 
     def optimizer_begins(self, optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Look at the gradients before a step of `optimizer`, unless the step itself computes them."""
-        if not _computes_gradients(args, kwargs):
+        if not _computes_gradients(args, kwargs) and not _is_in_backward():
             self._guarded(self._look, optimizer)
 
     def optimizer_ended(self, optimizer: Any, phase: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Count a step of `optimizer`. If a backward has ended before it, it ends a training step of `phase`."""
+        if _is_in_backward():
+            return
         if _computes_gradients(args, kwargs):
             self._guarded(self._look, optimizer)
         self._guarded(self._count, optimizer, phase)
@@ -99,8 +101,6 @@ class GradientHooks:
 
     def _look(self, optimizer: Any) -> None:
         training, here = training_here(), gradients_here()
-        if training.clock.is_in is TrainingPart.BACKWARD:  # a weight has an optimizer of its own
-            return
         model = training.steps if training.clock.has_backward else here.latest_model()
         if model is None or not model.training or not model.profiler.enabled:
             here.forget()
@@ -201,7 +201,14 @@ class GradientHooks:
         return clip
 
     def _clips(self, parameters: Any, total: Any) -> None:
-        gradients_here().clips(parameters, total)
+        model = training_here().steps
+        if model is not None and model.training and model.profiler.enabled:
+            gradients_here().clips(parameters, total)
+
+
+def _is_in_backward() -> bool:
+    """Whether a backward runs, because each weight has an optimizer of its own, which a hook calls."""
+    return training_here().clock.is_in is TrainingPart.BACKWARD
 
 
 def _computes_gradients(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

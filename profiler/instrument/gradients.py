@@ -11,7 +11,9 @@ Rules
 from __future__ import annotations
 
 import math
+import statistics
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +29,10 @@ from cbtop.profiler.instrument.torch_internals import (
     is_tracing,
 )
 from cbtop.profiler.positions import finder
+from cbtop.protocol import clock
 
+SHARE = 0.002  # of the time, for measuring norms
+COSTS = 5  # measurements whose median cost decides when the next one is due
 NAN, INF = "NaN", "Inf"
 _LARGEST = math.inf  # order of the norm that is the largest element, which never overflows
 
@@ -183,14 +188,35 @@ def small_gradients(parameters: Sequence[Any], count: int) -> list[Any]:
     return [parameters[min(sizes[at : at + size])[1]] for at in range(0, len(sizes), size)]
 
 
+class Budget:
+    """Limits the time for measuring norms to SHARE."""
+
+    __slots__ = ("_costs_ns", "_due_ns")
+
+    def __init__(self) -> None:
+        self._costs_ns: deque[int] = deque(maxlen=COSTS)  # of the latest measurements
+        self._due_ns = 0  # when the next one is due
+
+    def is_due(self, now_ns: int) -> bool:
+        """Whether a norm may be measured now."""
+        return now_ns >= self._due_ns
+
+    def spend(self, begun_ns: int) -> None:
+        """Note a measurement that has begun at `begun_ns` and ends now. The first one takes longer and is free."""
+        if self._due_ns:
+            self._costs_ns.append(clock.perf_counter_ns() - begun_ns)
+        self._due_ns = begun_ns + round(statistics.median(self._costs_ns or [0]) / SHARE)
+
+
 class ThreadGradients:
     """What is known of the gradients of the step that is open in one thread."""
 
-    __slots__ = ("__weakref__", "_clipped", "_clips", "is_faulty", "is_l2", "latest_model", "latest_phase")
+    __slots__ = ("__weakref__", "_clipped", "_clips", "_faulty", "budget", "is_l2", "latest_model", "latest_phase")
 
     def __init__(self) -> None:
+        self.budget = Budget()
         self.is_l2 = False  # whether a running function of torch clips by the L2 norm
-        self.is_faulty = False  # whether the fault of the gradients is already known
+        self._faulty: set[int] = set()  # ids of first parameters whose clipping has shown a fault, in the latest step
         # Of the step that ended last. Further optimizers of the same backward belong to it.
         self.latest_phase = ""
         self.latest_model: Callable[[], Any] = _no_model
@@ -212,12 +238,18 @@ class ThreadGradients:
             return
         is_known = self.is_l2 and type(total) is Tensor and total.device.type == "cpu"
         norm = total.item() if is_known else math.nan
+        first = id(parameters[0]) if parameters else 0
         if math.isfinite(norm):
             self._clipped = Gradients(norm)
-        elif is_known and self.is_faulty:
+            self._faulty.discard(first)
+        elif is_known and first in self._faulty:
             self._clipped = Gradients(None, is_again=True)
-        else:
+        elif is_known or self.budget.is_due(clock.perf_counter_ns()):
+            begun_ns = clock.perf_counter_ns()
             self._clipped = measured(parameters)
+            self.budget.spend(begun_ns)
+            if is_known:
+                self._faulty.add(first)
 
     def take(self) -> tuple[Gradients | Measurement | None, bool]:
         """Return the gradients of the step before they were clipped, if known, and whether they were clipped."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from cbtop.profiler.instrument.gradients import (
+    Budget,
     Gradients,
     Measurement,
     are_finite,
@@ -33,8 +34,6 @@ from cbtop.protocol.training_messages import MAX_TIMED_STEPS, GradientFault, Gra
 if TYPE_CHECKING:
     from cbtop.profiler.instrument.timed_model import TimedModel
 
-SHARE = 0.002  # of the time, for measuring norms
-COSTS = 5  # measurements whose median cost decides when the next one is due
 ANNOUNCE_NS = 1_000_000_000  # between two announcements
 EARLY = 4, 16  # after these numbers of norms there is an announcement, too
 MAX_WAITING = 4  # measurements that have not arrived from a device
@@ -65,8 +64,6 @@ class OptimizerGradients:
         self._norms: deque[float] = deque(maxlen=MAX_TIMED_STEPS)
         self._newest: tuple[int, Gradients] | None = None  # the step of the newest norm
         self._waiting: deque[tuple[int, Measurement]] = deque(maxlen=MAX_WAITING)
-        self._costs_ns: deque[int] = deque(maxlen=COSTS)  # of the latest measurements
-        self._due_ns = 0  # when the norm is measured again
         self._small: list[ref[Any]] = []  # the parameters whose gradients are looked at in every step
         self._small_step = 0  # the latest step in which these were finite
         self._finite_step = self._checked_step = 0  # the latest step in which all were finite, or were measured
@@ -82,14 +79,13 @@ class OptimizerGradients:
             self._take(model, self._waiting.popleft()[0], arrived)
         found, is_clipped = here.take()
         if found is None:
-            found = self._measured(step)
+            found = self._measured(step, here.budget)
             if found is not None and is_clipped:
                 found.clipping = "after"
         if isinstance(found, Measurement):
             self._waiting.append((step, found))
         elif found is not None:
             self._take(model, step, found)
-        here.is_faulty = self._is_faulty
 
     def ended(self, phase: str, model: TimedModel | None, *, is_first: bool) -> None:
         """Count a step that has ended, and announce its gradients.
@@ -118,18 +114,18 @@ class OptimizerGradients:
         """Whether a gradient was not finite when they were last measured."""
         return self._fault is not None and self._fault.last_step == self._checked_step
 
-    def _measured(self, step: int) -> Gradients | Measurement | None:
+    def _measured(self, step: int, budget: Budget) -> Gradients | Measurement | None:
         """Measure the gradients if that is due."""
         optimizer = self._optimizer()
         if optimizer is None or is_observed():
             return None
-        is_small_finite = are_finite([small() for small in self._small])
+        is_small_finite = are_finite([one for small in self._small if (one := small()) is not None])
         if is_small_finite:
             self._small_step = step
         elif is_small_finite is False and self._is_faulty:
             return Gradients(None, is_again=True)
         begun_ns = clock.perf_counter_ns()
-        if begun_ns < self._due_ns and is_small_finite is not False:
+        if not budget.is_due(begun_ns) and is_small_finite is not False:
             return None
         attributes = dictionary_of(optimizer)
         parameters = [one for group in attributes.get("param_groups", ()) for one in group["params"]]
@@ -139,9 +135,7 @@ class OptimizerGradients:
         found = measured(parameters, is_exact=self._is_doubtful, scaling=scaling)
         if isinstance(found, Gradients):
             self._small = [ref(one) for one in small_gradients(parameters, SMALL)]
-        if self._due_ns:  # the first measurement takes longer than others, so it does not count
-            self._costs_ns.append(clock.perf_counter_ns() - begun_ns)
-        self._due_ns = begun_ns + round(statistics.median(self._costs_ns or [0]) / SHARE)
+        budget.spend(begun_ns)
         return found
 
     def _take(self, model: TimedModel, step: int, found: Gradients) -> None:
@@ -152,8 +146,9 @@ class OptimizerGradients:
         self._is_doubtful = found.is_doubtful
         if found.is_doubtful:
             return
-        if found.is_again and self._fault is not None:
-            self._fault.last_step = step
+        if found.is_again:
+            if self._fault is not None:
+                self._fault.last_step = step
         elif found.faulty:
             self._note(model, step, found)
         else:

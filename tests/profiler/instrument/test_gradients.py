@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 from weakref import ref
 
@@ -114,10 +115,11 @@ class Loop:
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
     """What is announced, if every step is measured and announced."""
-    monkeypatch.setattr(optimizer_gradients, "SHARE", math.inf)
+    monkeypatch.setattr(gradients, "SHARE", math.inf)
     monkeypatch.setattr(optimizer_gradients, "ANNOUNCE_NS", 0)
     monkeypatch.setattr(loss_scale, "ANNOUNCE_NS", 0)
     monkeypatch.setattr(Factor, "factor", 1.0)
+    gradients_here().budget = gradients.Budget()
     kept = Memory()
     install(BrickProfiler(recorder=kept))
     try:
@@ -225,12 +227,25 @@ def test_the_first_parameter_whose_gradient_is_nan_is_named_with_its_step(
     assert said(heard, GradientNorm)[-1].step == 9
 
 
+def test_of_two_optimizers_in_turns_each_has_its_own_fault(heard: Memory) -> None:
+    loops = [Loop(clips=True), Loop(clips=True)]
+    for number in range(9):
+        for begin, loop in zip((4, 6), loops, strict=True):
+            loop.factor = math.nan if number == begin else 1.0
+            loop.step()
+    faults = {one.phase: one for one in said(heard, GradientFault)}
+    assert {phase: (one.step, one.finite_step, one.last_step) for phase, one in faults.items()} == {
+        "train": (5, 4, 9),
+        "train AdamW 2": (7, 6, 9),
+    }
+
+
 def test_small_gradients_show_a_fault_in_a_step_that_is_not_due(
     heard: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = Loop()
     loop.steps(5)
-    monkeypatch.setattr(optimizer_gradients, "SHARE", 1e-9)
+    monkeypatch.setattr(gradients, "SHARE", 1e-9)
     loop.steps(4)
     measured_until = said(heard, GradientNorm)[-1].step
     assert measured_until < 9
@@ -245,7 +260,7 @@ def test_if_all_gradients_are_nan_the_step_is_certain_only_after_a_measured_one(
 ) -> None:
     loop = Loop()
     loop.steps(5)
-    monkeypatch.setattr(optimizer_gradients, "SHARE", 1e-9)
+    monkeypatch.setattr(gradients, "SHARE", 1e-9)
     loop.steps(4)
     finite = said(heard, GradientNorm)[-1].step
     loop.factor = math.nan
@@ -389,6 +404,50 @@ def test_a_norm_of_float16_has_more_digits_than_float16() -> None:
     found: Any = measured([weight, other])
     expected = math.hypot(weight.grad.double().norm().item(), other.grad.norm().item())
     assert found.norm == pytest.approx(expected, rel=1e-5)
+
+
+def test_only_the_own_part_of_a_dtensor_is_measured(tmp_path: Path) -> None:
+    distributed = torch.distributed
+    store = distributed.FileStore(str(tmp_path / "store"), 1)
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        tensors = pytest.importorskip("torch.distributed.tensor")
+        mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
+        weight = nn.Parameter(tensors.distribute_tensor(torch.ones(6), mesh, [tensors.Shard(0)]))
+        weight.grad = tensors.distribute_tensor(torch.full((6,), 2.0), mesh, [tensors.Shard(0)])
+        with torch.no_grad():
+            found: Any = measured([weight])
+        assert (found.norm, found.is_shard) == (pytest.approx(math.sqrt(24)), True)
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_norms_take_no_more_than_their_share_of_the_time(heard: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    budget, now_ns = gradients.Budget(), 1_000
+    monkeypatch.setattr(gradients, "SHARE", 0.002)
+    monkeypatch.setattr(gradients.clock, "perf_counter_ns", lambda: now_ns)
+    for began_ns, cost_ns, due_ns in (
+        (1_000, 900, 1_000),  # the first one is free
+        (2_000, 10, 7_000),
+        (7_000, 10, 12_000),
+        (12_000, 500, 17_000),  # one that was interrupted does not count
+    ):
+        assert budget.is_due(began_ns)
+        now_ns = began_ns + cost_ns
+        budget.spend(began_ns)
+        assert budget.is_due(due_ns)
+        assert not budget.is_due(due_ns - 1)
+
+
+def test_weights_with_an_optimizer_of_their_own_are_not_looked_at(heard: Memory) -> None:
+    loop = Loop()
+    own = {weight: torch.optim.SGD([weight], lr=0.01) for weight in loop.model.parameters()}
+    for weight in own:
+        weight.register_post_accumulate_grad_hook(lambda weight: own[weight].step())
+    for _ in range(4):
+        loop.loss().backward()
+        loop.model.zero_grad()
+    assert not said(heard, GradientNorm)
 
 
 def test_200_steps_with_clipping_and_a_scaler_are_bit_equal_without_us(heard: Memory) -> None:
