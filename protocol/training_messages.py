@@ -56,7 +56,7 @@ class TrainingTimes:
 class GradientNorm:
     """The L2 norm of the gradients that an optimizer used, over all of its parameters.
 
-    `norm` is that of `step`. The first step of the optimizer is step 1. Steps that a gradient scaler skipped count.
+    `norm` belongs to `step`. The first step of the optimizer is step 1. Steps that a gradient scaler skipped count.
     `p50` and `highest` are of the latest `measured` norms. A message replaces the previous one of the same phase and
     model.
     """
@@ -80,7 +80,7 @@ class GradientNorm:
 
 @dataclass(frozen=True, slots=True)
 class GradientFault:
-    """The first step in which a gradient was NaN or Inf, and the first such parameter.
+    """The first step with a gradient that was NaN or Inf, and the first such parameter.
 
     The backward pass computes the gradients of the last layers first, so that is their order. In `step`, `faulty` of
     `parameters` gradients were not finite. All were finite in `finite_step` (0: never seen). Some were not finite in
@@ -110,11 +110,11 @@ class GradientFault:
 
 @dataclass(frozen=True, slots=True)
 class LossScale:
-    """The scale by which a gradient scaler multiplies the loss.
+    """The factor on the loss that a gradient scaler uses.
 
     If gradients overflow, the scaler skips the step and lowers the scale. `falls` of the `updates` did that. In the
     newest `latest` updates, which begin with a fall, it fell `latest_falls` times and grew `latest_rises` times, and
-    was `before` at their begin. They contain none of the first updates, in which a scaler looks for its scale. A
+    was `before` at their begin. They do not contain the first updates, because a scaler looks for its scale then. A
     message replaces the previous one of the same phase and model.
     """
 

@@ -33,7 +33,7 @@ class GradientFaultView:
     parameter: str | None  # None if its name is not known.
     kind: str  # NaN or Inf.
     step: int
-    finite_step: int | None  # The latest step before with finite gradients only, or None if there was none.
+    finite_step: int | None  # The latest step before with finite gradients only, or None if unknown.
     last_step: int  # The latest step with such a gradient.
     checked_step: int  # The latest step that was checked.
     faulty: int  # Parameters with such a gradient in `step`.

@@ -1,7 +1,7 @@
 """Looks at gradients where torch uses them: before clipping, before an optimizer's step, and in a gradient scaler.
 
 Rules
-- If code of cbtop fails, gradients are no longer looked at, and the host goes on.
+- If code of cbtop fails, looking at gradients stops, and the host goes on.
 - Autograd builds no graph of what is done here, and the host's `__torch_function__` and its modes do not see it.
 """
 
@@ -127,7 +127,7 @@ class GradientHooks:
         return known
 
     def _unscales(self, original: Function) -> Function:
-        """Wrap GradScaler.unscale_. The norm by which scaled gradients were clipped before is not theirs."""
+        """Wrap GradScaler.unscale_. A norm from clipping scaled gradients is dropped."""
 
         @functools.wraps(original)
         def unscale(scaler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -162,7 +162,7 @@ class GradientHooks:
             self._history_of(scaler).after_update(scale)
 
     def _by_norm(self, original: Function) -> Function:
-        """Wrap a function that clips by a norm, whose order is its third argument."""
+        """Wrap a function that clips by a norm. Its third argument is the order of the norm."""
 
         @functools.wraps(original)
         def clip(*args: Any, **kwargs: Any) -> Any:

@@ -32,7 +32,7 @@ from cbtop.profiler.positions import finder
 from cbtop.protocol import clock
 
 SHARE = 0.002  # of the time, for measuring norms
-COSTS = 5  # measurements whose median cost decides when the next one is due
+COSTS = 5  # the median cost of this many measurements decides when the next one is due
 NAN, INF = "NaN", "Inf"
 _LARGEST = math.inf  # order of the norm that is the largest element, which never overflows
 
@@ -43,7 +43,7 @@ class Gradients:
 
     norm: float | None  # None if a gradient is not finite, or the norm is not known
     parameters: int = 0  # number of parameters with a gradient; 0: not counted
-    #: Parameters with a gradient that is not finite, in the order in which the backward pass computes them.
+    #: Parameters with a gradient that is not finite, in the order of the backward pass.
     faulty: list[Any] = field(default_factory=list)
     kind: str = ""  # of the first of them: NAN or INF
     is_doubtful: bool = False  # whether that gradient may be finite, with a norm that overflows
@@ -62,8 +62,7 @@ class Measurement:
     """The norms of the gradients of some parameters. Those of a CUDA device arrive later.
 
     If `is_exact`, a norm is the largest element, and infinite only if an element is. If `is_scaled`, two figures are
-    before the norms: the number by which the gradients are still multiplied, and one that is not 0 if the optimizer
-    leaves out the step.
+    before the norms: the scale of the gradients, and a number that is not 0 if the optimizer leaves out the step.
     """
 
     __slots__ = ("_figures", "_is_scaled", "_parameters", "clipping", "is_exact", "is_shard")
@@ -91,7 +90,7 @@ class Measurement:
         return found
 
     def _find_faulty(self, found: Gradients, norms: Sequence[float]) -> None:
-        """Add the parameters with a norm that is not finite, except for those whose norm only overflows."""
+        """Add the parameters with a norm that is not finite. A finite gradient may have one that overflows."""
         for parameter, norm in zip(reversed(self._parameters), reversed(norms), strict=True):
             if math.isfinite(norm):
                 continue
@@ -106,7 +105,7 @@ class Measurement:
 
 
 def measure(parameters: Sequence[Any], *, is_exact: bool = False, scaling: Sequence[Any] = ()) -> Measurement | None:
-    """Measure the gradients of `parameters`. Returns None if there are none, or they cannot be measured.
+    """Measure the gradients of `parameters`. Returns None if they are missing or cannot be measured.
 
     With `is_exact`, the largest element is measured, which does not overflow. It takes longer. `scaling` are the two
     tensors that an optimizer gets from a gradient scaler: see `Measurement`.
@@ -169,7 +168,7 @@ def measured(
 
 
 def is_finite(parameter: Any) -> bool | None:
-    """Whether the gradient of `parameter` on a CPU is finite. Returns None if there is none."""
+    """Whether the gradient of `parameter` on a CPU is finite. Returns None if it is missing."""
     return are_finite([parameter])
 
 
@@ -182,7 +181,7 @@ def are_finite(parameters: Sequence[Any]) -> bool | None:
 
 
 def small_gradients(parameters: Sequence[Any], count: int) -> list[Any]:
-    """Return `count` parameters, spread over those with a gradient, whose gradients are small."""
+    """Return `count` parameters, spread over the model, with small gradients."""
     sizes = [(grad.numel(), at) for at, one in enumerate(parameters) if (grad := one.grad) is not None]
     size = max(1, -(-len(sizes) // count))
     return [parameters[min(sizes[at : at + size])[1]] for at in range(0, len(sizes), size)]
@@ -216,7 +215,7 @@ class ThreadGradients:
     def __init__(self) -> None:
         self.budget = Budget()
         self.is_l2 = False  # whether a running function of torch clips by the L2 norm
-        self._faulty: set[int] = set()  # ids of first parameters whose clipping has shown a fault, in the latest step
+        self._faulty: set[int] = set()  # the first parameters, by id, of faulty gradients that were clipped
         # Of the step that ended last. Further optimizers of the same backward belong to it.
         self.latest_phase = ""
         self.latest_model: Callable[[], Any] = _no_model

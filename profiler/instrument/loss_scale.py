@@ -1,4 +1,4 @@
-"""The scale by which a gradient scaler multiplies the loss: announces it, and how often it fell."""
+"""Announces the loss scale of a gradient scaler, and how often it fell."""
 
 from __future__ import annotations
 

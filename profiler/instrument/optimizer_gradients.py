@@ -64,9 +64,9 @@ class OptimizerGradients:
         self._norms: deque[float] = deque(maxlen=MAX_TIMED_STEPS)
         self._newest: tuple[int, Gradients] | None = None  # the step of the newest norm
         self._waiting: deque[tuple[int, Measurement]] = deque(maxlen=MAX_WAITING)
-        self._small: list[ref[Any]] = []  # the parameters whose gradients are looked at in every step
-        self._small_step = 0  # the latest step in which these were finite
-        self._finite_step = self._checked_step = 0  # the latest step in which all were finite, or were measured
+        self._small: list[ref[Any]] = []  # the parameters that are looked at in every step
+        self._small_step = 0  # the latest step with these gradients finite
+        self._finite_step = self._checked_step = 0  # the latest step with all finite, or measured
         self._is_doubtful = False  # whether a norm was infinite, perhaps because it overflowed
         self._fault: _Fault | None = None
         self._told_ns = 0
@@ -90,7 +90,7 @@ class OptimizerGradients:
     def ended(self, phase: str, model: TimedModel | None, *, is_first: bool) -> None:
         """Count a step that has ended, and announce its gradients.
 
-        If several optimizers use the gradients of one backward, the norm is that of the first.
+        If several optimizers use the gradients of one backward, only the first one announces a norm.
         """
         self.steps += 1
         if model is None:
@@ -158,7 +158,7 @@ class OptimizerGradients:
                 self._newest = step, found
 
     def _note(self, model: TimedModel, step: int, found: Gradients) -> None:
-        """Note the gradients of `step`, of which some are not finite."""
+        """Note the gradients of `step`. Some are not finite."""
         if self._fault is not None:
             self._fault.last_step = step
             return

@@ -9,7 +9,7 @@ from cbtop.profiler.instrument.torch_internals import own_parameters, submodules
 if TYPE_CHECKING:
     from torch import nn
 
-# Modules that torch puts around a model or a layer. They are no part of a name.
+# Modules that torch puts around a model or a layer. A name leaves them out.
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _REPLICAS = "DistributedDataParallel", "DataParallel"  # these have the model as `module`
 
