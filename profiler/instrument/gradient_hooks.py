@@ -57,9 +57,10 @@ class GradientHooks:
         functions.replace(clip_grad, "_clip_grads_with_norm_", self._scales_to_norm)
 
     def leave(self) -> None:
-        """Forget all optimizers and scalers."""
+        """Forget all optimizers, scalers and errors."""
         self._optimizers.clear()
         self._scalers.clear()
+        self._has_failed = False
 
     def optimizer_begins(self, optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Look at the gradients before a step of `optimizer`, unless the step itself computes them."""

@@ -27,7 +27,7 @@ from cbtop.profiler.instrument.gradients import (
     small_gradients,
 )
 from cbtop.profiler.instrument.module_tree import dictionary_of
-from cbtop.profiler.instrument.parameter_names import name_of_parameter
+from cbtop.profiler.instrument.parameter_names import name_of_last
 from cbtop.protocol import clock
 from cbtop.protocol.training_messages import MAX_TIMED_STEPS, GradientFault, GradientNorm
 
@@ -163,7 +163,7 @@ class OptimizerGradients:
             self._fault.last_step = step
             return
         root = model.root()
-        name = "" if root is None else name_of_parameter(root, found.faulty[0])
+        name = "" if root is None else name_of_last(root, found.faulty)
         # A weight that is NaN makes every gradient NaN. If some are finite, the weights were finite one step before.
         was_finite = len(found.faulty) < found.parameters and self._small_step == step - 1
         finite_step = step - 1 if was_finite else self._finite_step

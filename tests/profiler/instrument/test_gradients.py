@@ -22,7 +22,7 @@ from cbtop.profiler.instrument import (  # noqa: E402
     uninstall,
 )
 from cbtop.profiler.instrument.gradients import gradients_here, measured  # noqa: E402
-from cbtop.profiler.instrument.parameter_names import name_of_parameter  # noqa: E402
+from cbtop.profiler.instrument.parameter_names import name_of_last  # noqa: E402
 from cbtop.profiler.instrument.training import training_here  # noqa: E402
 from cbtop.profiler.profiler import BrickProfiler  # noqa: E402
 from cbtop.protocol.training_messages import GradientFault, GradientNorm, LossScale  # noqa: E402
@@ -551,6 +551,20 @@ def test_a_name_leaves_out_what_torch_puts_around_a_module() -> None:
     model.layers[1]._modules["_checkpoint_wrapped_module"] = model.layers[1]._modules.pop("up")
     root = DistributedDataParallel(model)
     weight = model.layers[1]._modules["_checkpoint_wrapped_module"].weight
-    assert name_of_parameter(root, weight) == "layers.1.weight"
-    assert name_of_parameter(root, model.head.bias) == "head.bias"
-    assert name_of_parameter(root, nn.Parameter(torch.zeros(1))) == ""
+    assert name_of_last(root, [weight]) == "layers.1.weight"
+    assert name_of_last(root, [model.layers[2].norm.weight, model.head.bias]) == "layers.2.norm.weight"
+    assert name_of_last(root, [nn.Parameter(torch.zeros(1))]) == ""
+
+
+def test_groups_of_weights_and_biases_do_not_change_what_is_named(
+    heard: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = Loop()
+    weights = [one for one in loop.model.parameters() if one.dim() > 1]
+    others = [one for one in loop.model.parameters() if one.dim() == 1]
+    loop.optimizer = torch.optim.AdamW([{"params": others}, {"params": weights, "weight_decay": 0.1}])
+    loop.steps(4)
+    monkeypatch.setattr(Factor, "factor", math.nan)
+    loop.steps(1)
+    (fault,) = said(heard, GradientFault)
+    assert (fault.parameter, fault.step) == ("layers.1.down.bias", 5)
