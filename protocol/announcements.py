@@ -27,7 +27,7 @@ from cbtop.protocol.messages import (
     TraceSummary,
     Training,
 )
-from cbtop.protocol.training_messages import TrainingTimes
+from cbtop.protocol.training_messages import GradientFault, GradientNorm, LossScale, TrainingTimes
 
 MAX_ANNOUNCED = 10_000  # limit for each kind of announcement
 MAX_COMPILATIONS = 64  # the newest are kept
@@ -50,6 +50,9 @@ Announcement = (
     | KernelBurst
     | HostTimes
     | TrainingTimes
+    | GradientNorm
+    | GradientFault
+    | LossScale
 )
 Kept = TypeVar("Kept")
 Key = tuple[type, Hashable]
@@ -70,7 +73,7 @@ def key_of(message: CatalogMessage) -> Key:
             about = message.trace
         case Compilation():
             about = message.number % MAX_COMPILATIONS
-        case TrainingTimes():
+        case TrainingTimes() | GradientNorm() | GradientFault() | LossScale():
             about = message.phase, message.model
         case Activity() | Sampling() | Training() | KernelBurst() | HostTimes():
             about = None

@@ -21,7 +21,7 @@ from cbtop.protocol.attributes import (
     quantity,
 )
 from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample, Unknown
-from cbtop.protocol.training_messages import PartTime, TrainingTimes
+from cbtop.protocol.training_messages import GradientFault, GradientNorm, LossScale, PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance, SourceStatus
 
 BUSY_PERCENT = 5  # percent of a machine's processors; an idle machine uses less
@@ -373,6 +373,9 @@ CatalogMessage = (
     | KernelBurst
     | HostTimes
     | TrainingTimes
+    | GradientNorm
+    | GradientFault
+    | LossScale
     | Goodbye
 )
 # Messages that exist only inside other messages.

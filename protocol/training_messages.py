@@ -1,7 +1,8 @@
-"""The messages about training steps: the time of their parts."""
+"""The messages about training steps: the time of their parts, their gradients and their loss scale."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from cbtop.protocol.attributes import MAX_QUANTITY
@@ -75,3 +76,94 @@ class TrainingTimes:
         waited_ns = 0 if self.communication is None else sum(kind.sum_ns for kind in self.communication.exposed)
         if waited_ns > self.wall_ns:
             raise ValueError(f"{self.phase!r}: communication took {waited_ns} ns, the steps {self.wall_ns} ns")
+
+
+@dataclass(frozen=True, slots=True)
+class GradientNorm:
+    """The L2 norm of the gradients that an optimizer used, over all of its parameters.
+
+    `norm` belongs to `step`. The first step of the optimizer is step 1. Steps that a gradient scaler skipped count.
+    `p50` and `highest` are of the latest `measured` norms. A message replaces the previous one of the same phase and
+    model.
+    """
+
+    phase: str
+    model: str
+    step: int
+    norm: float
+    p50: float
+    highest: float
+    measured: int
+    clipping: str = ""  # "before" the program clips the gradients, or "after" it; "": no clipping was seen
+    is_shard: bool = False  # whether the process has only a part of some gradients
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.measured <= MAX_TIMED_STEPS or not self.measured <= self.step < MAX_QUANTITY:
+            raise ValueError(f"{self.phase!r}: {self.measured} norms of {self.step} steps")
+        if not 0 <= min(self.norm, self.p50) <= max(self.norm, self.p50) <= self.highest < math.inf:
+            raise ValueError(f"{self.phase!r}: norms {self.norm}, {self.p50} and {self.highest}")
+
+
+@dataclass(frozen=True, slots=True)
+class GradientFault:
+    """The first step with a gradient that was NaN or Inf, and the first such parameter.
+
+    The backward pass computes the gradients of the last layers first, so that is their order. In `step`, `faulty` of
+    `parameters` gradients were not finite. All were finite in `finite_step` (0: never seen). Some were not finite in
+    `last_step`. `checked_step` is the latest step that was checked. Steps are counted as in `GradientNorm`.
+    """
+
+    phase: str
+    model: str
+    parameter: str
+    kind: str  # "NaN" or "Inf"
+    step: int
+    finite_step: int
+    last_step: int
+    checked_step: int
+    faulty: int
+    parameters: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.finite_step < self.step <= self.last_step <= self.checked_step < MAX_QUANTITY:
+            raise ValueError(
+                f"{self.phase!r}: gradients finite in step {self.finite_step}, not in {self.step} to "
+                f"{self.last_step}, checked in {self.checked_step}"
+            )
+        if not 1 <= self.faulty <= self.parameters < MAX_QUANTITY:
+            raise ValueError(f"{self.phase!r}: {self.faulty} of {self.parameters} gradients are not finite")
+
+
+@dataclass(frozen=True, slots=True)
+class LossScale:
+    """The factor on the loss that a gradient scaler uses.
+
+    If gradients overflow, the scaler skips the step and lowers the scale. `falls` of the `updates` did that. In the
+    newest `latest` updates, which begin with a fall, it fell `latest_falls` times and grew `latest_rises` times, and
+    was `before` at their begin. They do not contain the first updates, because a scaler looks for its scale then. A
+    message replaces the previous one of the same phase and model.
+    """
+
+    phase: str
+    model: str
+    scale: float
+    updates: int
+    falls: int
+    before: float
+    latest: int
+    latest_falls: int
+    latest_rises: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.latest <= MAX_TIMED_STEPS or not self.latest_falls + self.latest_rises <= self.latest:
+            raise ValueError(
+                f"{self.phase!r}: the scale fell {self.latest_falls} times and grew {self.latest_rises} times in "
+                f"{self.latest} updates"
+            )
+        if min(self.scale, self.before, self.latest_falls, self.latest_rises) < 0:
+            raise ValueError(f"{self.phase!r}: a scale of {self.scale}, {self.before} before")
+        if not max(self.latest, self.falls) <= self.updates < MAX_QUANTITY or not self.latest_falls <= self.falls:
+            raise ValueError(f"{self.phase!r}: the scale fell {self.falls} times in {self.updates} updates")
+
+
+GradientMessage = GradientNorm | GradientFault | LossScale

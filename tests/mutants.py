@@ -77,6 +77,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "tests/cbtop/viewmodels/test_source_view.py",
     ),
     "cbtop.viewmodels.training": ("tests/cbtop/viewmodels/test_training.py",),
+    "cbtop.viewmodels.gradients": ("tests/cbtop/viewmodels/test_gradients.py",),
     "cbtop.comparison.training_measures": ("tests/cbtop/comparison/test_training_parts.py",),
     "cbtop.comparison.training_parts": ("tests/cbtop/comparison/test_training_parts.py",),
     "cbtop.viewmodels.time_breakdown": ("tests/cbtop/viewmodels/test_time_breakdown.py",),

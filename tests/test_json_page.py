@@ -14,6 +14,7 @@ from cbtop.protocol.messages import KernelTimes, Sampling
 from cbtop.protocol.vocabulary import TransferDirection
 from cbtop.reports import REPORTS
 from cbtop.reports.sources import sources_json
+from cbtop.viewmodels.gradients import GradientFaultView, GradientNormView, GradientsView, LossScaleView
 from cbtop.viewmodels.graph import CriticalPathView
 from cbtop.viewmodels.kernels import BrickKernels, KernelRow
 from cbtop.viewmodels.merge_mode import MergeMode
@@ -76,6 +77,11 @@ def rich_views() -> list[SourceView]:
             2.0,
             (TrainingPartRow("forward", 100.0, 2.0, 2.0),),
             (TrainingBrick("RmsNorm", 3.0, 1.0, 1.0, 1.0, 9.0),),
+            GradientsView(
+                GradientNormView(9, 1.0, 1.0, 1.0, 9, "before", is_shard=False),
+                GradientFaultView("up.weight", "NaN", 9, 8, 9, 9, 1, 3),
+                LossScaleView(2.0, 9, 1, 4.0, 3, 1, 0),
+            ),
         ),
         timeline=seen_timelines.timeline_at(20.0),
         baseline=samples.COMPARED.baseline,

@@ -27,7 +27,7 @@ from cbtop.protocol.messages import (
     TraceSummary,
     Training,
 )
-from cbtop.protocol.training_messages import TrainingTimes
+from cbtop.protocol.training_messages import GradientFault, GradientNorm, LossScale, TrainingTimes
 
 
 def apply_announcement(record: SourceRecord, message: CatalogMessage) -> None:
@@ -77,12 +77,14 @@ def apply_announcement(record: SourceRecord, message: CatalogMessage) -> None:
             record.host_times = message
         case TrainingTimes():
             record.training_times[message.phase, message.model] = message
+        case GradientNorm() | GradientFault() | LossScale():
+            record.gradients[type(message), message.phase, message.model] = message
         case Goodbye():
             record.goodbye = message
         case _:
             assert_never(message)
     kept = len(record.dependencies), len(record.ceilings), len(record.checks), len(record.traces)
-    if max(*kept, len(record.training_times)) > MAX_ANNOUNCED:
+    if max(*kept, len(record.training_times), len(record.gradients)) > MAX_ANNOUNCED:
         raise DecodeError(f"{record.key}: more than {MAX_ANNOUNCED} announcements of a kind")
 
 

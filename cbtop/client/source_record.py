@@ -30,7 +30,7 @@ from cbtop.protocol.messages import (
     SourceState,
     TraceSummary,
 )
-from cbtop.protocol.training_messages import TrainingTimes
+from cbtop.protocol.training_messages import GradientMessage, TrainingTimes
 from cbtop.protocol.vocabulary import NodeKind, SourceStatus
 
 HISTORY_S = 120
@@ -77,6 +77,7 @@ class SourceRecord:
     burst: KernelBurst | None = None
     host_times: HostTimes | None = None
     training_times: dict[tuple[str, str], TrainingTimes] = field(default_factory=dict)  # by phase and model
+    gradients: dict[tuple[type, str, str], GradientMessage] = field(default_factory=dict)  # by kind, phase and model
     goodbye: Goodbye | None = None
     state: SourceState | None = None
     stats: NodeStats = field(default_factory=NodeStats)
@@ -121,7 +122,7 @@ class SourceRecord:
         traced = sum(len(trace.numbers) + len(trace.anomalies) for trace in self.traces.values())
         traced += len(self.burst.kernels) if self.burst else 0
         traced += len(self.host_times.bricks) if self.host_times else 0
-        traced += sum(1 + len(times.parts) for times in self.training_times.values())
+        traced += sum(1 + len(times.parts) for times in self.training_times.values()) + len(self.gradients)
         return places + len(self.dependencies) + len(self.ceilings) + len(self.checks) + len(self.traces) + traced
 
     @property
@@ -131,7 +132,7 @@ class SourceRecord:
         said += sum(1 + len(trace.numbers) + len(trace.anomalies) for trace in self.traces.values())
         said += len(self.burst.kernels) if self.burst else 0
         said += len(self.host_times.bricks) if self.host_times else 0
-        said += sum(1 + len(times.parts) for times in self.training_times.values())
+        said += sum(1 + len(times.parts) for times in self.training_times.values()) + len(self.gradients)
         known = SOURCE_BYTES + NODE_BYTES * len(self.nodes) + self.names_bytes + SAID_BYTES * said
         known += DEPENDENCY_BYTES * len(self.dependencies) + PHASE_BYTES * len(self.history)
         slices = BUSY_BYTES * len(self.stats) if self.busy else 0
@@ -171,6 +172,7 @@ class SourceRecord:
         self.traces.clear()
         self.burst = self.host_times = None
         self.training_times.clear()
+        self.gradients.clear()
 
 
 def remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = None) -> None:

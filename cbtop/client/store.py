@@ -47,7 +47,7 @@ from cbtop.protocol.messages import (
     TraceSummary,
     Training,
 )
-from cbtop.protocol.training_messages import PartTime, TrainingTimes
+from cbtop.protocol.training_messages import GradientFault, GradientNorm, LossScale, PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import SourceStatus
 
 MAX_SOURCES = 1024
@@ -248,6 +248,9 @@ class Store:
                 | HostTimes()
                 | BrickHostTime()
                 | TrainingTimes()
+                | GradientNorm()
+                | GradientFault()
+                | LossScale()
                 | PartTime()
                 | Goodbye()
                 | Device()

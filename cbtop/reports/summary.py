@@ -25,6 +25,7 @@ def summary(view: SourceView, next_command: str, more_processes: int = 0, note: 
     above += [f"left out: {recording_text.warm_up(view.warm_up)}"] if view.warm_up and _is_much(view) else []
     above += _others(view)
     above += [training_text.parts(view, view.training)] if view.training and view.training.parts else []
+    above += training_text.gradients(view, view.training) if view.training else []
     worst = [verdict for verdict in view.verdicts if verdict.severity is not Severity.NOTE]
     below = [f"{verdict.severity} {verdict.id}: {verdict.sentence}" for verdict in worst[:MAX_VERDICTS]]
     if more_processes:

@@ -17,9 +17,9 @@ def training_tables(view: SourceView) -> str:
     if found is None:
         return ""
     parts = _parts(view, found) if found.parts else training_text.parts(view, found)
-    if found.communication is not None:
-        parts += f"\n{training_text.communication(found)}"
-    return "\n".join([parts, "", _bricks(found.bricks), PASSES_LINE]) if found.bricks else parts
+    communication = [training_text.communication(found)] if found.communication is not None else []
+    text = "\n".join([parts, *communication, *training_text.gradients(view, found)])
+    return "\n".join([text, "", _bricks(found.bricks), PASSES_LINE]) if found.bricks else text
 
 
 def _parts(view: SourceView, found: TrainingView) -> str:

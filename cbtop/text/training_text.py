@@ -1,11 +1,14 @@
-"""Writes the parts of training steps."""
+"""Writes the parts of training steps, their gradients and their loss scale."""
 
 from __future__ import annotations
 
-from cbtop.units import NOT_MEASURED, counted, duration, percent
+from cbtop.units import NOT_MEASURED, count, counted, duration, number, percent
 from cbtop.viewmodels.communication import CommunicationView
+from cbtop.viewmodels.gradients import GradientNormView
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.training import TrainingView
+
+_SMALL = 0.01  # smaller norms are written with an exponent
 
 
 def parts(view: SourceView, found: TrainingView) -> str:
@@ -38,6 +41,44 @@ def overlapped(times: CommunicationView) -> str:
     if times.overlapped_us is None:
         return NOT_MEASURED
     return f"{duration(times.overlapped_us)} at most" if times.overlapped_us else "none"
+
+
+def gradients(view: SourceView, found: TrainingView) -> list[str]:
+    """Return lines about the gradients and the loss scale.
+
+    For example `gradient norm 0.5312 in step 118, before clipping (p50 0.60, max 1.20 of the latest 64 norms)`.
+    """
+    known = found.gradients
+    if known is None:
+        return []
+    lines = []
+    if known.norm is not None:
+        norm = known.norm
+        clipped = f", {norm.clipping} clipping" if norm.clipping else ""
+        lines.append(
+            f"gradient norm {_norm(norm.norm)} in step {count(norm.step)}{clipped}{_whose(view, norm)} "
+            f"(p50 {_norm(norm.p50)}, max {_norm(norm.max)} of {latest(norm.measured)})"
+        )
+    if known.loss_scale is not None:
+        scale = known.loss_scale
+        size = count(scale.scale) if scale.scale >= 1 else number(scale.scale)
+        lines.append(f"loss scale {size}; {count(scale.falls)} of {counted(scale.updates, 'step')} were skipped")
+    return lines
+
+
+def latest(norms: int) -> str:
+    """Return which norms a statistic covers: `the latest 64 norms`."""
+    return "the latest norm" if norms == 1 else f"the latest {counted(norms, 'norm')}"
+
+
+def _whose(view: SourceView, norm: GradientNormView) -> str:
+    if norm.is_shard:
+        return ", of this rank's shards"
+    return ", of this rank" if view.world_size is not None and view.world_size > 1 else ""
+
+
+def _norm(value: float) -> str:
+    return f"{value:.2e}" if 0 < value < _SMALL else number(value)
 
 
 def of_steps(found: TrainingView) -> str:

@@ -12,6 +12,7 @@ from cbtop.protocol.messages import Node
 from cbtop.protocol.training_messages import TrainingTimes
 from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, STEP_BRICKS, BrickCategory, TrainingPart, is_training
 from cbtop.viewmodels.communication import CommunicationView, communication_view
+from cbtop.viewmodels.gradients import GradientsView, gradients_view
 from cbtop.viewmodels.layers import LayerRow, LayersView
 
 _PART_ORDER = {part.value: at for at, part in enumerate(TrainingPart)}
@@ -51,6 +52,7 @@ class TrainingView:
     parts: tuple[TrainingPartRow, ...]  # In the usual order of a loop.
     bricks: tuple[TrainingBrick, ...]  # The longest first.
     communication: CommunicationView | None = None  # None if the steps did not communicate.
+    gradients: GradientsView | None = None  # None if the process has not reported them.
 
     def part(self, name: TrainingPart) -> TrainingPartRow | None:
         """Return the part called `name`, or None if the process does not report it."""
@@ -76,6 +78,7 @@ def training_view(
         parts=_parts(times) if times else (),
         bricks=_bricks(bricks(), totals, step),
         communication=communication_view(times.communication, times.steps) if times else None,
+        gradients=gradients_view(record, step),
     )
 
 

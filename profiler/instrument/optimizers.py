@@ -20,6 +20,7 @@ from cbtop.profiler.instrument.communication import GradientSync, Replicas
 from cbtop.profiler.instrument.dynamo import without_dynamo
 from cbtop.profiler.instrument.functions import TimedFunctions
 from cbtop.profiler.instrument.generation import Function
+from cbtop.profiler.instrument.gradient_hooks import GradientHooks
 from cbtop.profiler.instrument.module_tree import dictionary_of, modules_of
 from cbtop.profiler.instrument.training import ThreadTraining, TrainingSteps, mode_of, training_here
 from cbtop.profiler.instrument.training_kernels import GpuTrainingSteps
@@ -46,6 +47,7 @@ class Optimizers:
         self._replicas = Replicas(models)
         self._known: dict[int, _Optimizer] = {}  # by id: no code of a host's optimizer runs to look it up
         self._handles: list[Any] = []
+        self._gradients = GradientHooks()
 
     def follow(self, functions: TimedFunctions, *, is_compiled: bool) -> None:
         """Have torch call us at each optimizer step, and time the functions of a training step.
@@ -66,8 +68,7 @@ class Optimizers:
         functions.replace(optimizer.Optimizer, "zero_grad", _times(TrainingPart.ZERO_GRAD))
         if not is_compiled:
             functions.replace(torch.autograd, "grad", _times(TrainingPart.BACKWARD))
-        for name in () if is_compiled else ("clip_grad_norm_", "clip_grad_value_"):
-            functions.replace(torch.nn.utils.clip_grad, name, _times(TrainingPart.CLIP))
+        self._gradients.follow(functions, _times(TrainingPart.CLIP), is_compiled=is_compiled)
         once_imported(LOADER, lambda: functions.replace(sys.modules[LOADER]._BaseDataLoaderIter, "__next__", _waits))
 
     def leave(self) -> None:
@@ -76,9 +77,11 @@ class Optimizers:
             handle.remove()
         self._handles.clear()
         self._known.clear()
+        self._gradients.leave()
 
     def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not is_dynamo_compiling():
+            self._gradients.optimizer_begins(optimizer, args, kwargs)
             _begin(TrainingPart.OPTIMIZER)
 
     def _ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -88,6 +91,7 @@ class Optimizers:
             here, now_ns = training_here(), clock.perf_counter_ns()
             here.clock.end(now_ns)
             phase = self._trained_by(optimizer)
+            self._gradients.optimizer_ended(optimizer, phase, args, kwargs)
             if here.clock.is_in is TrainingPart.BACKWARD:  # a hook of a weight calls the weight's own optimizer
                 here.phase_after_backward = TRAIN
             elif here.clock.has_backward:
@@ -127,9 +131,12 @@ class Optimizers:
         @functools.wraps(original)
         def step(scaler: Any, optimizer: Any, /, *args: Any, **kwargs: Any) -> Any:
             result = original(scaler, optimizer, *args, **kwargs)
-            if not is_dynamo_compiling() and training_here().clock.has_backward:
-                self._begins(optimizer, args, kwargs)
-                self._ended(optimizer, args, kwargs)
+            if not is_dynamo_compiling():
+                if training_here().clock.has_backward:
+                    self._gradients.skipped()
+                    _begin(TrainingPart.OPTIMIZER)
+                    self._ended(optimizer, (), {})
+                self._gradients.scaler_steps(scaler, optimizer)
             return result
 
         return step

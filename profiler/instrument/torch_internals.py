@@ -13,7 +13,7 @@ from operator import attrgetter
 from types import CodeType
 from typing import Any
 
-from torch import _C, Tensor, cuda, nn
+from torch import _C, Tensor, _foreach_norm, cuda, nn
 from torch._C import (
     DisableTorchFunction,
     _get_dispatch_mode,
@@ -22,6 +22,7 @@ from torch._C import (
     _len_torch_dispatch_stack,
     _TorchDispatchModeKey,
 )
+from torch._C._autograd import _profiler_enabled
 
 #: A context that hides cbtop's calls from the host's `__torch_function__`: `with without_torch_function():`.
 without_torch_function = DisableTorchFunction
@@ -47,6 +48,11 @@ own_buffers: Callable[[nn.Module], dict[str, Any]] = attrgetter("_buffers")
 
 #: Returns how often a tensor was changed in place.
 version_of: Callable[[Tensor], int] = attrgetter("_version")
+
+#: Returns the norm of each tensor of a list: `foreach_norm(tensors, order, dtype=...)`.
+foreach_norm: Callable[..., list[Tensor]] = _foreach_norm
+#: Returns whether torch's profiler records the operations of this thread.
+is_profiled: Callable[[], bool] = _profiler_enabled
 
 
 def compiled_versions(code: CodeType) -> list[Any]:

@@ -23,7 +23,15 @@ from cbtop.protocol.messages import (
     WireMessage,
 )
 from cbtop.protocol.recording import FrameKind, RecordingOrigin, RecordingWriter, encode_frame
-from cbtop.protocol.training_messages import CommunicationTimes, PartTime, TrainingTimes
+from cbtop.protocol.training_messages import (
+    CommunicationTimes,
+    GradientFault,
+    GradientMessage,
+    GradientNorm,
+    LossScale,
+    PartTime,
+    TrainingTimes,
+)
 from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, TRAIN, WARM_UP, BrickCategory, BrickId, TrainingPart
 from cbtop.viewmodels.communication import with_ranks
 from cbtop.viewmodels.on_demand import with_parts
@@ -37,6 +45,12 @@ LATEST = 64  # steps that the process reports together
 UPDATE_NS = 500_000_000
 FORWARD_US = {BrickId.RMS_NORM: 200.0, BrickId.QKV_PROJECTION: 1_000.0, BrickId.DOWN_PROJECTION: 1_800.0}
 BACKWARD_FACTOR = 2.0
+
+
+NORM = GradientNorm(TRAIN, "", 298, 0.75, 0.5, 1.5, 64, clipping="before")
+NAN = GradientFault(TRAIN, "", "layers.2.down.bias", "NaN", 118, 117, 300, 300, 26, 39)
+STEADY_SCALE = LossScale(TRAIN, "", 65_536.0, 300, 3, 131_072.0, 20, 1, 0)
+FALLING_SCALE = LossScale(TRAIN, "", 16.0, 300, 14, 65_536.0, 40, 12, 0)
 
 
 def usual(_step: int) -> float:
@@ -67,6 +81,7 @@ class Training:
     tokens: int = 0
     warm_up: int = 0  # first steps
     reports: bool = True  # the parts of its steps
+    gradients: tuple[GradientMessage, ...] = ()  # announced with the parts
     noise: float = 0.0  # of the time of each brick
     factor: Mapping[str, float] = field(default_factory=dict)  # on the time of a brick, by name
 
@@ -152,6 +167,8 @@ def _polled(directory: Path, plan: Training) -> Iterator[tuple[Source, int, bool
         if clock() - said_ns >= UPDATE_NS or number == plan.steps - 1:
             if plan.reports and steps.taken_ns:
                 profiler.announce(steps.times())
+            for message in plan.gradients:
+                profiler.announce(message)
             said_ns = clock()
             source.poll()
             yield source, said_ns, False

@@ -18,7 +18,14 @@ from hypothesis import strategies as st
 from cbtop.protocol import codec, messages
 from cbtop.protocol.attributes import FunctionAttributes, KernelAttributes, TransferAttributes, Work
 from cbtop.protocol.errors import DecodeError
-from cbtop.protocol.training_messages import CommunicationTimes, PartTime, TrainingTimes
+from cbtop.protocol.training_messages import (
+    CommunicationTimes,
+    GradientFault,
+    GradientNorm,
+    LossScale,
+    PartTime,
+    TrainingTimes,
+)
 from cbtop.protocol.vocabulary import BrickId, NodeKind, Provenance, TransferDirection
 
 KINDS = get_args(messages.Message)
@@ -62,6 +69,25 @@ def training_times(
     return TrainingTimes(phase, model, steps, sum(part.sum_ns for part in parts), tuple(parts), communication)
 
 
+STEPS = st.integers(0, 1 << 50)
+
+
+def gradient_norm(phase: str, before: int, norms: list[float], *, is_shard: bool) -> GradientNorm:
+    p50, norm, highest = sorted(norms)
+    return GradientNorm(phase, "", before + 64, norm, p50, highest, 64, "after", is_shard)
+
+
+def gradient_fault(phase: str, name: str, steps: list[int], counts: list[int]) -> GradientFault:
+    finite, last, checked = sorted(steps)
+    faulty, parameters = sorted(counts)
+    return GradientFault(phase, "", name, "NaN", finite + 1, finite, last + 1, checked + 1, faulty, parameters)
+
+
+def loss_scale(phase: str, scales: list[float], counts: list[int], more: int) -> LossScale:
+    rises, falls, *_ = counts
+    return LossScale(phase, "", scales[0], sum(counts) + more, falls + more, scales[1], sum(counts), falls, rises)
+
+
 def instances(kind: Any) -> st.SearchStrategy[Any]:
     if kind is messages.RecordBatch:  # its numbers must fit each other
         number = st.integers(0, 1 << 60)
@@ -88,6 +114,16 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
             parts.filter(takes_time),
             st.none() | st.integers(0, 1 << 50),
         )
+    if kind is GradientNorm:
+        norms = st.lists(st.floats(0, 1e30), min_size=3, max_size=3)
+        return st.builds(gradient_norm, values(str), STEPS, norms, is_shard=st.booleans())
+    if kind is GradientFault:
+        steps = st.lists(STEPS, min_size=3, max_size=3)
+        counts = st.lists(st.integers(1, 1 << 40), min_size=2, max_size=2)
+        return st.builds(gradient_fault, values(str), values(str), steps, counts)
+    if kind is LossScale:
+        counts = st.lists(st.integers(0, 20), min_size=3, max_size=3)
+        return st.builds(loss_scale, values(str), st.lists(st.floats(0, 1e30), min_size=2), counts, STEPS)
     if kind is messages.KernelTimes:  # and these
         count, time_ns = st.integers(1, 1 << 60), st.integers(0, 1 << 50)
         return st.tuples(values(int), count, count, values(float), time_ns, time_ns, time_ns).map(
@@ -454,3 +490,42 @@ def test_a_column_is_bytes_and_whole_integers_of_64_bits(column: object) -> None
     assert isinstance(codec.decode(msgpack.packb(raw)), messages.StatsUpdate)
     with pytest.raises(DecodeError, match="min_ns"):
         codec.decode(msgpack.packb(raw | {"min_ns": column}))
+
+
+NORM = {"k": "GradientNorm", "phase": "train", "model": "", "step": 9, "measured": 3}
+NORM |= {"norm": 1.0, "p50": 0.5, "highest": 2.0}
+FAULT = {"k": "GradientFault", "phase": "train", "model": "", "parameter": "up.weight", "kind": "NaN"}
+FAULT |= {"step": 5, "finite_step": 4, "last_step": 6, "checked_step": 8, "faulty": 2, "parameters": 3}
+SCALE = {"k": "LossScale", "phase": "train", "model": "", "scale": 2.0, "before": 8.0}
+SCALE |= {"updates": 90, "falls": 3, "latest": 20, "latest_falls": 2, "latest_rises": 1}
+
+
+@pytest.mark.parametrize("usual", [NORM, FAULT, SCALE])
+def test_gradients_as_usual_are_taken(usual: dict[str, Any]) -> None:
+    assert codec.decode(msgpack.packb(usual)) is not None
+
+
+@pytest.mark.parametrize(
+    ("usual", "wrong", "complaint"),
+    [
+        (NORM, {"measured": 0}, "0 norms"),
+        (NORM, {"measured": 65, "step": 99}, "65 norms"),
+        (NORM, {"measured": 10}, "10 norms of 9 steps"),
+        (NORM, {"norm": 3.0}, "norms 3.0"),
+        (NORM, {"p50": -1.0}, "-1.0"),
+        (NORM, {"norm": float("nan")}, "no finite number"),
+        (FAULT, {"finite_step": 5}, "finite in step 5"),
+        (FAULT, {"finite_step": -1}, "finite in step -1"),
+        (FAULT, {"last_step": 9}, "checked in 8"),
+        (FAULT, {"faulty": 0}, "0 of 3"),
+        (FAULT, {"faulty": 4}, "4 of 3"),
+        (SCALE, {"scale": -1.0}, "a scale of -1.0"),
+        (SCALE, {"latest": 65}, "in 65 updates"),
+        (SCALE, {"latest": 2}, "fell 2 times and grew 1 times"),
+        (SCALE, {"falls": 1}, "fell 1 times"),
+        (SCALE, {"updates": 19}, "in 19 updates"),
+    ],
+)
+def test_gradients_that_cannot_be_are_refused(usual: dict[str, Any], wrong: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(DecodeError, match=complaint):
+        codec.decode(msgpack.packb(usual | wrong))

@@ -14,7 +14,7 @@ from cbtop.tui.views.books import books_rule
 from cbtop.tui.views.figures import figure
 from cbtop.tui.widgets.bars import BarSegment, stacked
 from cbtop.tui.widgets.columns import Column
-from cbtop.tui.widgets.lines import BLANK, Line, clean, width_of
+from cbtop.tui.widgets.lines import BLANK, Line, clean, clip, width_of
 from cbtop.viewmodels.bricks import BrickRow
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.training import TrainingBrick, TrainingPartRow, TrainingView, pass_of
@@ -51,7 +51,13 @@ def training_lines(source: SourceView, training: TrainingView, width: int, heigh
     """Return a rule with the mean step, the bar of its parts, and their shares, in at most `height` lines."""
     title = f"one {source.phase} step, {units.duration(training.mean_us)}, {training_text.of_steps(training)}"
     lines = [books_rule(source, clean(title), width), training_bar(training, width)]
-    return (lines if height > 2 else lines[1:]) + legend(training, width)[: max(1, height - 2)]
+    lines = (lines if height > 2 else lines[1:]) + legend(training, width)[: max(1, height - 2)]
+    return (lines + gradient_lines(source, training, width))[: max(height, len(lines))]
+
+
+def gradient_lines(source: SourceView, training: TrainingView, width: int) -> list[Line]:
+    """Return the norm of the gradients and the loss scale, one line each."""
+    return [(*_INDENT, (clip(clean(text), width - 2), "dim")) for text in training_text.gradients(source, training)]
 
 
 def training_bar(training: TrainingView, width: int) -> Line:

@@ -19,11 +19,13 @@ from cbtop.viewmodels.verdicts.clock_throttled import CLOCK_THROTTLED
 from cbtop.viewmodels.verdicts.communication_exposed import COMMUNICATION_EXPOSED
 from cbtop.viewmodels.verdicts.data_incomplete import DATA_INCOMPLETE
 from cbtop.viewmodels.verdicts.failed_checks import FAILED_CHECKS
+from cbtop.viewmodels.verdicts.gradient_not_finite import GRADIENT_NOT_FINITE
 from cbtop.viewmodels.verdicts.grows_with_cache import GROWS_WITH_CACHE
 from cbtop.viewmodels.verdicts.host_bound import HOST_BOUND
 from cbtop.viewmodels.verdicts.idle_between_steps import IDLE_BETWEEN_STEPS
 from cbtop.viewmodels.verdicts.input_bound import INPUT_BOUND
 from cbtop.viewmodels.verdicts.launch_bound import LAUNCH_BOUND
+from cbtop.viewmodels.verdicts.loss_scale_falling import LOSS_SCALE_FALLING
 from cbtop.viewmodels.verdicts.odd_layer import ODD_LAYER
 from cbtop.viewmodels.verdicts.optimizer_bound import OPTIMIZER_BOUND
 from cbtop.viewmodels.verdicts.outlier_mean import OUTLIER_MEAN
@@ -44,12 +46,14 @@ VERDICTS: tuple[Rule, ...] = (
     STUCK,
     DATA_INCOMPLETE,
     FAILED_CHECKS,
+    GRADIENT_NOT_FINITE,
     STARVED,
     STRAGGLER,
     WAITS_FOR_RANK,
     CLOCK_THROTTLED,
     SLOWER_THAN_BASELINE,
     RECOMPILATION,
+    LOSS_SCALE_FALLING,
     IDLE_BETWEEN_STEPS,
     INPUT_BOUND,
     COMMUNICATION_EXPOSED,
@@ -70,7 +74,7 @@ VERDICTS: tuple[Rule, ...] = (
     COMPUTE_BOUND,
 )
 
-OF_WARM_UP = (STUCK, DATA_INCOMPLETE, FAILED_CHECKS)
+OF_WARM_UP = (STUCK, DATA_INCOMPLETE, FAILED_CHECKS, GRADIENT_NOT_FINITE)
 # While a process waits for a processor, these verdicts would be wrong about its code.
 OF_LATENCY = (
     SLOWER_THAN_BASELINE,

@@ -12,7 +12,7 @@ from cbtop.protocol.messages import CheckResult, Quiet
 from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.source import SourceView
 from tests.cbtop.made_machines import CPU, GPU, NVML
-from tests.cbtop.made_training import Training, of_ranks, trained
+from tests.cbtop.made_training import FALLING_SCALE, NAN, NORM, STEADY_SCALE, Training, of_ranks, trained
 from tests.cbtop.viewmodels.verdicts.streams import DOWN_WORK, LAYERS, Decoding, ceiling, run
 
 IMPERFECT = Path(__file__).parents[2] / "imperfect.cbtop"
@@ -152,6 +152,7 @@ CAUSES: dict[str, Callable[[Path], SourceView]] = {
     "stuck": _quiet_for(32.0, "decode", "5", "DownProjection"),
     "data-incomplete": _of(Decoding(ring_bytes=1 << 14)),
     "failed-checks": _of(Decoding(checks=(FINITE, EQUAL))),
+    "gradient-not-finite": training(Training(gradients=(NORM, NAN))),
     "starved": _beside_others(Decoding(), had_percent=55),
     "straggler": _of(Decoding(reduce_us=605), Decoding(down_factor=1.5, reduce_us=5), Decoding(reduce_us=605)),
     "waits-for-rank": ranks(Training(exposed_us=9_000), Training(other_us=9_000, exposed_us=200)),
@@ -160,6 +161,7 @@ CAUSES: dict[str, Callable[[Path], SourceView]] = {
         Decoding(seed=1, noise=0.1), Decoding(noise=0.1, cell_factor={(5, "DownProjection"): 1.1})
     ),
     "recompilation": _in_window(Decoding(compiles_at=(100, 200, 300))),
+    "loss-scale-falling": training(Training(gradients=(NORM, FALLING_SCALE))),
     "idle-between-steps": _of(Decoding(between_us=20_000)),
     "input-bound": training(Training(data_us=12_000)),
     "communication-exposed": ranks(Training(exposed_us=9_000), Training(exposed_us=8_000, other_us=1_200)),
@@ -197,6 +199,7 @@ ALMOST: dict[str, Callable[[Path], SourceView]] = {
         Decoding(seed=1, noise=0.1), Decoding(noise=0.1, cell_factor={(5, "DownProjection"): 1.02})
     ),
     "recompilation": _in_window(Decoding(compiles_at=(300,), seconds=14)),
+    "loss-scale-falling": training(Training(gradients=(replace(FALLING_SCALE, latest_falls=6, latest_rises=3),))),
     "idle-between-steps": _of(Decoding(between_us=5_000)),
     "input-bound": training(Training(data_us=2_500)),
     "communication-exposed": ranks(Training(exposed_us=3_400), Training(exposed_us=3_200, other_us=400)),
@@ -280,6 +283,7 @@ HEALTHY: dict[str, Callable[[Path], SourceView]] = {
         Decoding(prefills=20), Decoding(prefills=5, step_factor=lambda _step: 1.3)
     ),
     "training": training(Training()),
+    "training with a gradient scaler": training(Training(gradients=(NORM, STEADY_SCALE))),
     "training, in a window": training(Training(tokens=4_096), window=True),
     "training that pauses between steps": training(Training(between_us=20_000)),
     "training that only begins": training(Training(steps=19, data_us=12_000, optimizer_us=15_000, exposed_us=9_000)),

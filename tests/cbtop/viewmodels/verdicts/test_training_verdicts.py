@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from cbtop.protocol.training_messages import GradientMessage
 from cbtop.protocol.vocabulary import TRAIN, WARM_UP, TrainingPart
 from cbtop.viewmodels.on_demand import with_parts
 from cbtop.viewmodels.source import SourceView
 from cbtop.viewmodels.training import TrainingPartRow
 from cbtop.viewmodels.verdict import Verdict
 from cbtop.viewmodels.verdicts import judged
-from tests.cbtop.made_training import Training, of_ranks, trained
+from tests.cbtop.made_training import FALLING_SCALE, NAN, NORM, Training, of_ranks, trained
 
 WAITS = Training(data_us=12_000)
 EXPOSED = Training(exposed_us=9_000, overlapped_us=2_000)
@@ -149,3 +150,53 @@ def test_a_gpu_without_kernels_for_a_fifth_of_a_step_waits_for_its_host(
 def test_a_training_step_without_device_times_is_not_launch_bound(tmp_path: Path) -> None:
     view = trained(tmp_path, Training(other_us=30_000)).one()
     assert "launch-bound" not in {verdict.id for verdict in view.verdicts}
+
+
+ALL = replace(NAN, faulty=39, finite_step=100)
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        (NAN, "Gradient of layers.2.down.bias is NaN since step 118; so were 25 of the 38 others"),
+        (replace(NAN, faulty=2), "Gradient of layers.2.down.bias is NaN since step 118; so was 1 of the 38 others"),
+        (replace(NAN, faulty=1, kind="Inf"), "Gradient of layers.2.down.bias is Inf since step 118"),
+        (
+            replace(NAN, faulty=1, parameter="", finite_step=0),
+            "Gradient of a parameter is NaN since step 118 at the latest",
+        ),
+        (
+            ALL,
+            "Gradients of all 39 parameters are NaN since step 118 at the latest (all were finite in step 100)",
+        ),
+        (
+            replace(ALL, last_step=120),
+            "Gradients of all 39 parameters were NaN from step 118 to step 120; all are finite again",
+        ),
+        (
+            replace(NAN, faulty=1, last_step=118),
+            "Gradient of layers.2.down.bias was NaN in step 118; all are finite again",
+        ),
+    ],
+)
+def test_a_gradient_that_is_not_finite_is_named_with_its_step(
+    tmp_path: Path, fault: GradientMessage, sentence: str
+) -> None:
+    assert verdict_of(trained(tmp_path, Training(gradients=(NORM, fault))).one()).sentence == sentence
+
+
+def test_a_fault_in_the_warm_up_is_an_error_too(tmp_path: Path) -> None:
+    view = trained(tmp_path, Training(warm_up=100, gradients=(NAN,))).one(TRAIN + WARM_UP)
+    assert verdict_of(view).id == "gradient-not-finite"
+
+
+def test_a_loss_scale_that_falls_names_both_ends_and_the_skipped_steps(tmp_path: Path) -> None:
+    view = trained(tmp_path, Training(gradients=(FALLING_SCALE,))).one()
+    assert verdict_of(view).sentence == (
+        "Loss scale fell from 65,536 to 16 in 40 steps; 12 of these steps were skipped"
+    )
+
+
+def test_a_loss_scale_of_0_is_said(tmp_path: Path) -> None:
+    view = trained(tmp_path, Training(gradients=(replace(FALLING_SCALE, scale=0.0),))).one()
+    assert verdict_of(view).sentence == "Loss scale is 0 in 40 steps; 12 of these steps were skipped"

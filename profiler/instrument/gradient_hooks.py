@@ -1,0 +1,217 @@
+"""Looks at gradients where torch uses them: before clipping, before an optimizer's step, and in a gradient scaler.
+
+Rules
+- If code of cbtop fails, looking at gradients stops, and the host goes on.
+- Autograd builds no graph of what is done here, and the host's `__torch_function__` and its modes do not see it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from types import FunctionType, MethodType
+from typing import Any
+from weakref import ref
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from cbtop.profiler.instrument.dynamo import without_dynamo
+from cbtop.profiler.instrument.functions import TimedFunctions
+from cbtop.profiler.instrument.generation import Function
+from cbtop.profiler.instrument.gradients import gradients_here
+from cbtop.profiler.instrument.loss_scale import ScalerHistory
+from cbtop.profiler.instrument.module_tree import dictionary_of
+from cbtop.profiler.instrument.optimizer_gradients import OptimizerGradients
+from cbtop.profiler.instrument.torch_internals import without_torch_function
+from cbtop.profiler.instrument.training import training_here
+from cbtop.profiler.instrument.trouble import log_own_error
+from cbtop.protocol import clock
+from cbtop.protocol.vocabulary import TrainingPart
+
+L2 = 2.0
+FUNCTIONS = FunctionType, MethodType, functools.partial  # kinds of closures
+Wrapper = Callable[[Function], Function]
+
+
+class GradientHooks:
+    """The gradients of all optimizers of this process, and its gradient scalers."""
+
+    def __init__(self) -> None:
+        self._optimizers: dict[int, tuple[ref[Any], OptimizerGradients]] = {}  # by id: see `Optimizers`
+        self._scalers: dict[int, ScalerHistory] = {}
+        self._has_failed = False
+
+    def follow(self, functions: TimedFunctions, times_clipping: Wrapper, *, is_compiled: bool) -> None:
+        """Look at gradients before they are clipped, and at the scale of a scaler. `times_clipping` times clipping.
+
+        If a model is compiled, functions that a compiled function may contain stay as they are.
+        """
+        functions.replace(torch.amp.GradScaler, "unscale_", self._unscales)
+        functions.replace(torch.amp.GradScaler, "update", self._updates)
+        if is_compiled:
+            return
+        clip_grad = torch.nn.utils.clip_grad
+        functions.replace(clip_grad, "clip_grad_norm_", lambda original: self._by_norm(times_clipping(original)))
+        functions.replace(clip_grad, "clip_grad_value_", lambda original: self._by_value(times_clipping(original)))
+        functions.replace(clip_grad, "_clip_grads_with_norm_", self._scales_to_norm)
+
+    def leave(self) -> None:
+        """Forget all optimizers, scalers and errors."""
+        self._optimizers.clear()
+        self._scalers.clear()
+        self._has_failed = False
+
+    def optimizer_begins(self, optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Look at the gradients before a step of `optimizer`, unless the step itself computes them."""
+        if not _computes_gradients(args, kwargs) and not _is_in_backward():
+            self._guarded(self._look, optimizer)
+
+    def optimizer_ended(self, optimizer: Any, phase: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Count a step of `optimizer`. If a backward has ended before it, it ends a training step of `phase`."""
+        if _is_in_backward():
+            return
+        if _computes_gradients(args, kwargs):
+            self._guarded(self._look, optimizer)
+        self._guarded(self._count, optimizer, phase)
+
+    def skipped(self) -> None:
+        """Forget the gradients of a step that a gradient scaler has skipped."""
+        gradients_here().forget()
+
+    def scaler_steps(self, scaler: Any, optimizer: Any) -> None:
+        """Note that `scaler` belongs to the training steps of `optimizer`."""
+        self._guarded(self._join, scaler, optimizer)
+
+    def _guarded(self, look: Callable[..., None], *args: Any) -> None:
+        if self._has_failed:
+            return
+        try:
+            with without_torch_function(), torch.no_grad():
+                without_dynamo(look, *args)
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            self._has_failed = True
+            log_own_error(error, "gradients are not shown")
+
+    def _of(self, optimizer: Any) -> OptimizerGradients:
+        known = self._optimizers.get(id(optimizer))
+        if known is None or known[0]() is not optimizer:
+            self._optimizers = {key: one for key, one in self._optimizers.items() if one[0]() is not None}
+            known = self._optimizers[id(optimizer)] = ref(optimizer), OptimizerGradients(optimizer)
+        return known[1]
+
+    def _look(self, optimizer: Any) -> None:
+        training, here = training_here(), gradients_here()
+        model = training.steps if training.clock.has_backward else here.latest_model()
+        if model is None or not model.training or not model.profiler.enabled:
+            here.forget()
+            return
+        begun_ns = clock.perf_counter_ns()
+        self._of(optimizer).look(model)
+        training.own_ns += clock.perf_counter_ns() - begun_ns
+
+    def _count(self, optimizer: Any, phase: str) -> None:
+        training, here = training_here(), gradients_here()
+        has_backward = training.clock.has_backward
+        if has_backward and training.steps is not None:
+            here.latest_phase, here.latest_model = phase, ref(training.steps)
+        self._of(optimizer).ended(here.latest_phase, here.latest_model(), is_first=has_backward)
+
+    def _join(self, scaler: Any, optimizer: Any) -> None:
+        self._history_of(scaler).optimizer = self._of(optimizer)
+
+    def _history_of(self, scaler: Any) -> ScalerHistory:
+        known = self._scalers.get(id(scaler))
+        if known is None or known.scaler() is not scaler:
+            self._scalers = {key: one for key, one in self._scalers.items() if one.scaler() is not None}
+            known = self._scalers[id(scaler)] = ScalerHistory(ref(scaler))
+        return known
+
+    def _unscales(self, original: Function) -> Function:
+        """Wrap GradScaler.unscale_. A norm from clipping scaled gradients is dropped."""
+
+        @functools.wraps(original)
+        def unscale(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            gradients_here().forget()
+            return original(scaler, *args, **kwargs)
+
+        return unscale
+
+    def _updates(self, original: Function) -> Function:
+        """Wrap GradScaler.update, which changes the scale."""
+
+        @functools.wraps(original)
+        def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_dynamo_compiling():
+                return original(scaler, *args, **kwargs)
+            self._guarded(self._before_update, scaler)
+            result = original(scaler, *args, **kwargs)
+            is_given = any(one is not None for one in (*args, *kwargs.values()))
+            self._guarded(self._after_update, scaler, is_given)
+            return result
+
+        return update
+
+    def _before_update(self, scaler: Any) -> None:
+        self._history_of(scaler).before_update(dictionary_of(scaler).get("_scale"))
+
+    def _after_update(self, scaler: Any, is_given: bool) -> None:
+        scale = dictionary_of(scaler).get("_scale")
+        if is_given:
+            self._history_of(scaler).before_update(scale)
+        else:
+            self._history_of(scaler).after_update(scale)
+
+    def _by_norm(self, original: Function) -> Function:
+        """Wrap a function that clips by a norm. Its third argument is the order of the norm."""
+
+        @functools.wraps(original)
+        def clip(*args: Any, **kwargs: Any) -> Any:
+            if is_dynamo_compiling():
+                return original(*args, **kwargs)
+            order = args[2] if len(args) > 2 else kwargs.get("norm_type", L2)
+            here = gradients_here()
+            here.is_l2 = type(order) in (int, float) and order == L2
+            try:
+                return original(*args, **kwargs)
+            finally:
+                here.is_l2 = False
+
+        return clip
+
+    def _by_value(self, original: Function) -> Function:
+        @functools.wraps(original)
+        def clip(*args: Any, **kwargs: Any) -> Any:
+            if not is_dynamo_compiling():
+                gradients_here().clips_by_value()
+            return original(*args, **kwargs)
+
+        return clip
+
+    def _scales_to_norm(self, original: Function) -> Function:
+        """Wrap a function that clips. Its arguments are the parameters, the largest norm, and the norm they have."""
+
+        @functools.wraps(original)
+        def clip(*args: Any, **kwargs: Any) -> Any:
+            if not is_dynamo_compiling():
+                parameters = args[0] if args else kwargs.get("parameters")
+                total = args[2] if len(args) > 2 else kwargs.get("total_norm")
+                self._guarded(self._clips, parameters, total)
+            return original(*args, **kwargs)
+
+        return clip
+
+    def _clips(self, parameters: Any, total: Any) -> None:
+        model = training_here().steps
+        if model is not None and model.training and model.profiler.enabled:
+            gradients_here().clips(parameters, total)
+
+
+def _is_in_backward() -> bool:
+    """Whether a backward runs, because each weight has an optimizer of its own, which a hook calls."""
+    return training_here().clock.is_in is TrainingPart.BACKWARD
+
+
+def _computes_gradients(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a step of an optimizer with these arguments calls a function that computes its gradients."""
+    return any([isinstance(one, FUNCTIONS) for one in (*args[1:], *kwargs.values())])

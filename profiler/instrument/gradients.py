@@ -1,0 +1,267 @@
+"""Measures gradients: their norms, and which of them are NaN or Inf.
+
+Rules
+- Gradients are only read. No graph of autograd is built, and no mode, hook or profiler of the host sees the reads:
+  gradient_hooks.py hides them.
+- The norms of a CUDA device are copied to the host, and read in a later step. Nothing waits for a device.
+- Nothing is measured if gradients are sparse, complex or on several devices, or while a CUDA graph is captured.
+- A DTensor is measured by the part that this process has.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cbtop.profiler.instrument.late_figures import LateFigures, can_read
+from cbtop.profiler.instrument.torch_internals import (
+    dispatch_modes,
+    foreach_norm,
+    is_profiled,
+    is_tracing,
+)
+from cbtop.profiler.positions import finder
+from cbtop.protocol import clock
+
+SHARE = 0.002  # of the time, for measuring norms
+COSTS = 5  # the median cost of this many measurements decides when the next one is due
+NAN, INF = "NaN", "Inf"
+_LARGEST = math.inf  # order of the norm that is the largest element, which never overflows
+
+
+@dataclass(slots=True)
+class Gradients:
+    """Gradients of one step."""
+
+    norm: float | None  # None if a gradient is not finite, or the norm is not known
+    parameters: int = 0  # number of parameters with a gradient; 0: not counted
+    #: Parameters with a gradient that is not finite, in the order of the backward pass.
+    faulty: list[Any] = field(default_factory=list)
+    kind: str = ""  # of the first of them: NAN or INF
+    is_doubtful: bool = False  # whether that gradient may be finite, with a norm that overflows
+    is_again: bool = False  # whether some are not finite, as in an earlier step; which ones was not measured
+    clipping: str = ""  # "before", if the program clips them afterwards
+    is_shard: bool = False  # whether the process has only a part of some gradients
+    is_skipped: bool = False  # whether the optimizer leaves out the step, because gradients overflowed
+
+
+def is_observed() -> bool:
+    """Whether operations of this thread are seen by a mode or a profiler of the host."""
+    return bool(dispatch_modes()) or is_profiled() or is_tracing()
+
+
+class Measurement:
+    """The norms of the gradients of some parameters. Those of a CUDA device arrive later.
+
+    If `is_exact`, a norm is the largest element, and infinite only if an element is. If `is_scaled`, two figures are
+    before the norms: the scale of the gradients, and a number that is not 0 if the optimizer leaves out the step.
+    """
+
+    __slots__ = ("_figures", "_is_scaled", "_parameters", "clipping", "is_exact", "is_shard")
+
+    def __init__(
+        self, parameters: list[Any], figures: LateFigures, *, is_exact: bool, is_scaled: bool, is_shard: bool
+    ) -> None:
+        self._parameters, self._figures, self._is_scaled = parameters, figures, is_scaled
+        self.is_exact, self.is_shard = is_exact, is_shard
+        self.clipping = ""
+
+    def read(self) -> Gradients | None:
+        """Return the gradients, or None if their norms have not arrived."""
+        figures = self._figures.read()
+        if figures is None:
+            return None
+        (scale, overflow), norms = (figures[:2], figures[2:]) if self._is_scaled else ((1.0, 0.0), figures)
+        found = Gradients(None, len(norms), clipping=self.clipping, is_shard=self.is_shard)
+        if overflow:
+            found.is_skipped = True
+        elif not all(map(math.isfinite, norms)):
+            self._find_faulty(found, norms)
+        elif scale and not self.is_exact:
+            found.norm = math.hypot(*norms) / scale
+        return found
+
+    def _find_faulty(self, found: Gradients, norms: Sequence[float]) -> None:
+        """Add the parameters with a norm that is not finite. A finite gradient may have one that overflows."""
+        for parameter, norm in zip(reversed(self._parameters), reversed(norms), strict=True):
+            if math.isfinite(norm):
+                continue
+            is_certain = self.is_exact or math.isnan(norm)
+            is_known = None if is_certain else is_finite(parameter)
+            if is_known:
+                continue
+            if not found.faulty:
+                found.kind = NAN if math.isnan(norm) else INF
+                found.is_doubtful = not is_certain and is_known is None
+            found.faulty.append(parameter)
+
+
+def measure(parameters: Sequence[Any], *, is_exact: bool = False, scaling: Sequence[Any] = ()) -> Measurement | None:
+    """Measure the gradients of `parameters`. Returns None if they are missing or cannot be measured.
+
+    With `is_exact`, the largest element is measured, which does not overflow. It takes longer. `scaling` are the two
+    tensors that an optimizer gets from a gradient scaler: see `Measurement`.
+    """
+    found: dict[torch.dtype, list[Any]] = {}
+    grads: dict[torch.dtype, list[Tensor]] = {}
+    is_shard = False
+    for parameter in parameters:
+        grad = parameter.grad
+        if grad is None:
+            continue
+        if type(grad) is not Tensor:
+            grad, is_shard = _local(grad), True
+        if grad is None or grad.layout is not torch.strided or not grad.is_floating_point():
+            return None
+        found.setdefault(grad.dtype, []).append(parameter)
+        grads.setdefault(grad.dtype, []).append(grad)
+    devices = {grad.device for each in grads.values() for grad in each}
+    if len(devices) != 1 or not can_read(*devices):
+        return None
+    norms = [torch.stack(_norms(each, _LARGEST if is_exact else 2)).double() for each in grads.values()]
+    norms = [torch.stack([_number(figure, *devices) for figure in scaling]), *norms] if scaling else norms
+    return Measurement(
+        [parameter for each in found.values() for parameter in each],
+        LateFigures(norms[0] if len(norms) == 1 else torch.cat(norms)),
+        is_exact=is_exact,
+        is_scaled=bool(scaling),
+        is_shard=is_shard,
+    )
+
+
+def _norms(grads: list[Tensor], order: float) -> list[Tensor]:
+    if grads[0].dtype.itemsize < 4:  # a norm of this type has too few digits
+        return foreach_norm(grads, order, dtype=torch.float32)
+    return foreach_norm(grads, order)
+
+
+def _number(figure: Any, device: torch.device) -> Tensor:
+    """Return a tensor or a number as a tensor without axes."""
+    if isinstance(figure, Tensor):
+        return figure.detach().reshape(()).to(device, torch.float64, non_blocking=True)
+    return torch.full((), float(figure), dtype=torch.float64, device=device)
+
+
+def _local(grad: Any) -> Tensor | None:
+    """Return the part of a DTensor that this process has, or None for any other subclass."""
+    tensors = sys.modules.get("torch.distributed.tensor")
+    if tensors is None or type(grad) is not tensors.DTensor:
+        return None
+    local = grad.to_local()
+    return local if type(local) is Tensor else None
+
+
+def measured(
+    parameters: Sequence[Any], *, is_exact: bool = False, scaling: Sequence[Any] = ()
+) -> Gradients | Measurement | None:
+    """Measure the gradients of `parameters`. Returns the measurement if it has not arrived."""
+    found = measure(parameters, is_exact=is_exact, scaling=scaling)
+    return (found and found.read()) or found
+
+
+def is_finite(parameter: Any) -> bool | None:
+    """Whether the gradient of `parameter` on a CPU is finite. Returns None if it is missing."""
+    return are_finite([parameter])
+
+
+def are_finite(parameters: Sequence[Any]) -> bool | None:
+    """Whether the gradients of `parameters` on a CPU are finite. Returns None if some have none."""
+    grads = [parameter.grad for parameter in parameters]
+    if not grads or not all([type(grad) is Tensor and grad.is_cpu and grad.numel() for grad in grads]):
+        return None
+    return all([math.isfinite(norm.item()) for norm in foreach_norm(grads, _LARGEST)])
+
+
+def small_gradients(parameters: Sequence[Any], count: int) -> list[Any]:
+    """Return `count` parameters, spread over the model, with small gradients."""
+    sizes = [(grad.numel(), at) for at, one in enumerate(parameters) if (grad := one.grad) is not None]
+    size = max(1, -(-len(sizes) // count))
+    return [parameters[min(sizes[at : at + size])[1]] for at in range(0, len(sizes), size)]
+
+
+class Budget:
+    """Limits the time for measuring norms to SHARE."""
+
+    __slots__ = ("_costs_ns", "_due_ns")
+
+    def __init__(self) -> None:
+        self._costs_ns: deque[int] = deque(maxlen=COSTS)  # of the latest measurements
+        self._due_ns = 0  # when the next one is due
+
+    def is_due(self, now_ns: int) -> bool:
+        """Whether a norm may be measured now."""
+        return now_ns >= self._due_ns
+
+    def spend(self, begun_ns: int) -> None:
+        """Note a measurement that has begun at `begun_ns` and ends now. The first one takes longer and is free."""
+        if self._due_ns:
+            self._costs_ns.append(clock.perf_counter_ns() - begun_ns)
+        self._due_ns = begun_ns + round(statistics.median(self._costs_ns or [0]) / SHARE)
+
+
+class ThreadGradients:
+    """What is known of the gradients of the step that is open in one thread."""
+
+    __slots__ = ("__weakref__", "_clipped", "_clips", "_faulty", "budget", "is_l2", "latest_model", "latest_phase")
+
+    def __init__(self) -> None:
+        self.budget = Budget()
+        self.is_l2 = False  # whether a running function of torch clips by the L2 norm
+        self._faulty: set[int] = set()  # the first parameters, by id, of faulty gradients that were clipped
+        # Of the step that ended last. Further optimizers of the same backward belong to it.
+        self.latest_phase = ""
+        self.latest_model: Callable[[], Any] = _no_model
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what clipping has shown."""
+        self._clips = 0
+        self._clipped: Gradients | Measurement | None = None
+
+    def clips_by_value(self) -> None:
+        """Note that gradients are clipped, without their norm."""
+        self._clips += 1
+
+    def clips(self, parameters: Any, total: Any) -> None:
+        """Note that the gradients of `parameters`, with the norm `total`, will be clipped now."""
+        self._clips += 1
+        if self._clips > 1 or type(parameters) not in (list, tuple) or is_observed():
+            return
+        is_known = self.is_l2 and type(total) is Tensor and total.device.type == "cpu"
+        norm = total.item() if is_known else math.nan
+        first = id(parameters[0]) if parameters else 0
+        if math.isfinite(norm):
+            self._clipped = Gradients(norm)
+            self._faulty.discard(first)
+        elif is_known and first in self._faulty:
+            self._clipped = Gradients(None, is_again=True)
+        elif is_known or self.budget.is_due(clock.perf_counter_ns()):
+            begun_ns = clock.perf_counter_ns()
+            self._clipped = measured(parameters)
+            self.budget.spend(begun_ns)
+            if is_known:
+                self._faulty.add(first)
+
+    def take(self) -> tuple[Gradients | Measurement | None, bool]:
+        """Return the gradients of the step before they were clipped, if known, and whether they were clipped."""
+        clipped, clips = self._clipped, self._clips
+        self.forget()
+        if clips != 1 or clipped is None:
+            return None, clips > 0
+        clipped.clipping = "before"
+        return clipped, True
+
+
+def _no_model() -> None:
+    return None
+
+
+gradients_here: Callable[[], ThreadGradients] = finder(ThreadGradients)

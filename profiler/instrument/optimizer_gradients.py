@@ -1,0 +1,198 @@
+"""The gradients of one optimizer, step by step: announces their norm, and the first one that is NaN or Inf.
+
+Rules
+- If the program clips the gradients by their L2 norm, that norm is announced. Otherwise the norm is measured before
+  the optimizer's step, as often as SHARE of the time allows.
+- On a CPU, a few small gradients, spread over the model, are looked at in every step. The backward pass hands a NaN
+  on to the layers before, so it is in some of them. Then all gradients are measured at once.
+- A step that a gradient scaler skips has no fault.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+from cbtop.profiler.instrument.gradients import (
+    Budget,
+    Gradients,
+    Measurement,
+    are_finite,
+    gradients_here,
+    is_observed,
+    measured,
+    small_gradients,
+)
+from cbtop.profiler.instrument.module_tree import dictionary_of
+from cbtop.profiler.instrument.parameter_names import name_of_last
+from cbtop.protocol import clock
+from cbtop.protocol.training_messages import MAX_TIMED_STEPS, GradientFault, GradientNorm
+
+if TYPE_CHECKING:
+    from cbtop.profiler.instrument.timed_model import TimedModel
+
+ANNOUNCE_NS = 1_000_000_000  # between two announcements
+EARLY = 4, 16  # after these numbers of norms there is an announcement, too
+MAX_WAITING = 4  # measurements that have not arrived from a device
+SMALL = 8  # number of small gradients that are looked at in every step
+
+
+@dataclass(slots=True)
+class _Fault:
+    """The first step with a gradient that was not finite: see `GradientFault`."""
+
+    name: str
+    kind: str
+    step: int
+    finite_step: int
+    last_step: int
+    faulty: int
+    parameters: int
+
+
+class OptimizerGradients:
+    """The gradients of one optimizer."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = ref(optimizer)
+        self.steps = 0  # that have ended
+        self.phase = ""  # of its latest step
+        self.model: ref[TimedModel] | None = None
+        self._norms: deque[float] = deque(maxlen=MAX_TIMED_STEPS)
+        self._newest: tuple[int, Gradients] | None = None  # the step of the newest norm
+        self._waiting: deque[tuple[int, Measurement]] = deque(maxlen=MAX_WAITING)
+        self._small: list[ref[Any]] = []  # the parameters that are looked at in every step
+        self._small_step = 0  # the latest step with these gradients finite
+        self._finite_step = self._checked_step = 0  # the latest step with all finite, or measured
+        self._is_doubtful = False  # whether a norm was infinite, perhaps because it overflowed
+        self._fault: _Fault | None = None
+        self._told_ns = 0
+        self._told: tuple[int, int] = 0, 0  # the latest step that was announced: with its norm, with its fault
+
+    def look(self, model: TimedModel) -> None:
+        """Look at the gradients of a step that trains `model`. The step begins or ends."""
+        here, step = gradients_here(), self.steps + 1
+        while self._waiting and (arrived := self._waiting[0][1].read()) is not None:
+            self._take(model, self._waiting.popleft()[0], arrived)
+        found, is_clipped = here.take()
+        if found is None:
+            found = self._measured(step, here.budget)
+            if found is not None and is_clipped:
+                found.clipping = "after"
+        if isinstance(found, Measurement):
+            self._waiting.append((step, found))
+        elif found is not None:
+            self._take(model, step, found)
+
+    def ended(self, phase: str, model: TimedModel | None, *, is_first: bool) -> None:
+        """Count a step that has ended, and announce its gradients.
+
+        If several optimizers use the gradients of one backward, only the first one announces a norm.
+        """
+        self.steps += 1
+        if model is None:
+            return
+        self.phase, self.model = phase, ref(model)
+        now_ns = clock.perf_counter_ns()
+        norm_step = 0 if self._newest is None else self._newest[0]
+        fault_step = 0 if self._fault is None else self._fault.step
+        is_new = (norm_step == self.steps and len(self._norms) in EARLY) or fault_step > self._told[1]
+        if now_ns - self._told_ns < ANNOUNCE_NS and not is_new:
+            return
+        self._told_ns = now_ns
+        if is_first and norm_step > self._told[0]:
+            model.profiler.announce(self._norm_message(model))
+        if self._fault is not None:
+            model.profiler.announce(self._fault_message(model, self._fault))
+        self._told = norm_step, fault_step
+
+    @property
+    def _is_faulty(self) -> bool:
+        """Whether a gradient was not finite when they were last measured."""
+        return self._fault is not None and self._fault.last_step == self._checked_step
+
+    def _measured(self, step: int, budget: Budget) -> Gradients | Measurement | None:
+        """Measure the gradients if that is due."""
+        optimizer = self._optimizer()
+        if optimizer is None or is_observed():
+            return None
+        is_small_finite = are_finite([one for small in self._small if (one := small()) is not None])
+        if is_small_finite:
+            self._small_step = step
+        elif is_small_finite is False and self._is_faulty:
+            return Gradients(None, is_again=True)
+        begun_ns = clock.perf_counter_ns()
+        if not budget.is_due(begun_ns) and is_small_finite is not False:
+            return None
+        attributes = dictionary_of(optimizer)
+        parameters = [one for group in attributes.get("param_groups", ()) for one in group["params"]]
+        scale, overflow = attributes.get("grad_scale"), attributes.get("found_inf")
+        is_scaled = scale is not None or overflow is not None
+        scaling = (1.0 if scale is None else scale, 0.0 if overflow is None else overflow) if is_scaled else ()
+        found = measured(parameters, is_exact=self._is_doubtful, scaling=scaling)
+        if isinstance(found, Gradients):
+            self._small = [ref(one) for one in small_gradients(parameters, SMALL)]
+        budget.spend(begun_ns)
+        return found
+
+    def _take(self, model: TimedModel, step: int, found: Gradients) -> None:
+        """Take the gradients of `step`."""
+        if found.is_skipped:
+            return
+        self._checked_step = step
+        self._is_doubtful = found.is_doubtful
+        if found.is_doubtful:
+            return
+        if found.is_again:
+            if self._fault is not None:
+                self._fault.last_step = step
+        elif found.faulty:
+            self._note(model, step, found)
+        else:
+            self._finite_step = step
+            if found.norm is not None:
+                self._norms.append(found.norm)
+                self._newest = step, found
+
+    def _note(self, model: TimedModel, step: int, found: Gradients) -> None:
+        """Note the gradients of `step`. Some are not finite."""
+        if self._fault is not None:
+            self._fault.last_step = step
+            return
+        root = model.root()
+        name = "" if root is None else name_of_last(root, found.faulty)
+        # A weight that is NaN makes every gradient NaN. If some are finite, the weights were finite one step before.
+        was_finite = len(found.faulty) < found.parameters and self._small_step == step - 1
+        finite_step = step - 1 if was_finite else self._finite_step
+        self._fault = _Fault(name, found.kind, step, finite_step, step, len(found.faulty), found.parameters)
+
+    def _norm_message(self, model: TimedModel) -> GradientNorm:
+        step, newest = self._newest or (0, Gradients(None))
+        return GradientNorm(
+            self.phase,
+            model.model,
+            step,
+            self._norms[-1],
+            statistics.median(self._norms),
+            max(self._norms),
+            len(self._norms),
+            newest.clipping,
+            newest.is_shard,
+        )
+
+    def _fault_message(self, model: TimedModel, fault: _Fault) -> GradientFault:
+        return GradientFault(
+            self.phase,
+            model.model,
+            fault.name,
+            fault.kind,
+            fault.step,
+            fault.finite_step,
+            fault.last_step,
+            max(self._checked_step, fault.last_step),
+            fault.faulty,
+            fault.parameters,
+        )

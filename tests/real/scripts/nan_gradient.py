@@ -1,0 +1,33 @@
+"""A model trains; in the faulty program the backward of its fourth layer gives NaN from step 100 on."""
+
+import sys
+
+import torch
+from torch import nn
+from training_gpt import GPT, batches
+
+NAN_FROM = 100  # step
+
+
+class Root(nn.Module):
+    """A layer whose square root is 0 if the input is: its gradient is then infinite, and NaN times 0."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.factor = layer, 1.0
+
+    def forward(self, x):
+        return self.layer(x) + 1e-3 * (x * self.factor).square().sum(-1, keepdim=True).sqrt()
+
+
+model = GPT()
+model.layers[3] = Root(model.layers[3])
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+for number, ids in enumerate(batches(), 1):
+    if sys.argv[1] == "faulty" and number >= NAN_FROM:
+        model.layers[3].factor = 0.0
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+    norm = nn.utils.get_total_norm([one.grad for one in model.parameters()])
+    sys.stdout.write(f"{number} {norm.item()}\n")
+    optimizer.step()
