@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from two_ranks import run
 
-WIDTH, BATCH = (256, 1) if sys.argv[1] == "faulty" else (256, 4096)
+WIDTH, BATCH, STEPS = (256, 1, 120) if sys.argv[1] == "faulty" else (256, 4096, 50)
 
 
 class Block(nn.Module):
@@ -38,7 +38,7 @@ def main(rank):
     fully_shard(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     batch = torch.randn(BATCH, WIDTH)
-    for _ in range(100):
+    for _ in range(STEPS):
         model(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
