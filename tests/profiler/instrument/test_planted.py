@@ -30,6 +30,8 @@ GUARDS = {
     "scores.<locals>.process_scores",
     "chooses.<locals>.is_done",
     "TimedModel.ask",
+    # A weak reference calls it, and Python ignores what it raises. Then the table keeps the entry of a dead module.
+    "_ended",
     # C code replaces these, if it is compiled:
     "ModelCall.__call__",
     "BrickCall.__call__",
