@@ -28,7 +28,7 @@ enum { UNIT_OPEN, UNIT_GENERATIONS };
 enum { GENERATING_MODEL, GENERATION_IS_ASSISTED, GENERATION_PREPARED, GENERATION_LENGTH, GENERATION_OWN_NS };
 enum {
     OPEN_STEPS, OPEN_PROFILER, OPEN_IS_RUNNING, OPEN_IS_RECORDED, OPEN_GENERATION, OPEN_WAITS, OPEN_UNIT,
-    OPEN_SAMPLING, OPEN_CALL, OPEN_STEP_OF, OPEN_IN_BURST, OPEN_NOTING
+    OPEN_SAMPLING, OPEN_CALL, OPEN_STEP_OF, OPEN_BEGUN_NS, OPEN_IN_BURST, OPEN_NOTING
 };
 enum {
     STEP_STEPS, STEP_LANE, STEP_POSITION, STEP_SCOPE, STEP_CANCELLED, STEP_ADOPTED, STEP_WAITS, STEP_ENDED, STEP_MARK,
@@ -59,7 +59,7 @@ static Slots plain[PLAIN_TYPES] = {
     [UNIT] = {{"open", "generations"}},
     [GENERATION] = {{"model", "is_assisted", "prepared", "length", "own_ns"}},
     [OPEN_STEP] = {{"steps", "profiler", "is_running", "is_recorded", "generation", "waits", "_unit", "_sampling",
-                    "call", "active", "_in_burst", "_noting"}},
+                    "call", "active", "_begun_ns", "_in_burst", "_noting"}},
     [STEP] = {{"_steps",   "lane",       "position",   "_scope",    "_cancelled", "adopted",      "_waits",
                "_ended",   "_mark",      "_name",      "_model",    "key",        "_start_ns",    "own_ns",
                "returned_ns", "tokens",  "sequences",  "cached",    "_begun_ns",  "outer",        "_is_plain",
@@ -701,7 +701,8 @@ begin_step(PyObject *call, PyObject *steps, HotPath *path, Position *position, P
         [OPEN_STEPS] = steps, [OPEN_PROFILER] = PLAIN_SLOT(steps, MODEL_STEPS, OF_PROFILER),
         [OPEN_IS_RUNNING] = Py_True, [OPEN_IS_RECORDED] = sort == RECORDED ? Py_True : Py_False,
         [OPEN_GENERATION] = generation == NULL ? none : generation, [OPEN_WAITS] = waits ? Py_True : Py_False,
-        [OPEN_UNIT] = unit, [OPEN_SAMPLING] = none, [OPEN_CALL] = described_as, [OPEN_STEP_OF] = step, [OPEN_IN_BURST] = none, [OPEN_NOTING] = none,
+        [OPEN_UNIT] = unit, [OPEN_SAMPLING] = none, [OPEN_CALL] = described_as,
+        [OPEN_STEP_OF] = step, [OPEN_BEGUN_NS] = begun_ns, [OPEN_IN_BURST] = none, [OPEN_NOTING] = none,
     };
     for (int i = 0; i <= OPEN_NOTING; i++)
         fill(open_step, OPEN_STEP, i, of_open[i]);
