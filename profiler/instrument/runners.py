@@ -108,8 +108,13 @@ def runs(original: Function, engine: Engine) -> Function:
         try:
             result = original(runner, *args, **kwargs)
             step.ended()
-            if not _samples_later(engine, result):
-                _end(step, clock.perf_counter_ns())
+            returned_ns, is_later = clock.perf_counter_ns(), False
+            try:
+                is_later = engine.samples_later(result)
+            except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+                log_own_error(error, f"steps of {engine.name} lack their sampling")
+            if not is_later:
+                _end(step, returned_ns)
         except BaseException:  # from the runner, or from a signal handler
             step.close(*sys.exc_info())
             raise
@@ -215,14 +220,6 @@ def _waiting(runner: Any, called_ns: int) -> OpenStep | None:
             attachment.steps.failed(error)
         return None
     return step
-
-
-def _samples_later(engine: Engine, result: Any) -> bool:
-    try:
-        return engine.samples_later(result)
-    except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
-        log_own_error(error, f"steps of {engine.name} lack their sampling")
-        return False
 
 
 def _attachment_of(runner: Any, engine: Engine) -> Attachment | None:

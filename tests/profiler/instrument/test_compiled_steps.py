@@ -503,7 +503,7 @@ def _generated(calls: list[tuple[int, list[Token]]], every: int, *, in_python: b
     return host.said, known, _without_times(memory.records), memory.nodes
 
 
-@settings(max_examples=50)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(st.lists(GENERATES, max_size=4), st.sampled_from([2, 5, 10_000, 10_000]))
 def test_any_tokens_that_are_generated_leave_in_c_what_they_leave_in_python(
     calls: list[tuple[int, list[Token]]], every: int
@@ -607,7 +607,7 @@ class Running(Host):
         self.said.append(f"{position.step} {position.recording} {position.lane} {len(unit().open)}")
 
 
-@settings(max_examples=50)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(st.lists(RUNS, max_size=6), st.sampled_from([2, 10_000, 10_000]))
 def test_any_runs_of_a_runner_leave_in_c_what_they_leave_in_python(runs: list[Any], every: int) -> None:
     found = []
