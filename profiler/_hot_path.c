@@ -1528,6 +1528,22 @@ pack_arguments(PyObject *const *args, size_t count, PyObject *kwnames, PyObject 
     return 0;
 }
 
+/* Runs the frame of a Python function. Python 3.13 does not declare it. */
+static vectorcallfunc call_in_frame;
+
+/* Let `call` make the calls of a Python function. */
+static void
+replace_call(PyObject *function, vectorcallfunc call)
+{
+    if (call_in_frame == NULL)
+        call_in_frame = ((PyFunctionObject *)function)->vectorcall;
+#if PY_VERSION_HEX >= 0x030C0000
+    PyFunction_SetVectorcall((PyFunctionObject *)function, call);
+#else
+    ((PyFunctionObject *)function)->vectorcall = call;
+#endif
+}
+
 /* Call a wrapper of functions.py, or the function in the wrapper, without running their frames. Dynamo sees these
    frames. Python 3.11 still runs the wrapper's frame if a Python frame calls it by name. */
 static PyObject *
@@ -1535,7 +1551,7 @@ wrapper_call(PyObject *function, PyObject *const *args, size_t count, PyObject *
 {
     PyObject *call = Py_XNewRef(call_of(function));
     if (UNLIKELY(call == NULL))
-        return _PyFunction_Vectorcall(function, args, count, kwnames);
+        return call_in_frame(function, args, count, kwnames);
     PyObject *result = NULL;
     if (PyDict_GET_SIZE(swapped_in) == 0) {
         PyObject *original = slot_of(&function_calls, call, FUNCTION_ORIGINAL);
@@ -1564,14 +1580,8 @@ compile_wrapper(PyObject *Py_UNUSED(module), PyObject *function)
         PyErr_SetString(PyExc_TypeError, "a wrapper of a call is wanted");
         return NULL;
     }
-    PyObject *const both[] = {function, timed};
-    for (int i = 0; i < 2; i++) {
-#if PY_VERSION_HEX >= 0x030C0000
-        PyFunction_SetVectorcall((PyFunctionObject *)both[i], wrapper_call);
-#else
-        ((PyFunctionObject *)both[i])->vectorcall = wrapper_call;
-#endif
-    }
+    replace_call(function, wrapper_call);
+    replace_call(timed, wrapper_call);
     return Py_NewRef(function);
 }
 

@@ -1393,7 +1393,7 @@ prepare_inputs(PyObject *wrapper, PyObject *const *args, size_t count, PyObject 
     Py_XDECREF(unit);
     if (!is_of(generation, GENERATION)) {
         Py_XDECREF(generation);
-        return _PyFunction_Vectorcall(wrapper, args, count, kwnames);
+        return call_in_frame(wrapper, args, count, kwnames);
     }
     int64_t begun_ns = monotonic_ns();
     PyObject *result = call_original(wrapper, args, count, kwnames);
@@ -1425,7 +1425,7 @@ process_scores(PyObject *wrapper, PyObject *const *args, size_t count, PyObject 
     Py_XDECREF(unit);
     if (!is_usual) {
         Py_XDECREF(waiting);
-        return _PyFunction_Vectorcall(wrapper, args, count, kwnames);
+        return call_in_frame(wrapper, args, count, kwnames);
     }
     if (waiting != NULL) {
         fill(waiting, OPEN_STEP, OPEN_IS_RUNNING, Py_True);
@@ -1481,7 +1481,7 @@ static PyObject *
 is_done(PyObject *wrapper, PyObject *const *args, size_t count, PyObject *kwnames)
 {
     if (lent.end_sampling == NULL)
-        return _PyFunction_Vectorcall(wrapper, args, count, kwnames);
+        return call_in_frame(wrapper, args, count, kwnames);
     PyObject *result = call_original(wrapper, args, count, kwnames), *unit = NULL;
     int64_t returned_ns = monotonic_ns();
     int ended = result == NULL ? -1 : unit_here(&unit);
@@ -1518,11 +1518,7 @@ compile_generation(PyObject *Py_UNUSED(module), PyObject *wrapper)
     PyObject *cells = PyFunction_Check(wrapper) ? PyFunction_GET_CLOSURE(wrapper) : NULL;
     for (size_t i = 0; cells != NULL && PyTuple_GET_SIZE(cells) == 1 && i < sizeof known / sizeof known[0]; i++)
         if (PyUnicode_CompareWithASCIIString(((PyFunctionObject *)wrapper)->func_name, known[i].name) == 0) {
-#if PY_VERSION_HEX >= 0x030C0000
-            PyFunction_SetVectorcall((PyFunctionObject *)wrapper, known[i].call);
-#else
-            ((PyFunctionObject *)wrapper)->vectorcall = known[i].call;
-#endif
+            replace_call(wrapper, known[i].call);
             return Py_NewRef(wrapper);
         }
     PyErr_SetString(PyExc_TypeError, "a wrapper of generation.py is wanted");
