@@ -136,6 +136,8 @@ static PyTypeObject *ScopeType, *PositionType, *TimerType, *HotPathType, *SpanTy
 static PyObject *finder, *perf_counter_ns, *layer_kind, *one, *numel, *call_impl, *getattribute, *model_of_step, *name_of_key;
 static uint64_t serials;     /* the number of rings so far; a serial is never reused */
 static uint64_t generation;  /* incremented whenever a position or a hot path is freed */
+/* The last path on which a model was called, borrowed. At a thread's position on any path is the thread's unit. */
+static HotPath *path_of_units;
 static int64_t nowhere[SLOT_WORDS]; /* the slot of positions without a slot; it is written but never read */
 
 /* The position that this thread used last, and when it did. It is still the caller's if the thread has not switched
@@ -1526,6 +1528,22 @@ pack_arguments(PyObject *const *args, size_t count, PyObject *kwnames, PyObject 
     return 0;
 }
 
+/* Runs the frame of a Python function. Python 3.13 does not declare it. */
+static vectorcallfunc call_in_frame;
+
+/* Let `call` make the calls of a Python function. */
+static void
+replace_call(PyObject *function, vectorcallfunc call)
+{
+    if (call_in_frame == NULL)
+        call_in_frame = ((PyFunctionObject *)function)->vectorcall;
+#if PY_VERSION_HEX >= 0x030C0000
+    PyFunction_SetVectorcall((PyFunctionObject *)function, call);
+#else
+    ((PyFunctionObject *)function)->vectorcall = call;
+#endif
+}
+
 /* Call a wrapper of functions.py, or the function in the wrapper, without running their frames. Dynamo sees these
    frames. Python 3.11 still runs the wrapper's frame if a Python frame calls it by name. */
 static PyObject *
@@ -1533,7 +1551,7 @@ wrapper_call(PyObject *function, PyObject *const *args, size_t count, PyObject *
 {
     PyObject *call = Py_XNewRef(call_of(function));
     if (UNLIKELY(call == NULL))
-        return _PyFunction_Vectorcall(function, args, count, kwnames);
+        return call_in_frame(function, args, count, kwnames);
     PyObject *result = NULL;
     if (PyDict_GET_SIZE(swapped_in) == 0) {
         PyObject *original = slot_of(&function_calls, call, FUNCTION_ORIGINAL);
@@ -1562,14 +1580,8 @@ compile_wrapper(PyObject *Py_UNUSED(module), PyObject *function)
         PyErr_SetString(PyExc_TypeError, "a wrapper of a call is wanted");
         return NULL;
     }
-    PyObject *const both[] = {function, timed};
-    for (int i = 0; i < 2; i++) {
-#if PY_VERSION_HEX >= 0x030C0000
-        PyFunction_SetVectorcall((PyFunctionObject *)both[i], wrapper_call);
-#else
-        ((PyFunctionObject *)both[i])->vectorcall = wrapper_call;
-#endif
-    }
+    replace_call(function, wrapper_call);
+    replace_call(timed, wrapper_call);
     return Py_NewRef(function);
 }
 
@@ -2111,6 +2123,8 @@ hot_path_dealloc(HotPath *self)
     if (self->weak_references != NULL)
         PyObject_ClearWeakRefs((PyObject *)self);
     hot_path_clear(self);
+    if (path_of_units == self)
+        path_of_units = NULL;
     type->tp_free((PyObject *)self);
     Py_DECREF(type);
 }
@@ -2382,6 +2396,15 @@ static PyMethodDef functions[] = {
     {"compile_model_calls", compile_model_calls, METH_VARARGS,
      "compile_model_calls(types, lent, /)\n--\n\n"
      "Let calling an instance of the first of `types` run a step of its model in C; see instrument/compiled_steps.py."},
+    {"compile_generation", compile_generation, METH_O,
+     "compile_generation(wrapper, /)\n--\n\n"
+     "Let C code make the calls of a wrapper of instrument/generation.py; gives it back."},
+    {"begin_run", FAST(begin_run), METH_FASTCALL,
+     "begin_run(steps, call, called_ns, /)\n--\n\n"
+     "Begin the plain step of a runner's run, which `call` describes. None: Python must begin it."},
+    {"end_run", FAST(end_run), METH_FASTCALL,
+     "end_run(open_step, returned_ns, /)\n--\n\n"
+     "End the plain step of a runner's run. False: Python must end it."},
     {"compile_wrapper", compile_wrapper, METH_O,
      "compile_wrapper(function, /)\n--\n\n"
      "Let calling `function`, which closes over such an instance, be calling that; gives it back."},

@@ -7,8 +7,11 @@
      20 functions took 34 us of a step of 2.4 ms. Compiled code needs only a few cache lines.
    - Objects are Python's own, and every slot has the value that Python would give it. Code that finds the step while
      it runs sees no difference.
-   - Unusual cases are a step inside a step, a step that waits for a token, the step that swaps calls in or out, and a
-     clock that fails. They are checked before anything has changed. Then Python does everything, or the whole end.
+   - A plain step may wait for its token: in `generate`, or in the run of an engine's runner. This code then ends it
+     when the token is chosen (generation.py, runners.py).
+   - Unusual cases are a step inside a step, a recorded step that waits, a `generate` inside a `generate` or with a draft,
+     the step that swaps calls in or out, and a clock that fails. They are checked before anything has changed. Then
+     Python does everything, or the whole end.
    - Making an object may collect garbage, and so run any code. Earlier checks are repeated after that.
    - A slot is read by its offset only if the object has exactly the type with this slot.
 */
@@ -16,15 +19,16 @@
 /* For code that runs once per step and is fetched anew each time. Small code is fast there. */
 #define ONCE_A_STEP __attribute__((cold, noinline))
 
-enum { MODEL_CALL, MODEL_STEPS, UNIT, OPEN_STEP, STEP, STEPS, GOVERNOR, MODEL, KIND, PLAIN_TYPES };
+enum { MODEL_CALL, MODEL_STEPS, UNIT, GENERATION, OPEN_STEP, STEP, STEPS, GOVERNOR, MODEL, KIND, PLAIN_TYPES };
 enum { CALLED_MODULE, CALLED_INSTEAD, CALLED_STEPS, CALLED_HAS_CACHE, CALLED_NAMES, CALLED_WITHOUT_CACHE,
        CALLED_AXIS, CALLED_TAKES_IDS };
 enum { OF_PROFILER, OF_PATH, OF_TIMES, OF_MODEL, OF_BURSTS, OF_IN_PYTHON, OF_ARE_IN, OF_STEPS, OF_KEYS,
-       OF_RECORDED, OF_LOOKS, OF_KERNELS_DUE_NS };
+       OF_RECORDED, OF_LOOKS, OF_KERNELS_DUE_NS, OF_IS_OF_RUNNER, OF_TRAINING };
 enum { UNIT_OPEN, UNIT_GENERATIONS };
+enum { GENERATING_MODEL, GENERATION_IS_ASSISTED, GENERATION_PREPARED, GENERATION_LENGTH, GENERATION_OWN_NS };
 enum {
     OPEN_STEPS, OPEN_PROFILER, OPEN_IS_RUNNING, OPEN_IS_RECORDED, OPEN_GENERATION, OPEN_WAITS, OPEN_UNIT,
-    OPEN_SAMPLING, OPEN_CALL, OPEN_STEP_OF, OPEN_IN_BURST, OPEN_NOTING
+    OPEN_SAMPLING, OPEN_CALL, OPEN_STEP_OF, OPEN_BEGUN_NS, OPEN_IN_BURST, OPEN_NOTING
 };
 enum {
     STEP_STEPS, STEP_LANE, STEP_POSITION, STEP_SCOPE, STEP_CANCELLED, STEP_ADOPTED, STEP_WAITS, STEP_ENDED, STEP_MARK,
@@ -51,10 +55,11 @@ typedef struct {
 static Slots plain[PLAIN_TYPES] = {
     [MODEL_CALL] = {{"module", "instead", "_steps", "has_cache", "_names", "without_cache", "_axis", "_takes_ids"}},
     [MODEL_STEPS] = {{"profiler", "path", "times", "model", "bursts", "in_python", "calls_are_in", "profiler_steps",
-                     "_keys", "recorded_steps", "looks", "kernels_due_ns"}},
+                     "_keys", "recorded_steps", "looks", "kernels_due_ns", "is_of_runner", "training"}},
     [UNIT] = {{"open", "generations"}},
+    [GENERATION] = {{"model", "is_assisted", "prepared", "length", "own_ns"}},
     [OPEN_STEP] = {{"steps", "profiler", "is_running", "is_recorded", "generation", "waits", "_unit", "_sampling",
-                    "call", "active", "_in_burst", "_noting"}},
+                    "call", "active", "_begun_ns", "_in_burst", "_noting"}},
     [STEP] = {{"_steps",   "lane",       "position",   "_scope",    "_cancelled", "adopted",      "_waits",
                "_ended",   "_mark",      "_name",      "_model",    "key",        "_start_ns",    "own_ns",
                "returned_ns", "tokens",  "sequences",  "cached",    "_begun_ns",  "outer",        "_is_plain",
@@ -70,6 +75,7 @@ static struct {
     PyObject *set_callback; /* of Dynamo, see dynamo.py; None if this torch has none */
     PyObject *captures, *roles, *prefill, *decode, *extend, *call_type, *mark_type, *sort, *step_kind;
     PyObject *is_compiling, *compiling_flags, *is_tracing, *dispatch_stack, *is_sampled, *warm_up, *every, *look_every, *reraise_host_error, *types_of_ids;
+    PyObject *verify, *end_sampling, *sampling_failed;
 } lent;
 static uint64_t golden;
 static PyObject *model_call_in_python;
@@ -131,6 +137,20 @@ number_in(PyObject *number, int64_t *value)
     int overflow;
     *value = PyLong_AsLongLongAndOverflow(number, &overflow);
     return !overflow;
+}
+
+/* Add to a slot that holds a time in ns. */
+static inline void
+add_ns(PyObject *object, int type, int slot, int64_t more_ns)
+{
+    int64_t ns;
+    if (!number_in(PLAIN_SLOT(object, type, slot), &ns))
+        return;
+    PyObject *sum = PyLong_FromLongLong(ns + more_ns);
+    if (sum != NULL)
+        give(object, type, slot, sum);
+    else
+        PyErr_Clear();
 }
 
 /* Read an optional attribute. Returns 1 with a new reference, 0 if it does not exist, and -1 with an exception set.
@@ -352,6 +372,20 @@ describe(PyObject *call, PyObject *args, PyObject *kwargs, Described *found)
     return 1;
 }
 
+/* Do the same as `describe` for a ModelCall, or read `call` if it is the description of a runner's run. */
+static inline int
+described(PyObject *call, PyObject *args, PyObject *kwargs, Described *found)
+{
+    if ((PyObject *)Py_TYPE(call) != lent.call_type)
+        return describe(call, args, kwargs, found);
+    PyObject *cached = PyTuple_GET_ITEM(call, 3);
+    found->phase = PyTuple_GET_ITEM(call, 0);
+    found->cached = -1;
+    return PyUnicode_CheckExact(found->phase) && number_in(PyTuple_GET_ITEM(call, 1), &found->tokens) &&
+           number_in(PyTuple_GET_ITEM(call, 2), &found->sequences) && found->tokens >= 0 && found->sequences >= 0 &&
+           (cached == Py_None || (number_in(cached, &found->cached) && found->cached >= 0));
+}
+
 /* Clear an exception of our code, because Python meets and reports it again. If the exception is the host's (an
    interrupt, or one of its signal handler), keep it and return -1. */
 static inline int
@@ -408,18 +442,39 @@ is_traced(void)
 
 enum { IN_PYTHON, PLAIN, RECORDED };
 
+/* Return whether `generation` is the only `generate` that runs in `unit`. If it is NULL, whether there is none. */
+static inline int
+is_alone(PyObject *generation, PyObject *unit)
+{
+    PyObject *generations = PLAIN_SLOT(unit, UNIT, UNIT_GENERATIONS);
+    if (generations == NULL || !PyList_CheckExact(generations))
+        return 0;
+    if (generation == NULL)
+        return PyList_GET_SIZE(generations) == 0;
+    return PyList_GET_SIZE(generations) == 1 && PyList_GET_ITEM(generations, 0) == generation &&
+           is_of(generation, GENERATION);
+}
+
+/* Return the innermost `generate` of `unit`, borrowed. NULL if there is none. */
+static inline PyObject *
+generation_in(PyObject *unit)
+{
+    PyObject *generations = PLAIN_SLOT(unit, UNIT, UNIT_GENERATIONS);
+    Py_ssize_t depth = generations != NULL && PyList_CheckExact(generations) ? PyList_GET_SIZE(generations) : 0;
+    return depth ? PyList_GET_ITEM(generations, depth - 1) : NULL;
+}
+
 /* Return the sort of a step that would begin now: IN_PYTHON, PLAIN or RECORDED. Ignores the step's kind. Changes
    nothing. */
 ONCE_A_STEP static int
-sort_of_step(PyObject *steps, HotPath *path, Position *position, PyObject *unit)
+sort_of_step(PyObject *steps, HotPath *path, Position *position, PyObject *unit, PyObject *generation, int waits)
 {
     PyObject *core = PLAIN_SLOT(steps, MODEL_STEPS, OF_STEPS), *name = PLAIN_SLOT(steps, MODEL_STEPS, OF_MODEL);
     if (!is_of(core, STEPS) || PLAIN_SLOT(core, STEPS, STEPS_IS_ON) != Py_True ||
         PLAIN_SLOT(core, STEPS, STEPS_FORKS) == NULL || name == NULL || !PyUnicode_CheckExact(name))
         return IN_PYTHON;
-    PyObject *open = PLAIN_SLOT(unit, UNIT, UNIT_OPEN), *generations = PLAIN_SLOT(unit, UNIT, UNIT_GENERATIONS);
-    if (open == NULL || !PyList_CheckExact(open) || PyList_GET_SIZE(open) != 0 || generations == NULL ||
-        !PyList_CheckExact(generations) || PyList_GET_SIZE(generations) != 0)
+    PyObject *open = PLAIN_SLOT(unit, UNIT, UNIT_OPEN);
+    if (open == NULL || !PyList_CheckExact(open) || PyList_GET_SIZE(open) != 0 || !is_alone(generation, unit))
         return IN_PYTHON;
     if (!path->recording || !position->recording || (position->step != NULL && position->step != Py_None) ||
         position->held != NULL || position->scope != path->root)
@@ -430,7 +485,7 @@ sort_of_step(PyObject *steps, HotPath *path, Position *position, PyObject *unit)
         return IN_PYTHON;
     if (governor == Py_None) {
         PyObject *recorded = PLAIN_SLOT(steps, MODEL_STEPS, OF_RECORDED);
-        return PyMethod_GET_FUNCTION(is_sampled) == lent.every && are_in == Py_True && recorded != NULL &&
+        return !waits && PyMethod_GET_FUNCTION(is_sampled) == lent.every && are_in == Py_True && recorded != NULL &&
                        PySet_CheckExact(recorded)
                    ? RECORDED
                    : IN_PYTHON;
@@ -504,7 +559,30 @@ is_sampled(PyObject *governor, int64_t number)
            !__builtin_mul_overflow((uint64_t)number * golden, (uint64_t)every, &product);
 }
 
-/* Get the open step of a call that begins now. Returns IN_PYTHON if Python must begin it, and -1 with an exception
+/* Return whether this code can begin a step of `call` inside `generation`, and get when the preparation of its inputs
+   began: a new reference, or NULL if that is not known. */
+static inline int
+is_usual_in(PyObject *generation, PyObject *call, HotPath *path, int64_t called_ns, PyObject **start)
+{
+    if ((PyObject *)Py_TYPE(call) != lent.call_type) {
+        PyObject *module = living(PLAIN_SLOT(call, MODEL_CALL, CALLED_MODULE));
+        int is_generating = module != NULL && module == PLAIN_SLOT(generation, GENERATION, GENERATING_MODEL);
+        Py_XDECREF(module);
+        if (!is_generating || PLAIN_SLOT(generation, GENERATION, GENERATION_IS_ASSISTED) != Py_False)
+            return 0;
+    }
+    PyObject *prepared = PLAIN_SLOT(generation, GENERATION, GENERATION_PREPARED);
+    int64_t start_ns;
+    if (prepared == Py_None)
+        return 1;
+    if (prepared == NULL || !PyTuple_CheckExact(prepared) || PyTuple_GET_SIZE(prepared) != 2 || path->clock_ns != NULL ||
+        !number_in(PyTuple_GET_ITEM(prepared, 0), &start_ns) || start_ns < 0 || start_ns > called_ns)
+        return 0;
+    *start = Py_NewRef(PyTuple_GET_ITEM(prepared, 0));
+    return 1;
+}
+
+/* Get the open step of a call that begins now. `call` is a ModelCall, or the description of a runner's run. Returns IN_PYTHON if Python must begin it, and -1 with an exception
    set that is not an Exception. */
 ONCE_A_STEP static int
 begin_step(PyObject *call, PyObject *steps, HotPath *path, Position *position, PyObject *unit, PyObject *args,
@@ -513,26 +591,34 @@ begin_step(PyObject *call, PyObject *steps, HotPath *path, Position *position, P
     int64_t due_ns;
     if (number_in(PLAIN_SLOT(steps, MODEL_STEPS, OF_KERNELS_DUE_NS), &due_ns) && due_ns > 0 && called_ns >= due_ns)
         return IN_PYTHON;
-    int sort = sort_of_step(steps, path, position, unit);
+    PyObject *generation = generation_in(unit), *prepared_ns = NULL;
+    int is_run = (PyObject *)Py_TYPE(call) == lent.call_type, waits = is_run || generation != NULL;
+    int sort = sort_of_step(steps, path, position, unit, generation, waits);
     if (sort == IN_PYTHON)
         return IN_PYTHON;
-    Described found;
+    Py_XINCREF(generation);
+    Described found = {NULL, 0, 0, -1};
     int known = is_traced();
-    known = known != 0 ? -known : !is_burst_asked(steps) && describe(call, args, kwargs, &found) > 0;
+    known = known != 0 ? -known : !is_burst_asked(steps) && described(call, args, kwargs, &found) > 0;
+    /* `generate` without a cache computes the prompt again for each token. Python names such steps. */
+    if (known > 0 && generation != NULL && PLAIN_SLOT(generation, GENERATION, GENERATION_LENGTH) != Py_None)
+        known = !is_run && found.phase != lent.prefill;
     PyObject *keys = known > 0 ? Py_XNewRef(keys_of(steps, found.phase)) : NULL;
-    if (keys == NULL)
+    if (keys == NULL) {
+        Py_XDECREF(generation);
         return forget_exception();
+    }
     PyObject *core = Py_NewRef(PLAIN_SLOT(steps, MODEL_STEPS, OF_STEPS)), *none = Py_None;
     PyObject *key = PyTuple_GET_ITEM(keys, 1), *mark = NULL;
     PyObject *open_step = plain[OPEN_STEP].type->tp_alloc(plain[OPEN_STEP].type, 0);
     PyObject *step = plain[STEP].type->tp_alloc(plain[STEP].type, 0), *adopted = PyDict_New();
-    PyObject *described = named_tuple(lent.call_type, 4);
+    PyObject *described_as = is_run ? Py_NewRef(call) : named_tuple(lent.call_type, 4);
     PyObject *tokens = PyLong_FromLongLong(found.tokens), *sequences = PyLong_FromLongLong(found.sequences);
     PyObject *cached = found.cached < 0 ? Py_NewRef(none) : PyLong_FromLongLong(found.cached);
     PyObject *zero = PyLong_FromLong(0), *begun_ns = NULL, *start = NULL, *next = NULL, *lane = NULL;
     Scope *scope = NULL;
     int is_begun = 0;
-    if (open_step == NULL || step == NULL || adopted == NULL || described == NULL || tokens == NULL ||
+    if (open_step == NULL || step == NULL || adopted == NULL || described_as == NULL || tokens == NULL ||
         sequences == NULL || cached == NULL || zero == NULL)
         goto done;
     if (sort == PLAIN)
@@ -546,7 +632,8 @@ begin_step(PyObject *call, PyObject *steps, HotPath *path, Position *position, P
         lane = PyObject_CallMethodOneArg(core, take_lane_name, step);
     }
     /* After this, no object is made that the garbage collector tracks. */
-    if ((mark == NULL && lane == NULL) || sort_of_step(steps, path, position, unit) != sort)
+    if ((mark == NULL && lane == NULL) || sort_of_step(steps, path, position, unit, generation, waits) != sort ||
+        (generation != NULL && !is_usual_in(generation, call, path, called_ns, &prepared_ns)))
         goto done;
     PyObject *governor = PLAIN_SLOT(core, STEPS, STEPS_GOVERNOR), *numbers = NULL, *model = NULL;
     int64_t number, lanes, now_ns = monotonic_ns(), start_ns = now_ns;
@@ -569,7 +656,7 @@ begin_step(PyObject *call, PyObject *steps, HotPath *path, Position *position, P
     }
     if (path->clock_ns != NULL) {
         int read = read_clock(path, &start_ns);
-        if (read < 0 || sort_of_step(steps, path, position, unit) != sort ||
+        if (read < 0 || sort_of_step(steps, path, position, unit, generation, waits) != sort ||
             PLAIN_SLOT(core, STEPS, STEPS_GOVERNOR) != governor ||
             (sort == PLAIN && governed(steps, governor) != model))
             goto done;
@@ -586,10 +673,12 @@ begin_step(PyObject *call, PyObject *steps, HotPath *path, Position *position, P
         PyList_SetSlice(PLAIN_SLOT(unit, UNIT, UNIT_OPEN), 0, 1, NULL);
         goto done;
     }
-    PyTuple_SET_ITEM(described, 0, Py_NewRef(found.phase));
-    PyTuple_SET_ITEM(described, 1, Py_NewRef(tokens));
-    PyTuple_SET_ITEM(described, 2, Py_NewRef(sequences));
-    PyTuple_SET_ITEM(described, 3, Py_NewRef(cached));
+    if (!is_run) {
+        PyTuple_SET_ITEM(described_as, 0, Py_NewRef(found.phase));
+        PyTuple_SET_ITEM(described_as, 1, Py_NewRef(tokens));
+        PyTuple_SET_ITEM(described_as, 2, Py_NewRef(sequences));
+        PyTuple_SET_ITEM(described_as, 3, Py_NewRef(cached));
+    }
     if (sort == PLAIN) {
         PyTuple_SET_ITEM(mark, 0, Py_NewRef(lent.sort));
         PyTuple_SET_ITEM(mark, 1, Py_NewRef(PLAIN_SLOT(model, MODEL, GOVERNED_RECORDED)));
@@ -600,7 +689,7 @@ begin_step(PyObject *call, PyObject *steps, HotPath *path, Position *position, P
         [STEP_SCOPE] = scope == NULL ? none : (PyObject *)scope, [STEP_CANCELLED] = Py_False,
         [STEP_ADOPTED] = adopted, [STEP_WAITS] = zero, [STEP_ENDED] = none, [STEP_MARK] = mark == NULL ? none : mark,
         [STEP_NAME] = found.phase, [STEP_MODEL] = PLAIN_SLOT(steps, MODEL_STEPS, OF_MODEL), [STEP_KEY] = key,
-        [STEP_START_NS] = none, [STEP_OWN_NS] = zero, [STEP_RETURNED_NS] = none, [STEP_TOKENS] = tokens,
+        [STEP_START_NS] = prepared_ns == NULL ? none : prepared_ns, [STEP_OWN_NS] = zero, [STEP_RETURNED_NS] = none, [STEP_TOKENS] = tokens,
         [STEP_SEQUENCES] = found.sequences ? sequences : none, [STEP_CACHED] = cached,
         [STEP_BEGUN_NS] = begun_ns, [STEP_OUTER] = none, [STEP_IS_PLAIN] = sort == PLAIN ? Py_True : Py_False,
         [STEP_FORKS] = PLAIN_SLOT(core, STEPS, STEPS_FORKS), [STEP_IS_OUTERMOST] = Py_True,
@@ -611,8 +700,9 @@ begin_step(PyObject *call, PyObject *steps, HotPath *path, Position *position, P
     PyObject *const of_open[] = {
         [OPEN_STEPS] = steps, [OPEN_PROFILER] = PLAIN_SLOT(steps, MODEL_STEPS, OF_PROFILER),
         [OPEN_IS_RUNNING] = Py_True, [OPEN_IS_RECORDED] = sort == RECORDED ? Py_True : Py_False,
-        [OPEN_GENERATION] = none, [OPEN_WAITS] = Py_False, [OPEN_UNIT] = unit, [OPEN_SAMPLING] = none,
-        [OPEN_CALL] = described, [OPEN_STEP_OF] = step, [OPEN_IN_BURST] = none, [OPEN_NOTING] = none,
+        [OPEN_GENERATION] = generation == NULL ? none : generation, [OPEN_WAITS] = waits ? Py_True : Py_False,
+        [OPEN_UNIT] = unit, [OPEN_SAMPLING] = none, [OPEN_CALL] = described_as,
+        [OPEN_STEP_OF] = step, [OPEN_BEGUN_NS] = begun_ns, [OPEN_IN_BURST] = none, [OPEN_NOTING] = none,
     };
     for (int i = 0; i <= OPEN_NOTING; i++)
         fill(open_step, OPEN_STEP, i, of_open[i]);
@@ -643,16 +733,19 @@ begin_step(PyObject *call, PyObject *steps, HotPath *path, Position *position, P
             goto done;
         }
     }
-    PyObject *own_ns = PyLong_FromLongLong(monotonic_ns() - called_ns);
-    if (own_ns != NULL)
-        give(step, STEP, STEP_OWN_NS, own_ns);
-    else
-        PyErr_Clear(); /* the step has begun nevertheless */
+    add_ns(step, STEP, STEP_OWN_NS, monotonic_ns() - called_ns);
+    int64_t before_ns;
+    if (generation != NULL && number_in(PLAIN_SLOT(generation, GENERATION, GENERATION_OWN_NS), &before_ns)) {
+        add_ns(step, STEP, STEP_OWN_NS, before_ns);
+        fill(generation, GENERATION, GENERATION_OWN_NS, zero);
+    }
 done:
     Py_XDECREF(open_step);
     Py_XDECREF(step);
     Py_XDECREF(adopted);
-    Py_XDECREF(described);
+    Py_XDECREF(described_as);
+    Py_XDECREF(generation);
+    Py_XDECREF(prepared_ns);
     Py_XDECREF(mark);
     Py_XDECREF(lane);
     Py_XDECREF(scope);
@@ -672,26 +765,36 @@ done:
 ONCE_A_STEP static int
 sort_of_end(HotPath *path, Position *position, PyObject *unit, PyObject *open_step, PyObject *step)
 {
-    PyObject *open = PLAIN_SLOT(unit, UNIT, UNIT_OPEN), *generations = PLAIN_SLOT(unit, UNIT, UNIT_GENERATIONS);
+    PyObject *open = PLAIN_SLOT(unit, UNIT, UNIT_OPEN), *steps = PLAIN_SLOT(open_step, OPEN_STEP, OPEN_STEPS);
+    PyObject *generation = PLAIN_SLOT(open_step, OPEN_STEP, OPEN_GENERATION);
     if (open == NULL || !PyList_CheckExact(open) || PyList_GET_SIZE(open) != 1 || PyList_GET_ITEM(open, 0) != open_step ||
-        generations == NULL || !PyList_CheckExact(generations) || PyList_GET_SIZE(generations) != 0)
+        !is_of(steps, MODEL_STEPS) || !is_alone(generation == Py_None ? NULL : generation, unit))
         return IN_PYTHON;
     PyObject *core = PLAIN_SLOT(step, STEP, STEP_STEPS), *adopted = PLAIN_SLOT(step, STEP, STEP_ADOPTED);
     PyObject *mark = PLAIN_SLOT(step, STEP, STEP_MARK), *is_plain = PLAIN_SLOT(step, STEP, STEP_IS_PLAIN);
     if (!is_of(core, STEPS) || PLAIN_SLOT(core, STEPS, STEPS_IS_ON) != Py_True ||
         PLAIN_SLOT(core, STEPS, STEPS_FORKS) != PLAIN_SLOT(step, STEP, STEP_FORKS) ||
-        PLAIN_SLOT(step, STEP, STEP_CANCELLED) != Py_False || PLAIN_SLOT(step, STEP, STEP_START_NS) != Py_None ||
+        PLAIN_SLOT(step, STEP, STEP_CANCELLED) != Py_False ||
         adopted == NULL || !PyDict_CheckExact(adopted) || PyDict_GET_SIZE(adopted) != 0 ||
         PLAIN_SLOT(step, STEP, STEP_POSITION) != (PyObject *)position || position->step != step ||
         PLAIN_SLOT(step, STEP, STEP_INSIDE) != (PyObject *)path->root)
+        return IN_PYTHON;
+    if (PLAIN_SLOT(open_step, OPEN_STEP, OPEN_WAITS) != Py_False) {
+        /* Python begins the steps of a warm-up, which have other keys. */
+        PyObject *keys = PLAIN_SLOT(steps, MODEL_STEPS, OF_KEYS), *key = PLAIN_SLOT(step, STEP, STEP_KEY);
+        if (is_plain != Py_True || core != PLAIN_SLOT(steps, MODEL_STEPS, OF_STEPS) ||
+            PLAIN_SLOT(open_step, OPEN_STEP, OPEN_IN_BURST) != Py_None ||
+            PLAIN_SLOT(open_step, OPEN_STEP, OPEN_SAMPLING) != Py_None || keys == NULL || !PyTuple_CheckExact(keys) ||
+            PyTuple_GET_ITEM(keys, 1) != key)
+            return IN_PYTHON;
+    }
+    else if (PLAIN_SLOT(step, STEP, STEP_START_NS) != Py_None)
         return IN_PYTHON;
     if (is_plain == Py_True && mark != NULL && (PyObject *)Py_TYPE(mark) == lent.mark_type &&
         is_of(PLAIN_SLOT(core, STEPS, STEPS_GOVERNOR), GOVERNOR) && position->scope == path->root)
         return PLAIN;
     PyObject *scope = PLAIN_SLOT(step, STEP, STEP_SCOPE), *recorded = NULL;
-    PyObject *steps = PLAIN_SLOT(open_step, OPEN_STEP, OPEN_STEPS);
-    if (is_of(steps, MODEL_STEPS))
-        recorded = PLAIN_SLOT(steps, MODEL_STEPS, OF_RECORDED);
+    recorded = PLAIN_SLOT(steps, MODEL_STEPS, OF_RECORDED);
     int64_t waits;
     return is_plain == Py_False && mark == Py_None && scope != NULL && Py_IS_TYPE(scope, ScopeType) &&
                    (PyObject *)position->scope == scope && position->held == NULL && path->recording &&
@@ -842,12 +945,15 @@ end_step(PyObject *steps, HotPath *path, Position *position, PyObject *unit, PyO
     if (sort == IN_PYTHON)
         return 0;
     int64_t start_ns, end_ns, tokens, sequences, cached, lane = 0;
-    PyObject *key = PLAIN_SLOT(step, STEP, STEP_KEY);
+    PyObject *key = PLAIN_SLOT(step, STEP, STEP_KEY), *start = PLAIN_SLOT(step, STEP, STEP_START_NS);
+    PyObject *generation = PLAIN_SLOT(open_step, OPEN_STEP, OPEN_GENERATION);
+    if (start == Py_None)
+        start = PLAIN_SLOT(step, STEP, STEP_START);
     Scope *scope = key == NULL ? NULL : (Scope *)PyDict_GetItemWithError(path->root->children, key);
     if (scope == NULL || !Py_IS_TYPE(scope, ScopeType) || scope->node <= NO_NODE || scope->work != NULL ||
         (sort == RECORDED && ((PyObject *)scope != PLAIN_SLOT(step, STEP, STEP_SCOPE) ||
                               !number_in(PLAIN_SLOT(step, STEP, STEP_LANE), &lane))) ||
-        !number_in(PLAIN_SLOT(step, STEP, STEP_START), &start_ns) ||
+        !number_in(start, &start_ns) ||
         !number_in(PLAIN_SLOT(step, STEP, STEP_TOKENS), &tokens) || tokens < 0 ||
         !amount_in(PLAIN_SLOT(step, STEP, STEP_SEQUENCES), &sequences) ||
         !amount_in(PLAIN_SLOT(step, STEP, STEP_CACHED), &cached)) {
@@ -879,6 +985,8 @@ end_step(PyObject *steps, HotPath *path, Position *position, PyObject *unit, PyO
         PySet_Discard(PLAIN_SLOT(steps, MODEL_STEPS, OF_RECORDED), open_step);
     }
     done = PyList_SetSlice(PLAIN_SLOT(unit, UNIT, UNIT_OPEN), 0, 1, NULL);
+    if (generation != Py_None)
+        fill(generation, GENERATION, GENERATION_PREPARED, Py_None);
     if (done == 0)
         done = record_step(path, scope->node | (sort == PLAIN ? FLAG_PLAIN : lane), start_ns, end_ns, tokens);
     if (done == 0 && (sequences != UNKNOWN_AMOUNT || cached != UNKNOWN_AMOUNT))
@@ -1005,7 +1113,14 @@ run_step(PyObject *called, PyObject *args, PyObject *kwargs, PyObject *steps, Ho
 {
     PyObject *result = call_model(called, args, kwargs, callback);
     int ended = -1;
-    if (LIKELY(result != NULL)) {
+    if (result != NULL && PLAIN_SLOT(open_step, OPEN_STEP, OPEN_WAITS) == Py_True) {
+        int64_t returned_ns = monotonic_ns();
+        fill(open_step, OPEN_STEP, OPEN_IS_RUNNING, Py_False);
+        if (is_of(PLAIN_SLOT(open_step, OPEN_STEP, OPEN_STEP_OF), STEP))
+            add_ns(PLAIN_SLOT(open_step, OPEN_STEP, OPEN_STEP_OF), STEP, STEP_OWN_NS, monotonic_ns() - returned_ns);
+        ended = 1;
+    }
+    else if (LIKELY(result != NULL)) {
         int64_t returned_ns = monotonic_ns();
         ended = end_step(steps, path, position, unit, open_step, returned_ns);
         if (ended == 0) {
@@ -1072,7 +1187,7 @@ step_around(PyObject *steps, PyObject *open, PyObject *generations)
 static PyObject *
 model_call(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    int64_t called_ns = monotonic_ns(), own_ns;
+    int64_t called_ns = monotonic_ns();
     PyObject *steps = is_of(self, MODEL_CALL) ? PLAIN_SLOT(self, MODEL_CALL, CALLED_STEPS) : NULL;
     PyObject *module = steps == NULL ? NULL : PLAIN_SLOT(self, MODEL_CALL, CALLED_MODULE);
     PyObject *called = steps == NULL ? NULL : PLAIN_SLOT(self, MODEL_CALL, CALLED_INSTEAD);
@@ -1084,6 +1199,8 @@ model_call(PyObject *self, PyObject *args, PyObject *kwargs)
     PyObject *callback = dynamo_off();
     Position *position = NULL;
     int is_called = 0, is_begun = 0;
+    int is_of_runner = PLAIN_SLOT(steps, MODEL_STEPS, OF_IS_OF_RUNNER) == Py_True &&
+                       PLAIN_SLOT(steps, MODEL_STEPS, OF_TRAINING) == Py_None;
     /* The profiler is disabled or has stopped recording. */
     if (is_of(core, STEPS) && PLAIN_SLOT(core, STEPS, STEPS_IS_ON) == Py_False) {
         PyObject *profiler = PLAIN_SLOT(steps, MODEL_STEPS, OF_PROFILER);
@@ -1092,9 +1209,11 @@ model_call(PyObject *self, PyObject *args, PyObject *kwargs)
         Py_XDECREF(enabled);
     }
     else if (PyDict_GET_SIZE(lent.captures) == 0 && (PyObject *)path == PLAIN_SLOT(steps, MODEL_STEPS, OF_TIMES) &&
-             PLAIN_SLOT(steps, MODEL_STEPS, OF_IN_PYTHON) == Py_False && (position = this_position(path)) != NULL) {
+             (is_of_runner || PLAIN_SLOT(steps, MODEL_STEPS, OF_IN_PYTHON) == Py_False) &&
+             (position = this_position(path)) != NULL) {
         Py_INCREF(position);
         unit = Py_XNewRef(position->unit);
+        path_of_units = path;
     }
     called = Py_NewRef(called);
     Py_INCREF(path);
@@ -1113,7 +1232,9 @@ model_call(PyObject *self, PyObject *args, PyObject *kwargs)
         if (open == NULL || !PyList_CheckExact(open) || generations == NULL || !PyList_CheckExact(generations))
             ;
         else if (PyList_GET_SIZE(open) == 0) {
-            is_begun = begin_step(self, steps, path, position, unit, args, kwargs, called_ns, &open_step);
+            /* A call of a runner's model outside of a run is not a step. */
+            if (!is_of_runner)
+                is_begun = begin_step(self, steps, path, position, unit, args, kwargs, called_ns, &open_step);
             if (is_begun < 0) {
                 if (open_step == NULL || begin_has_failed(steps, open_step) < 0)
                     goto done;
@@ -1122,13 +1243,9 @@ model_call(PyObject *self, PyObject *args, PyObject *kwargs)
         }
         else {
             PyObject *step = step_around(steps, open, generations);
-            if (step != NULL && number_in(PLAIN_SLOT(step, STEP, STEP_OWN_NS), &own_ns)) {
-                PyObject *more_ns = PyLong_FromLongLong(own_ns + monotonic_ns() - called_ns);
-                if (more_ns != NULL) {
-                    give(step, STEP, STEP_OWN_NS, more_ns);
-                    is_called = 1;
-                }
-                PyErr_Clear();
+            if (step != NULL) {
+                add_ns(step, STEP, STEP_OWN_NS, monotonic_ns() - called_ns);
+                is_called = 1;
             }
         }
     }
@@ -1147,6 +1264,265 @@ done:
     Py_XDECREF(position);
     Py_DECREF(path);
     return result;
+}
+
+/* Get the caller's unit, a new reference. Returns 0 if it is not known here, and -1 with an exception set. */
+static int
+unit_here(PyObject **unit)
+{
+    HotPath *path = (HotPath *)Py_XNewRef(path_of_units);
+    Position *position = path == NULL ? NULL : this_position(path);
+    if (position != NULL && is_of(position->unit, UNIT))
+        *unit = Py_NewRef(position->unit);
+    Py_XDECREF(path);
+    return *unit != NULL ? 1 : forget_exception();
+}
+
+/* Do the same as Unit.waiting. Returns a borrowed reference, or NULL. */
+static inline PyObject *
+waiting_in(PyObject *unit)
+{
+    PyObject *open = PLAIN_SLOT(unit, UNIT, UNIT_OPEN), *generation = generation_in(unit);
+    if (open == NULL || !PyList_CheckExact(open) || PyList_GET_SIZE(open) == 0)
+        return NULL;
+    PyObject *last = PyList_GET_ITEM(open, PyList_GET_SIZE(open) - 1);
+    return is_of(last, OPEN_STEP) && PLAIN_SLOT(last, OPEN_STEP, OPEN_WAITS) == Py_True &&
+                   PLAIN_SLOT(last, OPEN_STEP, OPEN_IS_RUNNING) == Py_False &&
+                   PLAIN_SLOT(last, OPEN_STEP, OPEN_GENERATION) == (generation == NULL ? Py_None : generation)
+               ? last
+               : NULL;
+}
+
+/* End a plain step that waits for its token. The call that ends it returned at `returned_ns`. Returns 0 if Python must
+   do it, and -1 with an exception set. */
+ONCE_A_STEP static int
+end_waiting(PyObject *open_step, PyObject *unit, int64_t returned_ns)
+{
+    PyObject *steps = PLAIN_SLOT(open_step, OPEN_STEP, OPEN_STEPS);
+    HotPath *path = is_of(steps, MODEL_STEPS) ? (HotPath *)PLAIN_SLOT(steps, MODEL_STEPS, OF_PATH) : NULL;
+    if (path == NULL || !Py_IS_TYPE(path, HotPathType) || (PyObject *)path != PLAIN_SLOT(steps, MODEL_STEPS, OF_TIMES))
+        return 0;
+    Position *position = this_position(path);
+    if (position == NULL || position->unit != unit)
+        return forget_exception();
+    Py_INCREF(open_step);
+    Py_INCREF(steps);
+    Py_INCREF(path);
+    Py_INCREF(position);
+    PyObject *callback = dynamo_off();
+    int ended = end_step(steps, path, position, unit, open_step, returned_ns);
+    if (ended < 0)
+        close_by_python(open_step); /* does nothing if the step has ended */
+    dynamo_on(callback);
+    Py_DECREF(open_step);
+    Py_DECREF(steps);
+    Py_DECREF(path);
+    Py_DECREF(position);
+    return ended;
+}
+
+/* Begin the step of a runner's run: `begin_run(steps, call, called_ns)`. Returns None if Python must begin it. */
+static PyObject *
+begin_run(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    int64_t called_ns;
+    if (count != 3 || !is_of(args[0], MODEL_STEPS) || (PyObject *)Py_TYPE(args[1]) != lent.call_type ||
+        !number_in(args[2], &called_ns) || PyDict_GET_SIZE(lent.captures) != 0)
+        Py_RETURN_NONE;
+    HotPath *path = (HotPath *)PLAIN_SLOT(args[0], MODEL_STEPS, OF_PATH);
+    if (path == NULL || !Py_IS_TYPE(path, HotPathType) || (PyObject *)path != PLAIN_SLOT(args[0], MODEL_STEPS, OF_TIMES))
+        Py_RETURN_NONE;
+    Py_INCREF(path);
+    Position *position = (Position *)Py_XNewRef(this_position(path));
+    PyObject *unit = position != NULL && is_of(position->unit, UNIT) ? Py_NewRef(position->unit) : NULL, *begun = NULL;
+    int is_begun = IN_PYTHON;
+    if (unit != NULL) {
+        path_of_units = path;
+        PyObject *callback = dynamo_off();
+        is_begun = begin_step(args[1], args[0], path, position, unit, NULL, NULL, called_ns, &begun);
+        dynamo_on(callback);
+    }
+    else if (position == NULL)
+        is_begun = forget_exception();
+    Py_XDECREF(unit);
+    Py_XDECREF(position);
+    Py_DECREF(path);
+    if (is_begun >= 0 && begun == NULL)
+        Py_RETURN_NONE;
+    return begun;
+}
+
+/* End the step of a runner's run: `end_run(open_step, returned_ns)`. Returns False if Python must end it. */
+static PyObject *
+end_run(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    int64_t returned_ns;
+    if (count != 2 || !is_of(args[0], OPEN_STEP) || !number_in(args[1], &returned_ns))
+        Py_RETURN_FALSE;
+    PyObject *unit = PLAIN_SLOT(args[0], OPEN_STEP, OPEN_UNIT);
+    int ended = 0;
+    if (is_of(unit, UNIT)) {
+        Py_INCREF(unit);
+        ended = end_waiting(args[0], unit, returned_ns);
+        Py_DECREF(unit);
+    }
+    return ended < 0 ? NULL : PyBool_FromLong(ended);
+}
+
+/* Call the function of the host that a wrapper of generation.py closes over. */
+static inline PyObject *
+call_original(PyObject *wrapper, PyObject *const *args, size_t count, PyObject *kwnames)
+{
+    PyObject *original = Py_NewRef(PyCell_GET(PyTuple_GET_ITEM(PyFunction_GET_CLOSURE(wrapper), 0)));
+    DEEPER(1);
+    PyObject *result = PyObject_Vectorcall(original, args, count, kwnames);
+    DEEPER(-1);
+    Py_DECREF(original);
+    return result;
+}
+
+/* Do the same as `prepare_inputs` of generation.py. */
+static PyObject *
+prepare_inputs(PyObject *wrapper, PyObject *const *args, size_t count, PyObject *kwnames)
+{
+    int64_t called_ns = monotonic_ns();
+    PyObject *unit = NULL;
+    if (unit_here(&unit) < 0)
+        return NULL;
+    PyObject *generation = unit == NULL || waiting_in(unit) != NULL ? NULL : Py_XNewRef(generation_in(unit));
+    Py_XDECREF(unit);
+    if (!is_of(generation, GENERATION)) {
+        Py_XDECREF(generation);
+        return call_in_frame(wrapper, args, count, kwnames);
+    }
+    int64_t begun_ns = monotonic_ns();
+    PyObject *result = call_original(wrapper, args, count, kwnames);
+    if (result != NULL) {
+        int64_t returned_ns = monotonic_ns();
+        PyObject *prepared = Py_BuildValue("LL", (long long)called_ns, (long long)(returned_ns - called_ns));
+        if (prepared != NULL)
+            give(generation, GENERATION, GENERATION_PREPARED, prepared);
+        else
+            PyErr_Clear();
+        add_ns(generation, GENERATION, GENERATION_OWN_NS, begun_ns - called_ns + monotonic_ns() - returned_ns);
+    }
+    Py_DECREF(generation);
+    return result;
+}
+
+/* Do the same as `process_scores` of generation.py. */
+static PyObject *
+process_scores(PyObject *wrapper, PyObject *const *args, size_t count, PyObject *kwnames)
+{
+    int64_t called_ns = monotonic_ns();
+    PyObject *unit = NULL;
+    if (unit_here(&unit) < 0)
+        return NULL;
+    PyObject *waiting = unit == NULL ? NULL : Py_XNewRef(waiting_in(unit));
+    PyObject *step = waiting == NULL ? NULL : PLAIN_SLOT(waiting, OPEN_STEP, OPEN_STEP_OF);
+    int is_usual = unit != NULL && (waiting == NULL || (is_of(step, STEP) && PLAIN_SLOT(waiting, OPEN_STEP,
+                                                                                       OPEN_IS_RECORDED) == Py_False));
+    Py_XDECREF(unit);
+    if (!is_usual) {
+        Py_XDECREF(waiting);
+        return call_in_frame(wrapper, args, count, kwnames);
+    }
+    if (waiting != NULL) {
+        fill(waiting, OPEN_STEP, OPEN_IS_RUNNING, Py_True);
+        add_ns(step, STEP, STEP_OWN_NS, monotonic_ns() - called_ns);
+    }
+    PyObject *result = call_original(wrapper, args, count, kwnames);
+    if (waiting != NULL)
+        fill(waiting, OPEN_STEP, OPEN_IS_RUNNING, Py_False);
+    Py_XDECREF(waiting);
+    return result;
+}
+
+/* Get the length of the chosen tokens: the last dimension of `words`. Returns 0 if Python must find out, and -1 with an
+   exception set. */
+static int
+length_of(PyObject *words, PyObject **length)
+{
+    if ((PyObject *)Py_TYPE(words) != tensor_type)
+        return 0;
+    PyObject *overridden = ask_whether_overridden(words);
+    Py_XDECREF(overridden);
+    PyObject *shape = overridden == Py_False ? PyObject_GetAttr(words, shape_of_tensor) : NULL;
+    Py_ssize_t dimensions = shape != NULL && PyTuple_Check(shape) ? PyTuple_GET_SIZE(shape) : 0;
+    if (dimensions > 0 && PyLong_CheckExact(PyTuple_GET_ITEM(shape, dimensions - 1)))
+        *length = Py_NewRef(PyTuple_GET_ITEM(shape, dimensions - 1));
+    Py_XDECREF(shape);
+    return *length != NULL ? 1 : forget_exception();
+}
+
+/* End the step that waits in `unit`, because its token is chosen. Returns 0 if Python must do it, and -1 with an
+   exception set. */
+static int
+end_sampling(PyObject *unit, PyObject *waiting, PyObject *words, int64_t returned_ns)
+{
+    PyObject *generation = generation_in(unit), *call = PLAIN_SLOT(waiting, OPEN_STEP, OPEN_CALL), *length = NULL;
+    if (!is_of(generation, GENERATION) || (PyObject *)Py_TYPE(call) != lent.call_type ||
+        PyTuple_GET_ITEM(call, 0) == lent.verify)
+        return 0;
+    Py_INCREF(waiting);
+    Py_INCREF(generation);
+    int done = length_of(words, &length);
+    if (done > 0) {
+        give(generation, GENERATION, GENERATION_LENGTH, length);
+        done = end_waiting(waiting, unit, returned_ns);
+    }
+    Py_DECREF(generation);
+    Py_DECREF(waiting);
+    return done;
+}
+
+/* Do the same as `is_done` of generation.py. */
+static PyObject *
+is_done(PyObject *wrapper, PyObject *const *args, size_t count, PyObject *kwnames)
+{
+    if (lent.end_sampling == NULL)
+        return call_in_frame(wrapper, args, count, kwnames);
+    PyObject *result = call_original(wrapper, args, count, kwnames), *unit = NULL;
+    int64_t returned_ns = monotonic_ns();
+    int ended = result == NULL ? -1 : unit_here(&unit);
+    PyObject *waiting = unit == NULL ? NULL : waiting_in(unit);
+    if (waiting != NULL)
+        ended = PyVectorcall_NARGS(count) > 1 ? end_sampling(unit, waiting, args[1], returned_ns) : 0;
+    if (ended == 0) {
+        PyObject *callback = dynamo_off(), *given = PyTuple_New(PyVectorcall_NARGS(count)), *done = NULL;
+        for (Py_ssize_t i = 0; given != NULL && i < PyVectorcall_NARGS(count); i++)
+            PyTuple_SET_ITEM(given, i, Py_NewRef(args[i]));
+        if (given != NULL)
+            done = PyObject_CallFunction(lent.end_sampling, "OL", given, (long long)returned_ns);
+        if (done == NULL)
+            ended = tell_of_exception(lent.sampling_failed);
+        dynamo_on(callback);
+        Py_XDECREF(done);
+        Py_XDECREF(given);
+    }
+    Py_XDECREF(unit);
+    if (ended < 0)
+        Py_CLEAR(result);
+    return result;
+}
+
+/* Let C code make the calls of a wrapper of generation.py. Python 3.11 still runs the wrapper's frame if a Python frame
+   calls it without `**`. Returns the wrapper. */
+static PyObject *
+compile_generation(PyObject *Py_UNUSED(module), PyObject *wrapper)
+{
+    static const struct {
+        const char *name;
+        vectorcallfunc call;
+    } known[] = {{"prepare_inputs", prepare_inputs}, {"process_scores", process_scores}, {"is_done", is_done}};
+    PyObject *cells = PyFunction_Check(wrapper) ? PyFunction_GET_CLOSURE(wrapper) : NULL;
+    for (size_t i = 0; cells != NULL && PyTuple_GET_SIZE(cells) == 1 && i < sizeof known / sizeof known[0]; i++)
+        if (PyUnicode_CompareWithASCIIString(((PyFunctionObject *)wrapper)->func_name, known[i].name) == 0) {
+            replace_call(wrapper, known[i].call);
+            return Py_NewRef(wrapper);
+        }
+    PyErr_SetString(PyExc_TypeError, "a wrapper of generation.py is wanted");
+    return NULL;
 }
 
 static PyObject *
@@ -1173,6 +1549,8 @@ compile_model_calls(PyObject *Py_UNUSED(module), PyObject *args)
         {"is_sampled", &lent.is_sampled},     {"warm_up", &lent.warm_up},
         {"every", &lent.every},               {"look_every", &lent.look_every},
         {"reraise_host_error", &lent.reraise_host_error}, {"types_of_ids", &lent.types_of_ids},
+        {"verify", &lent.verify},             {"end_sampling", &lent.end_sampling},
+        {"sampling_failed", &lent.sampling_failed},
     };
     for (size_t i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
         PyObject *found = PyDict_GetItemString(given, wanted[i].name);

@@ -251,7 +251,7 @@ class ActiveStep:
         self.key: StepKey = (STEP, named, model) if model else (STEP, named)
         self._start_ns: int | None = None
         self.own_ns = 0  # time of starting the step, and of calls inside the step that are not part of the model
-        self.returned_ns: int | None = None  # if the step is one timed call: when the call returned
+        self.returned_ns: int | None = None  # when the call that ends the step returned, if it is known
         self.tokens = tokens
         self.sequences: int | None = None
         self.cached: int | None = None

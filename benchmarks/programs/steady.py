@@ -1,8 +1,10 @@
 """Run a step for some seconds and print how often it ran. All programs in this folder use this loop.
 
     python PROGRAM.py [SECONDS]
+    python PROGRAM.py turns
 
-Warm-up is not counted. It takes a quarter of the time, and at least three calls.
+Warm-up is not counted. It takes a quarter of the time, and at least three calls. With `turns`, the program reads
+seconds from its standard input, one number a line. It runs that long after each, and waits between them.
 """
 
 import sys
@@ -10,7 +12,8 @@ import time
 
 import torch
 
-SECONDS = float(sys.argv[1]) if len(sys.argv) > 1 else 10.0
+IN_TURNS = sys.argv[1:2] == ["turns"]
+SECONDS = float(sys.argv[1]) if len(sys.argv) > 1 and not IN_TURNS else 10.0
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 WARM_UP_CALLS = 3
@@ -20,15 +23,16 @@ torch.set_num_threads(1)  # one thread, because on a shared machine two threads 
 
 
 def run(call, steps_a_call=1):
-    """Call `call` for SECONDS after a warm-up, and print `steps N seconds S`.
+    """Call `call` for SECONDS after a warm-up, and print `steps N seconds S processor P`.
 
-    The line before it has the processor time of these calls, which a busy machine affects less.
+    P is the processor time of these calls, which a busy machine affects less.
     """
     repeat(call, SECONDS / 4, WARM_UP_CALLS)
-    begun = time.process_time()
-    calls, seconds = repeat(call, SECONDS, 1)
-    print(f"processor seconds {time.process_time() - begun:.4f}")
-    print(f"steps {calls * steps_a_call} seconds {seconds:.4f}", flush=True)
+    for turn in sys.stdin if IN_TURNS else [SECONDS]:
+        begun = time.process_time()
+        calls, seconds = repeat(call, float(turn), 1)
+        took = time.process_time() - begun
+        print(f"steps {calls * steps_a_call} seconds {seconds:.4f} processor {took:.4f}", flush=True)
 
 
 def repeat(call, seconds, at_least):

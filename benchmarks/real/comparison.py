@@ -55,11 +55,14 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """The time of a bare step (ms), and the ratios of the time with cbtop to the bare time."""
+    """The time of a bare step (ms), and the ratios of the time with cbtop to the bare time.
+
+    Each ratio is the median of the pairs of processes, with the lowest and the highest pair as its bounds.
+    """
 
     bare_ms: float
     ratio: Ratio
-    control: Ratio  # ratio of a bare run to the bare run before it
+    control: Ratio  # ratio of a bare turn to the bare turn before it
     processor: Ratio  # ratio of processor times
 
 
@@ -179,7 +182,7 @@ def beyond(row: Row) -> list[str]:
     found = []
     if not isinstance(row.overhead, str) and row.overhead.ratio.median > MAX_RATIO:
         ratio = row.overhead.ratio
-        sure = "" if ratio.low > MAX_RATIO else ", whose interval includes the limit"
+        sure = "" if ratio.low > MAX_RATIO else ", but not in each pair"
         processor = _ratio(row.overhead.processor)
         found.append(
             f"{row.name}: overhead {_ratio(ratio)}, at most {MAX_RATIO} expected{sure}; of processor time {processor}"

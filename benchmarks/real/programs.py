@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[1] / "programs"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmarks" / "programs"
 BETWEEN_STEPS = frozenset({"idle-between-steps"})  # time between steps: the backward pass and the optimizer
 LAUNCHES = frozenset({"launch-bound"})  # eager decoding of a token at a time, so a GPU waits for Python
 NONE: frozenset[str] = frozenset()
@@ -15,6 +16,15 @@ VLLM_ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # the program has asked for CUDA: a forked engine could not use it
 }
+
+
+class ProgramError(Exception):
+    """A program failed. The text is the last line that it wrote, or the reason."""
+
+
+def last_line(errors: str) -> str:
+    """Return the last line that a program wrote on its standard error."""
+    return (errors.strip() or "it wrote nothing on stderr").splitlines()[-1]
 
 
 @dataclass(frozen=True, slots=True)

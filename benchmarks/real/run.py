@@ -6,7 +6,6 @@ import argparse
 import importlib.util
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -16,51 +15,53 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.beside_bare import Variant, median_of
+from benchmarks.base import Ratio
 from benchmarks.real.comparison import HEADER, Comparison, Overhead, Row, beyond, comparison, details, line
-from benchmarks.real.programs import PROGRAMS, VLLM_ENVIRONMENT, Program
+from benchmarks.real.programs import PROGRAMS, ROOT, VLLM_ENVIRONMENT, Program, ProgramError, last_line
+from benchmarks.real.turns import CBTOP, MORE_SECONDS, pair
 
-ROOT = Path(__file__).parents[2]
-CBTOP = [sys.executable, "-m", "cbtop"]
-STEPS = re.compile(r"^steps (\d+) seconds ([\d.]+)$", re.MULTILINE)
-PROCESSOR = re.compile(r"^processor seconds ([\d.]+)$", re.MULTILINE)
 ORACLE_RUNS = 2  # the difference between these runs is the noise
 TRACED_SECONDS = 1.0  # maximum on a GPU, because a second of eager steps gives half a million events in a trace
-MORE_SECONDS = 420  # additional time that a program may take to start, compile and warm up
-
-
-class ProgramError(Exception):
-    """A program failed. The text is the last line that it wrote, or the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     names: Sequence[str]
     seconds: float
-    rounds: int
+    pairs: int = 3
+    turns: int = 8
+    overhead: str = ""
     has_cuda: bool = False
 
 
 def options_of(arguments: Sequence[str]) -> Options:
     parser = argparse.ArgumentParser(prog="python -m benchmarks real", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PROGRAMS)} (default: all)")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each run (default: 10)")
     parser.add_argument(
-        "--rounds", type=int, default=5, help="runs with cbtop, each between two bare (default: 5); 0: no overhead"
+        "--seconds", type=float, default=10.0, help="of the recording and of the oracle (default: 10); 0: neither"
     )
+    parser.add_argument(
+        "--pairs", type=int, default=3, help="pairs of a bare process and one with cbtop (default: 3); 0: no overhead"
+    )
+    parser.add_argument(
+        "--turns", type=int, default=8, help="turns with cbtop in a pair, each between two bare ones (default: 8)"
+    )
+    parser.add_argument("--overhead", default="", metavar="PERCENT", help="of `cbtop run` (default: its own)")
     found = parser.parse_args(arguments)
     if unknown := [name for name in found.names if name not in PROGRAMS]:
         parser.error(f"no program is called {unknown[0]!r}; there are {', '.join(PROGRAMS)}")
-    if found.seconds <= 0 or found.rounds < 0:
-        parser.error("--seconds must be above 0, --rounds at least 0")
-    return Options(found.names or list(PROGRAMS), found.seconds, found.rounds, _has_cuda())
+    if found.seconds < 0 or found.pairs < 0 or found.turns < 1:
+        parser.error("--seconds and --pairs must be at least 0, --turns at least 1")
+    return Options(
+        found.names or list(PROGRAMS), found.seconds, found.pairs, found.turns, found.overhead, _has_cuda()
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print each program's figures as soon as they are measured, then the table. Returns 1 if a program failed."""
     options = options_of(arguments)
     rows: list[Row] = []
-    print(f"{options.rounds} rounds of {options.seconds:g} s; load of the machine {os.getloadavg()[0]:.1f}")
+    print(f"{options.pairs} pairs, {options.turns} turns each; load of the machine {os.getloadavg()[0]:.1f}")
     for name in options.names:
         program = PROGRAMS[name]
         if reason := skipped(program, options.has_cuda):
@@ -112,40 +113,17 @@ def measured(program: Program, options: Options, folder: Path) -> Row:
 
 
 def overhead_of(program: Program, options: Options) -> Overhead:
-    """Run the program bare and with cbtop in turns. Each run with cbtop is between two bare runs."""
-    if not options.rounds:
-        raise ProgramError("--rounds 0")
-    bare = [step_ms(program, options, [])]
-    wall, control, processor = (Variant(lambda: lambda: None) for _ in range(3))
-    for _ in range(options.rounds):
-        watched = step_ms(program, options, [*CBTOP, "run", "--"])
-        bare.append(step_ms(program, options, []))
-        before, after = bare[-2:]
-        wall.ratios.append(2 * watched.wall / (before.wall + after.wall))
-        control.ratios.append(after.wall / before.wall)
-        processor.ratios.append(2 * watched.processor / (before.processor + after.processor))
-    return Overhead(statistics.median(one.wall for one in bare), *map(median_of, (wall, control, processor)))
-
-
-@dataclass(frozen=True, slots=True)
-class StepMs:
-    """Milliseconds per step, by the wall clock and by the processor time of the process."""
-
-    wall: float
-    processor: float
-
-
-def step_ms(program: Program, options: Options, before: Sequence[str]) -> StepMs:
-    """Run the program, prefixed by the command `before`. Returns the time of a step from the lines that it prints."""
-    printed = output([*before, *_command(program, options)], options)
-    steps, processor = STEPS.search(printed), PROCESSOR.search(printed)
-    if steps is None or processor is None:
-        raise ProgramError("it printed no line `steps N seconds S`")
-    return StepMs(*(1000 * float(seconds) / int(steps[1]) for seconds in (steps[2], processor[1])))
+    """Compare several pairs of processes, because each process has its own bias of about 2 %."""
+    if not options.pairs:
+        raise ProgramError("--pairs 0")
+    bare, *ratios = zip(*[pair(program, options.turns, options.overhead) for _ in range(options.pairs)], strict=True)
+    return Overhead(statistics.median(bare), *[Ratio(statistics.median(of), min(of), max(of)) for of in ratios])
 
 
 def recorded(program: Program, options: Options, folder: Path) -> dict[str, Any]:
     """Record every step of the program. Returns cbtop's JSON for the phase that took most time."""
+    if not options.seconds:
+        raise ProgramError("--seconds 0")
     file = folder / "run.cbtop"
     output([*CBTOP, "run", "--record", str(file), "--", *_command(program, options)], options)
     replay = [*CBTOP, "replay", str(file), "--headless", "--window", "all", "--format", "json"]
@@ -196,6 +174,5 @@ def output(command: Sequence[str], options: Options, more: dict[str, str] | None
     except subprocess.TimeoutExpired as error:
         raise ProgramError(f"it ran longer than {limit_s:.0f} s") from error
     if done.returncode:
-        last = (done.stderr.strip() or "it wrote nothing on stderr").splitlines()[-1]
-        raise ProgramError(f"exit code {done.returncode}: {last}")
+        raise ProgramError(f"exit code {done.returncode}: {last_line(done.stderr)}")
     return done.stdout

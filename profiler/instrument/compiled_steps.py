@@ -12,6 +12,7 @@ from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument import phases
 from cbtop.profiler.instrument.capturing import captures
 from cbtop.profiler.instrument.dynamo import set_callback
+from cbtop.profiler.instrument.generation import end_sampling, sampling_failed
 from cbtop.profiler.instrument.governor import (
     GOLDEN,
     PASSED_OVER,
@@ -22,7 +23,7 @@ from cbtop.profiler.instrument.governor import (
     StepStart,
 )
 from cbtop.profiler.instrument.model_call import ModelCall
-from cbtop.profiler.instrument.open_step import OpenStep, Unit
+from cbtop.profiler.instrument.open_step import Generation, OpenStep, Unit
 from cbtop.profiler.instrument.steps import ModelSteps
 from cbtop.profiler.instrument.timed_model import LOOK_EVERY
 from cbtop.profiler.instrument.torch_internals import dispatch_modes, is_tracing
@@ -52,7 +53,7 @@ def compile_steps() -> None:
 
     is_flag_alone = set(is_compiling.__code__.co_names) <= {"torch", "jit", "is_scripting", _FLAG}
     _hot_path.compile_model_calls(
-        (ModelCall, ModelSteps, Unit, OpenStep, ActiveStep, Steps, Governor, GovernedModel, StepKind),
+        (ModelCall, ModelSteps, Unit, Generation, OpenStep, ActiveStep, Steps, Governor, GovernedModel, StepKind),
         {
             "set_callback": set_callback,
             "captures": captures,
@@ -75,5 +76,8 @@ def compile_steps() -> None:
             "look_every": LOOK_EVERY,
             "reraise_host_error": reraise_host_error,
             "types_of_ids": phases.TYPES_OF_IDS,
+            "verify": phases.VERIFY,
+            "end_sampling": end_sampling,
+            "sampling_failed": sampling_failed,
         },
     )

@@ -1,4 +1,8 @@
-"""Follows transformers' `generate`. A step lasts from the preparation of its inputs until its token is chosen."""
+"""Follows transformers' `generate`. A step lasts from the preparation of its inputs until its token is chosen.
+
+If the hot path is compiled, C code makes the calls of the three wrappers that run in each step, in the same way.
+These wrappers close over `original` alone. Their own time counts as overhead of their step.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,22 @@ from typing import Any, ParamSpec, TypeVar
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument.open_step import Generation, unit
 from cbtop.profiler.instrument.torch_internals import without_torch_function
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.protocol.clock import perf_counter_ns
 
 Function = Callable[..., Any]
+if chosen() is not HotPath:
+    from cbtop.profiler import _hot_path
+
+
+def _compiled(wrapper: Function) -> Function:
+    """Let C code make the calls of a wrapper, if the hot path is compiled. Dynamo traces its Python code."""
+    return wrapper if chosen() is HotPath else _hot_path.compile_generation(wrapper)
+
+
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -46,7 +60,7 @@ def _unless_it_fails(function: Callable[Arguments, Result]) -> Callable[Argument
         try:
             return function(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
-            log_own_error(error, "some steps of generate lack their sampling")
+            sampling_failed(error)
         return None
 
     return guarded
@@ -73,41 +87,22 @@ def _is_assisted() -> None:
         generation.is_assisted = True
 
 
-@_unless_it_fails
-def _begin_sampling() -> Any:
-    """Begin to choose a token. Returns the step that waits for the token, or None."""
-    waiting = _waiting()
-    if waiting is not None:
-        waiting.begin_sampling()
-    return waiting
+def end_sampling(args: tuple[Any, ...], returned_ns: int) -> None:
+    """End the step that waits for its token, because its token was chosen at `returned_ns`.
 
-
-@_unless_it_fails
-def _end_sampling(args: tuple[Any, ...]) -> None:
-    """End the choice of a token. `args` are the arguments of stopping criteria: `args[1]` are the chosen tokens."""
-    waiting = _waiting()
+    `args` are the arguments of stopping criteria: `args[1]` are the chosen tokens.
+    """
+    waiting = unit().waiting
     if waiting is not None:
         words = args[1] if len(args) > 1 else None
         with without_torch_function():  # hides cbtop's calls from the host's `__torch_function__`
             length = words.shape[-1] if isinstance(words, Tensor) else None
-        waiting.end_sampling(length)
+        waiting.end_sampling(length, returned_ns)
 
 
-@_unless_it_fails
-def _prepares_now() -> int:
-    """End a step that still waits for its token, because the next inputs are prepared now. Returns the time in ns."""
-    waiting = _waiting()
-    if waiting is not None:
-        waiting.close()
-    return perf_counter_ns()
-
-
-@_unless_it_fails
-def _prepared(start_ns: int | None) -> None:
-    """Count the preparation of inputs, from `start_ns` until now, as a part of the next step."""
-    generation = unit().generation
-    if generation is not None and start_ns is not None:
-        generation.prepared = start_ns, perf_counter_ns() - start_ns
+def sampling_failed(error: Exception) -> None:
+    """Log an error of cbtop. Raise it again if a signal handler of the host raised it."""
+    log_own_error(error, "some steps of generate lack their sampling")
 
 
 def prepares(original: Function) -> Function:
@@ -116,12 +111,25 @@ def prepares(original: Function) -> Function:
     def prepare_inputs(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return original(*args, **kwargs)
-        start_ns = _prepares_now()
+        generation, start_ns = None, perf_counter_ns()
+        try:
+            here = unit()
+            waiting = here.waiting
+            if waiting is not None:
+                waiting.close()  # no token was chosen in this step
+                start_ns = perf_counter_ns()
+            generation = here.generation
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            sampling_failed(error)
+        begun_ns = perf_counter_ns()
         result = original(*args, **kwargs)
-        _prepared(start_ns)
+        if generation is not None:
+            returned_ns = perf_counter_ns()
+            generation.prepared = start_ns, returned_ns - start_ns
+            generation.own_ns += begun_ns - start_ns + perf_counter_ns() - returned_ns
         return result
 
-    return prepare_inputs
+    return _compiled(prepare_inputs)
 
 
 def assists(original: Function) -> Function:
@@ -138,14 +146,22 @@ def scores(original: Function) -> Function:
     """Wrap a function that processes scores. Sampling begins when the function is called."""
 
     def process_scores(*args: Any, **kwargs: Any) -> Any:
-        step = None if is_dynamo_compiling() else _begin_sampling()
+        if is_dynamo_compiling():
+            return original(*args, **kwargs)
+        step, called_ns = None, perf_counter_ns()
+        try:
+            step = unit().waiting
+            if step is not None:
+                step.begin_sampling(called_ns)
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            sampling_failed(error)
         try:
             return original(*args, **kwargs)
         finally:
             if step is not None:
                 step.is_running = False  # the step waits for its token again
 
-    return process_scores
+    return _compiled(process_scores)
 
 
 def chooses(original: Function) -> Function:
@@ -154,18 +170,10 @@ def chooses(original: Function) -> Function:
     def is_done(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         if not is_dynamo_compiling():
-            _end_sampling(args)
+            try:
+                end_sampling(args, perf_counter_ns())
+            except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+                sampling_failed(error)
         return result
 
-    return is_done
-
-
-def _waiting() -> Any:
-    """Return the step of the innermost `generate` if the step waits for its token, or None."""
-    here = unit()
-    step = here.open[-1] if here.open else None
-    return (
-        step
-        if step is not None and step.waits and not step.is_running and step.generation is here.generation
-        else None
-    )
+    return _compiled(is_done)

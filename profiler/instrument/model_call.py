@@ -84,7 +84,7 @@ class ModelCall(CallWrapper):
             if capture is not None:
                 return functools.partial(self.call_captured, capture), None
         if steps.is_of_runner:
-            steps.is_called_by_runner()
+            steps.is_called_by_runner(called_ns)
             return called, None
         try:  # calls inside a step are frequent, so handle them here without the call of `begun`
             here = steps.path.position.unit

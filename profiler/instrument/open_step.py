@@ -47,7 +47,7 @@ Arguments = ParamSpec("Arguments")
 class Generation:
     """One call of `generate`."""
 
-    __slots__ = ("is_assisted", "length", "model", "prepared")
+    __slots__ = ("is_assisted", "length", "model", "own_ns", "prepared")
 
     def __init__(self, model: object) -> None:
         self.model = model  # the generating model
@@ -55,6 +55,7 @@ class Generation:
         # When the preparation of the next step's inputs began, and how long it took, in ns. None after a step's end.
         self.prepared: tuple[int, int] | None = None
         self.length: int | None = None  # length of the sequences when the last token was chosen
+        self.own_ns = 0  # time that cbtop took before the next step; counts as overhead of that step
 
 
 class Unit:
@@ -70,6 +71,15 @@ class Unit:
     def generation(self) -> Generation | None:
         """The innermost call of `generate`."""
         return self.generations[-1] if self.generations else None
+
+    @property
+    def waiting(self) -> OpenStep | None:
+        """The step of the innermost `generate` if the step waits for its token, or None."""
+        if not self.open:
+            return None
+        step, generations = self.open[-1], self.generations
+        is_here = step.generation is (generations[-1] if generations else None)
+        return step if is_here and step.waits and not step.is_running else None
 
     def end_generate(self, depth: int) -> None:
         """End the call of `generate` at `depth`, and close its steps that still wait for a token."""
@@ -203,42 +213,43 @@ class OpenStep:
     @_unless_it_fails
     def ended(self) -> None:
         """Handle the return of the model's call: end the step, or let the step wait for its token."""
-        if self.waits:
-            self.returned()
-        else:
-            self.active.returned_ns = clock.perf_counter_ns()
+        returned_ns = clock.perf_counter_ns()
+        if not self.waits:
+            self.active.returned_ns = returned_ns
             self.close()
-
-    def returned(self) -> None:
-        """Handle the return of the model's call in a step that stays open until its token is chosen."""
+            return
         self.is_running = False
         if self._in_burst is not None:
             self._end_in_burst()
+        self.active.own_ns += clock.perf_counter_ns() - returned_ns
 
-    @_unless_it_fails
-    def begin_sampling(self) -> None:
-        """Begin the choice of a token from the scores. The choice may call the model, too."""
-        self.is_running = True
-        if self._sampling is None and self.is_recorded:
-            self._sampling = self.steps.timing.start_brick(self.steps.labelled(BrickId.SAMPLING))
+    def begin_sampling(self, called_ns: int) -> None:
+        """Begin the choice of a token from the scores, called at `called_ns`. The choice may call the model, too."""
+        try:
+            self.is_running = True
+            if self._sampling is None and self.is_recorded:
+                self._sampling = self.steps.timing.start_brick(self.steps.labelled(BrickId.SAMPLING))
+            self.active.own_ns += clock.perf_counter_ns() - called_ns
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            self.steps.failed(error)
 
-    @_unless_it_fails
-    def end_sampling(self, length: int | None) -> None:
-        """End the choice of tokens, and end the step. The sequences now have `length` tokens (None: unknown)."""
-        if self._sampling is not None:
-            self.steps.timing.stop_brick(self._sampling, self.call.sequences)
-            self._sampling = None
-        if self.generation is not None:
-            before, self.generation.length = self.generation.length, length
-            if length is not None and before is not None:
-                self.accept(self.call.sequences * max(0, length - before))
+    def end_sampling(self, length: int | None, returned_ns: int) -> None:
+        """End the choice of tokens, which returned at `returned_ns`, and end the step.
+
+        The sequences now have `length` tokens (None: unknown).
+        """
+        try:
+            self.active.returned_ns = returned_ns
+            if self._sampling is not None:
+                self.steps.timing.stop_brick(self._sampling, self.call.sequences)
+                self._sampling = None
+            if self.generation is not None:
+                before, self.generation.length = self.generation.length, length
+                if length is not None and before is not None and self.call.phase == VERIFY:
+                    self.active.tokens = self.call.sequences * max(0, length - before)
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            self.steps.failed(error)
         self.close()
-
-    @_unless_it_fails
-    def accept(self, tokens: int) -> None:
-        """Set the number of tokens of a step that verifies a draft: the accepted tokens, plus one per sequence."""
-        if self.call.phase == VERIFY:
-            self.active.tokens = tokens
 
     def close(
         self,

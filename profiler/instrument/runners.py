@@ -17,12 +17,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cbtop.profiler.hot_path import HotPath, chosen
 from cbtop.profiler.instrument.attachment import Attachment, attach_to_runner, installed, leave_alone
 from cbtop.profiler.instrument.awaited import once_imported
 from cbtop.profiler.instrument.functions import TimedFunctions, timed
 from cbtop.profiler.instrument.generation import Function
 from cbtop.profiler.instrument.open_step import Generation, OpenStep, unit
-from cbtop.profiler.instrument.phases import Call
+from cbtop.profiler.instrument.phases import VERIFY, Call
+from cbtop.profiler.instrument.steps import ModelSteps
 from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
 from cbtop.protocol import clock
 from cbtop.protocol.signals import reraise_host_error, suppressed
@@ -46,7 +48,16 @@ class Engine:
 _attachments: weakref.WeakKeyDictionary[Any, Attachment | None] = weakref.WeakKeyDictionary()  # None: not shown
 
 
+_UNKNOWN: Any = object()  # a runner that has not run yet
 _functions = TimedFunctions()
+# C code that begins and ends plain steps, if the hot path is compiled. In unusual cases, Python must do it: then the
+# first returns None, and the second False.
+_begin_run: Callable[[ModelSteps, Call, int], OpenStep | None] | None = None
+_end_run: Callable[[OpenStep, int], bool] | None = None
+if chosen() is not HotPath:
+    from cbtop.profiler import _hot_path
+
+    _begin_run, _end_run = _hot_path.begin_run, _hot_path.end_run
 
 
 def once_there(
@@ -91,21 +102,22 @@ def runs(original: Function, engine: Engine) -> Function:
     @functools.wraps(original)
     def run(runner: Any, /, *args: Any, **kwargs: Any) -> Any:
         called_ns = clock.perf_counter_ns()
-        attachment = _attachment_of(runner, engine)
-        if attachment is None:
+        step = _begun(runner, engine, args, kwargs, called_ns)
+        if step is None:
             return original(runner, *args, **kwargs)
         try:
-            what = engine.describe(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
-            reraise_host_error(error)
-            _leave(runner, engine, error)
-            what = None
-        if what is None:
-            return original(runner, *args, **kwargs)
-        result = attachment.steps.run(RunnerCall(what), functools.partial(original, runner), args, kwargs, called_ns)
-        step = _waiting(runner)
-        if step is not None and not _samples_later(engine, result):
-            step.close()
+            result = original(runner, *args, **kwargs)
+            step.ended()
+            returned_ns, is_later = clock.perf_counter_ns(), False
+            try:
+                is_later = engine.samples_later(result)
+            except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+                log_own_error(error, f"steps of {engine.name} lack their sampling")
+            if not is_later:
+                _end(step, returned_ns)
+        except BaseException:  # from the runner, or from a signal handler
+            step.close(*sys.exc_info())
+            raise
         return result
 
     return run
@@ -145,46 +157,69 @@ def ends(original: Function, accepted: Callable[[Any], int | None]) -> Function:
 
     @functools.wraps(original)
     def end(runner: Any, /, *args: Any, **kwargs: Any) -> Any:
-        step = _waiting(runner)
+        step = _waiting(runner, clock.perf_counter_ns())
+        if step is None:
+            return original(runner, *args, **kwargs)
         try:
             result = original(runner, *args, **kwargs)
         except BaseException:
-            if step is not None:
-                step.close(*sys.exc_info())
+            step.close(*sys.exc_info())
             raise
-        if step is not None:
-            try:
-                tokens = accepted(result)
-                if tokens is not None:
-                    step.accept(tokens)
-            except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
-                log_own_error(error, "accepted tokens are not counted")
-            step.close()
+        returned_ns = clock.perf_counter_ns()
+        try:
+            tokens = accepted(result) if step.call.phase == VERIFY else None
+            if tokens is not None:
+                step.active.tokens = tokens
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            log_own_error(error, "accepted tokens are not counted")
+        _end(step, returned_ns)
         return result
 
     return end
 
 
-def _waiting(runner: Any) -> OpenStep | None:
-    """Return the step of a runner's last run if it is still open, or None."""
+def _begun(
+    runner: Any, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any], called_ns: int
+) -> OpenStep | None:
+    """Begin the step of a run that was called at `called_ns`. Returns None if the run is not a step."""
+    attachment = _attachment_of(runner, engine)
+    if attachment is None:
+        return None
+    try:
+        what = engine.describe(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+        reraise_host_error(error)
+        _leave(runner, engine, error)
+        return None
+    if what is None:
+        return None
+    steps = attachment.steps
+    step = None if _begin_run is None else _begin_run(steps, what, called_ns)
+    return steps.begun(RunnerCall(what), args, kwargs, called_ns) if step is None else step
+
+
+def _end(step: OpenStep, returned_ns: int) -> None:
+    """End a step whose last call returned at `returned_ns`."""
+    if _end_run is None or not _end_run(step, returned_ns):
+        step.active.returned_ns = returned_ns
+        step.close()
+
+
+def _waiting(runner: Any, called_ns: int) -> OpenStep | None:
+    """Return the step of a runner's last run if it is still open, or None. The host called at `called_ns`."""
     attachment = None
     try:
         attachment = _attachments.get(runner)
         step = None if attachment is None else attachment.steps.open_in(unit())
+        if step is None or step.is_running:
+            return None
+        step.active.own_ns += clock.perf_counter_ns() - called_ns
     except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
         reraise_host_error(error)
         if attachment is not None:
             attachment.steps.failed(error)
         return None
-    return None if step is None or step.is_running else step
-
-
-def _samples_later(engine: Engine, result: Any) -> bool:
-    try:
-        return engine.samples_later(result)
-    except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
-        log_own_error(error, f"steps of {engine.name} lack their sampling")
-        return False
+    return step
 
 
 def _attachment_of(runner: Any, engine: Engine) -> Attachment | None:
@@ -193,13 +228,14 @@ def _attachment_of(runner: Any, engine: Engine) -> Attachment | None:
     if profiler is None:
         return None
     try:
-        if runner not in _attachments:
+        attachment = _attachments.get(runner, _UNKNOWN)
+        if attachment is _UNKNOWN:
             shows_bricks, limits = engine.bricks(runner)
             model = engine.model_of(runner)
-            _attachments[runner] = attach_to_runner(model, profiler, engine.name, shows_bricks=shows_bricks)
+            attachment = attach_to_runner(model, profiler, engine.name, shows_bricks=shows_bricks)
+            _attachments[runner] = attachment
             if limits:
                 log_once(f"{engine.name} {limits}")
-        attachment = _attachments.get(runner)
     except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
         reraise_host_error(error)
         _leave(runner, engine, error)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from cbtop.profiler.instrument.open_step import Called, OpenStep, Unit, call_in, unit
+from cbtop.profiler.instrument.open_step import Called, OpenStep, Unit, unit
 from cbtop.profiler.instrument.swapping import swaps
 from cbtop.profiler.instrument.timed_model import TimedModel
 from cbtop.profiler.instrument.trouble import log_own_error
@@ -64,28 +64,28 @@ class ModelSteps(TimedModel):
 
     def open_in(self, here: Unit) -> OpenStep | None:
         """Return the innermost open step of this model in `here`, or None."""
-        found = [step for step in here.open if step.steps is self]
-        return found[-1] if found else None
+        mine = None
+        for step in here.open:
+            if step.steps is self:
+                mine = step
+        return mine
 
-    def is_called_by_runner(self) -> None:
+    def is_called_by_runner(self, called_ns: int) -> None:
         """Handle a call of the model by its runner. A call outside of a step is a warm-up, and is not timed."""
         try:
-            if self.open_in(unit()) is None:
+            step = self.open_in(unit())
+            if step is None:
                 self.follow(None)
+            else:
+                step.active.own_ns += clock.perf_counter_ns() - called_ns
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             self.failed(error)
 
-    def run(
-        self, call: Called, called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], called_ns: int
-    ) -> Any:
-        """Call `called` as a step that `call` describes. Inside a step of the same model, make no new step.
-
-        `called_ns` is the time when the host made the call.
-        """
-        return call_in(self.begun(call, args, kwargs, called_ns), called, args, kwargs)
-
     def begun(self, call: Called, args: tuple[Any, ...], kwargs: dict[str, Any], called_ns: int) -> OpenStep | None:
-        """Begin a step and return it. Returns None inside a step of this model, or after an error of cbtop."""
+        """Begin a step that `call` describes, and return it. The host made the call at `called_ns`.
+
+        Returns None inside a step of this model, or after an error of cbtop.
+        """
         step: OpenStep | None = None
         try:
             if not self.profiler.enabled:
@@ -117,7 +117,11 @@ class ModelSteps(TimedModel):
                     return None
             step = OpenStep(self, here, call, args, kwargs)
             step.begin()
-            step.active.own_ns = clock.perf_counter_ns() - called_ns
+            own_ns = clock.perf_counter_ns() - called_ns
+            if step.generation is not None:
+                own_ns += step.generation.own_ns
+                step.generation.own_ns = 0
+            step.active.own_ns = own_ns
         except BaseException as error:
             if step is not None:
                 step.close()

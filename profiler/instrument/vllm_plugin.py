@@ -15,14 +15,16 @@ Rules
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from cbtop.profiler.instrument import phases
+    from cbtop.profiler.instrument.phases import Call
 
 # The Python modules of vLLM's runners, and the runner's method that chooses tokens. Runners for other devices derive
 # from the first runner.
@@ -33,9 +35,12 @@ def register() -> None:
     """Patch vLLM's runners. vLLM calls this function, in some processes more than once."""
     if os.environ.get("CBTOP_RUN", "0") == "0" or "torch" not in sys.modules:
         return
+    from cbtop.profiler.instrument import phases
     from cbtop.profiler.instrument.runners import Engine, ends, loads, once_there, runs, samples
 
-    engine = Engine("vLLM", _model_of, _bricks, _describe, samples_later=lambda result: result is None)
+    # An import in `_describe` would take a microsecond of each step.
+    describe = functools.partial(_describe, phases)
+    engine = Engine("vLLM", _model_of, _bricks, describe, samples_later=lambda result: result is None)
     for module, sampling in RUNNERS.items():
         wrappers = {
             "execute_model": lambda original: runs(original, engine),
@@ -62,10 +67,12 @@ def _bricks(runner: Any) -> tuple[bool, str]:
 
 
 def _describe(
-    scheduler_output: Any, intermediate_tensors: Any = None, dummy_run: bool = False, **more: Any
-) -> phases.Call | None:
-    from cbtop.profiler.instrument import phases
-
+    phases: ModuleType,
+    scheduler_output: Any,
+    intermediate_tensors: Any = None,
+    dummy_run: bool = False,
+    **more: Any,
+) -> Call | None:
     scheduled, tokens = scheduler_output.num_scheduled_tokens, scheduler_output.total_num_scheduled_tokens
     new, known = scheduler_output.scheduled_new_reqs, scheduler_output.scheduled_cached_reqs
     drafts = scheduler_output.scheduled_spec_decode_tokens
@@ -84,7 +91,9 @@ def _describe(
             ]
             + of_new
         )
-    return phases.Call(phase, tokens, len(scheduled), computed[0] if len(set(computed)) == 1 else None)
+    cached = computed[0] if len(set(computed)) == 1 else None
+    call: Call = phases.Call(phase, tokens, len(scheduled), cached)
+    return call
 
 
 def _accepted(output: Any) -> int | None:

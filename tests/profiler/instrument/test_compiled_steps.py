@@ -9,21 +9,23 @@ import threading
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="torch is not installed: make torch")
 
 from cbtop.profiler.hot_path import HotPath, chosen
-from cbtop.profiler.instrument import attach, phases, uninstall
+from cbtop.profiler.instrument import attach, generation, phases, runners, uninstall
 from cbtop.profiler.instrument.call_attribute import put, standing
 from cbtop.profiler.instrument.governor import GovernedProfiler, Governor
 from cbtop.profiler.instrument.model_call import ModelCall
+from cbtop.profiler.instrument.open_step import unit
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import Recorder, RingRecorder
+from cbtop.protocol.clock import perf_counter_ns
 from cbtop.protocol.messages import Node
 from cbtop.protocol.ring import FLAG_AMOUNTS
 from cbtop.protocol.ring_reader import RingReader
@@ -38,12 +40,12 @@ pytestmark = [
 
 
 class Governed(GovernedProfiler):
-    """One with a clock that ticks, of whose steps about one in `every` is recorded."""
+    """One of whose steps about one in `every` is recorded."""
 
-    def __init__(self, recorder: Recorder, every: int) -> None:
+    def __init__(self, recorder: Recorder, every: int, clock_ns: Callable[[], int]) -> None:
         self.governor = Governor(1, self.announce)
         self.governor.floor = 0
-        BrickProfiler.__init__(self, clock_ns=count(0, 10).__next__, sample_every=4, recorder=recorder)
+        BrickProfiler.__init__(self, clock_ns=clock_ns, sample_every=4, recorder=recorder)
         self._steps.governor, self._steps.is_sampled = self.governor, self.governor.is_sampled
         self.governor.every = every
         self.governor._look_at_step = 1 << 40
@@ -159,14 +161,15 @@ CALLS = st.one_of(
 class Host:
     """Calls two models, and does in their calls what else a host does."""
 
-    def __init__(self, recorder: Recorder, every: int, *, in_python: bool) -> None:
+    def __init__(self, recorder: Recorder, every: int, *, in_python: bool, ticks: bool = True) -> None:
         self.said: list[str] = []
         self.governor: Governor | None = None
+        clock_ns = count(0, 10).__next__ if ticks else perf_counter_ns
         if every > 1:
-            self.profiler: BrickProfiler = Governed(recorder, every)
+            self.profiler: BrickProfiler = Governed(recorder, every, clock_ns)
             self.governor = self.profiler._steps.governor
         else:
-            self.profiler = BrickProfiler(clock_ns=count(0, 10).__next__, recorder=recorder)
+            self.profiler = BrickProfiler(clock_ns=clock_ns, recorder=recorder)
         torch.manual_seed(1)
         self.models = [Model(), Model()]
         self._attached = [attach(model, self.profiler) for model in self.models]
@@ -225,6 +228,8 @@ class Host:
             self.governor._begun.clear()
         elif what == "ask for a burst" and isinstance(profiler._recorder, RingRecorder):
             profiler._recorder.asked_word = (7,)
+        elif what == "look":
+            self.said += _slots_here()
 
     def _call_thrice(self) -> None:
         """Beside the step that runs: in C from the second one on."""
@@ -379,3 +384,241 @@ def test_a_call_without_known_names_is_described_in_c_too(what: str, monkeypatch
     ]
     assert found == [phases.describe((argument,), {}, has_cache=False).tokens] * 6
     assert 1 <= len(ran) <= 3  # the first ones
+
+
+TIMES = {"_begun_ns", "own_ns", "prepared", "returned_ns", "_start", "_start_ns"}
+HIDDEN = {"__weakref__"}
+
+
+def _slots_here() -> list[str]:
+    """What the open steps of this thread hold, but for times."""
+    found = []
+    for step in unit().open:
+        for thing in (step, step.active, step.generation):
+            for name in (name for name in getattr(type(thing), "__slots__", ()) if name not in HIDDEN):
+                value = getattr(thing, name, None)
+                is_shown = name not in TIMES and isinstance(value, str | int | tuple | dict | None)
+                shown = str(value).partition(" object at ")[0] if is_shown else type(value).__name__
+                found.append(f"{type(thing).__name__}.{name} {shown}")
+    return found
+
+
+class Token(NamedTuple):
+    """A token that is generated: how its model is called, and what the host does `when` in its step."""
+
+    is_prepared: bool = True
+    tensor: str = "one"
+    cache: str = "used"
+    when: str = "forward"
+    does: str = "nothing"
+    chosen: str = "tensor"
+
+
+CHOSEN: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "tensor": lambda: (torch.ones(2, 5),),
+    "longer": lambda: (torch.ones(1, 9),),
+    "own": lambda: (torch.ones(1, 9).as_subclass(Own),),
+    "number": lambda: (torch.tensor(3),),
+    "none": lambda: (None,),
+    "nothing": tuple,
+}
+WHEN = ("inputs", "forward", "scores", "criteria", "between")
+AT_A_TOKEN = (*DOES, "look", "generate", "assist")
+
+
+def _tokens(**chosen: st.SearchStrategy[Any]) -> st.SearchStrategy[Token]:
+    return st.fixed_dictionaries(chosen).map(lambda given: Token(**given))
+
+
+TOKENS = st.one_of(
+    st.just(Token()),
+    st.just(Token(does="look", when="scores")),
+    _tokens(when=st.sampled_from(WHEN), does=st.sampled_from(AT_A_TOKEN)),
+    _tokens(tensor=st.sampled_from(sorted(TENSORS)), cache=st.sampled_from(sorted(CACHES))),
+    _tokens(is_prepared=st.booleans(), chosen=st.sampled_from([*sorted(CHOSEN), "never"])),
+)
+GENERATES = st.tuples(st.sampled_from([0, 0, 0, 1]), st.lists(TOKENS, max_size=4))
+
+
+def _does(do: Callable[[], None], *_: Any) -> None:
+    do()
+
+
+class Generating(Host):
+    """Generates like transformers: prepares inputs, calls the model, processes scores, checks whether to stop."""
+
+    def __init__(self, recorder: Recorder, every: int, *, in_python: bool) -> None:
+        super().__init__(recorder, every, in_python=in_python, ticks=False)
+        with pytest.MonkeyPatch.context() as patch:
+            if in_python:
+                patch.setattr(generation, "_compiled", lambda wrapper: wrapper)
+            self._prepare, self._process, self._is_done = (
+                wrap(_does) for wrap in (generation.prepares, generation.scores, generation.chooses)
+            )
+        self._generate = generation.generates(self._loop)
+
+    def generate(self, owner: int, tokens: list[Token]) -> None:
+        try:
+            self._generate(self.models[owner], tokens)
+        except (ValueError, KeyboardInterrupt) as error:
+            self.said.append(repr(error))
+        position = self.profiler._path.position
+        here = unit()
+        self.said.append(f"{position.step} {position.recording} {len(here.open)} {len(here.generations)}")
+
+    def _loop(self, _: Any, tokens: list[Token]) -> None:
+        for token in tokens:
+            do = {token.when: functools.partial(self._do, token.does)}
+            # Calls with a star, which Python 3.11 does not turn into frames of the wrappers.
+            if token.is_prepared:
+                self._prepare(*(do.get("inputs", _nothing),))
+            self._call(self.models[0], token.tensor, token.cache, "by name", do.get("forward", _nothing))
+            do.get("between", _nothing)()
+            self._process(*(do.get("scores", _nothing),))
+            if token.chosen != "never":
+                self._is_done(*(do.get("criteria", _nothing), *CHOSEN[token.chosen]()))
+
+    def _do(self, what: str) -> None:
+        if what == "generate":
+            self._generate(self.models[0], [Token(), Token()])
+        elif what == "assist":
+            generation.assists(_nothing)()
+        else:
+            super()._do(what)
+
+
+def _without_times(records: list[tuple[int, int, int, int]]) -> list[tuple[int, ...]]:
+    return [row if row[2] < 1 << 32 else (row[0], row[3]) for row in records]  # times are since the machine started
+
+
+def _generated(calls: list[tuple[int, list[Token]]], every: int, *, in_python: bool) -> Any:
+    memory = Memory()
+    host = Generating(memory, every, in_python=in_python)
+    for owner, tokens in calls:
+        host.generate(owner, tokens)
+    host.profiler.enable()
+    known = host.known
+    host.profiler.close()
+    uninstall()
+    return host.said, known, _without_times(memory.records), memory.nodes
+
+
+@settings(max_examples=settings.default.max_examples // 2)
+@given(st.lists(GENERATES, max_size=4), st.sampled_from([2, 5, 10_000, 10_000]))
+def test_any_tokens_that_are_generated_leave_in_c_what_they_leave_in_python(
+    calls: list[tuple[int, list[Token]]], every: int
+) -> None:
+    first = (0, [Token()] * 4)  # the next is as usual
+    in_python, in_c = (_generated([first, *calls], every, in_python=python) for python in (True, False))
+    assert in_c == in_python
+
+
+@pytest.mark.parametrize("in_python", [False, True], ids=["in C", "in Python"])
+def test_a_plain_step_of_generate_lasts_from_its_inputs_to_its_token(in_python: bool, memory: Memory) -> None:
+    host = Generating(memory, 10_000, in_python=in_python)
+    host.generate(0, [Token()] * 4)
+    before, begun_ns, ended = len(memory.records), [], []
+    host._do = lambda what: begun_ns.append(perf_counter_ns())  # type: ignore[method-assign]
+    for when in ("inputs", "criteria"):
+        host.generate(0, [Token(when=when)])
+        (_, start_ns, end_ns, _), _ = memory.records[before:]
+        before = len(memory.records)
+        ended.append((start_ns, end_ns))
+    assert ended[0][0] <= begun_ns[0]
+    assert begun_ns[1] <= ended[1][1]
+    assert unit().open == []
+
+
+@pytest.mark.parametrize("in_python", [False, True], ids=["in C", "in Python"])
+def test_what_cbtop_pays_beside_the_model_is_counted_in_the_step(in_python: bool, memory: Memory) -> None:
+    host = Generating(memory, 10_000, in_python=in_python)
+    host.generate(0, [Token()] * 6)
+    own_ns: list[int] = []
+
+    def note() -> None:
+        here = unit()
+        own_ns.append(here.open[-1].active.own_ns if here.open else here.generations[-1].own_ns)
+
+    def token(model: Any) -> None:
+        host._prepare(*(_nothing,))
+        note()
+        host._call(model, "one", "used", "by name", note)
+        note()
+        host._process(*(note,))
+        host._is_done(*(note, torch.ones(1, 9)))
+
+    generation.generates(token)(host.models[0])
+    assert own_ns[0] > 0
+    assert own_ns == sorted(own_ns)  # the model's call begins the step, and its return and the scores add to it
+    assert len(set(own_ns)) == 4
+    assert host.governor is not None
+    assert own_ns[-1] < host.governor._own[-1] < 10_000_000
+
+
+RUNS = st.tuples(
+    st.sampled_from(["decode", "decode", "prefill", "mixed", "verify"]),
+    st.sampled_from([0, 1, 1, 7]),
+    st.sampled_from([None, 0, 9]),
+    st.booleans(),
+    st.sampled_from(["run", "between", "sample"]),
+    st.sampled_from(["nothing", "nothing", "look", "raise", "again", "another", "step", "cancel", "in a thread"]),
+)
+
+
+class Runner:
+    """An engine's runner, with a method for each half of a step."""
+
+
+class Running(Host):
+    """Runs its first model by a runner."""
+
+    def __init__(self, recorder: Recorder, every: int, *, in_python: bool, patch: pytest.MonkeyPatch) -> None:
+        super().__init__(recorder, every, in_python=in_python)
+        if in_python:
+            patch.setattr(runners, "_begin_run", None)
+            patch.setattr(runners, "_end_run", None)
+        self._samples_later = False
+        patch.setattr(runners, "installed", lambda: self.profiler)
+        engine = runners.Engine(
+            "engine",
+            model_of=lambda runner: self.models[0],
+            bricks=lambda runner: (True, ""),
+            describe=lambda call, do: call,
+            samples_later=lambda result: self._samples_later,
+        )
+        self._runner = Runner()
+        self._run = runners.runs(lambda runner, call, do: self._runs(do), engine)
+        self._sample = runners.ends(lambda runner, do: do(), lambda result: 5)
+
+    def _runs(self, do: Callable[[], None]) -> None:
+        self._call(self.models[0], "one", "used", "by name", do)
+
+    def run(self, phase: str, tokens: int, cached: int | None, later: bool, when: str, does: str) -> None:
+        do = {when: functools.partial(self._do, does)}
+        self._samples_later = later
+        try:
+            self._run(self._runner, phases.Call(phase, tokens, 1, cached), do.get("run", _nothing))
+            do.get("between", _nothing)()
+            if later:
+                self._sample(self._runner, do.get("sample", _nothing))
+        except ValueError as error:
+            self.said.append(repr(error))
+        position = self.profiler._path.position
+        self.said.append(f"{position.step} {position.recording} {position.lane} {len(unit().open)}")
+
+
+@settings(max_examples=settings.default.max_examples // 2)
+@given(st.lists(RUNS, max_size=6), st.sampled_from([2, 10_000, 10_000]))
+def test_any_runs_of_a_runner_leave_in_c_what_they_leave_in_python(runs: list[Any], every: int) -> None:
+    found = []
+    for in_python in (True, False):
+        memory = Memory()
+        with pytest.MonkeyPatch.context() as patch:
+            host = Running(memory, every, in_python=in_python, patch=patch)
+            for run in [("decode", 1, 9, True, "run", "nothing")] * 4 + runs:
+                host.run(*run)
+            known = host.known
+            host.profiler.close()
+        uninstall()
+        found.append((host.said, known, memory.records, memory.nodes))
+    assert found[0] == found[1]

@@ -144,6 +144,32 @@ def test_where_python_is_to_begin_a_plain_step_it_runs_few_functions_of_ours(run
 
 
 @pytest.mark.skipif(chosen() is HotPath, reason="the compiled hot path was not built, or not chosen")
+def test_a_plain_step_of_generate_runs_no_function_of_ours_in_python(runtime: Path) -> None:
+    profiler, model, ran = GovernedProfiler(1, recorder=RingRecorder(runtime)), model_of("llama"), Counter[str]()
+    record_when_told(profiler.governor)(False)
+
+    def trace(frame: Any, event: str, argument: object) -> None:
+        if event == "call" and str(frame.f_globals.get("__name__", "")).startswith("cbtop."):
+            ran[frame.f_code.co_qualname] += 1
+
+    def generate(tokens: int) -> Counter[str]:
+        ran.clear()
+        sys.setprofile(trace)
+        try:
+            model.generate(words(1, 3), max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
+        finally:
+            sys.setprofile(None)
+        return ran.copy()
+
+    with contextlib.closing(profiler):
+        attach(model, profiler)
+        generate(4)
+        few, many = generate(3), generate(9)
+    assert few
+    assert {name for name in many if many[name] != few[name]} <= {WRAPPER}
+
+
+@pytest.mark.skipif(chosen() is HotPath, reason="the compiled hot path was not built, or not chosen")
 def test_where_nothing_is_recorded_a_model_runs_no_function_of_ours(runtime: Path) -> None:
     assert not _functions_of_ours(BrickProfiler(enabled=False, recorder=RingRecorder(runtime)))
 

@@ -1,0 +1,101 @@
+"""Run a program bare and with cbtop in turns: both processes are alive, and one runs while the other waits."""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from benchmarks.real.programs import ROOT, VLLM_ENVIRONMENT, Program, ProgramError, last_line
+
+CBTOP = [sys.executable, "-m", "cbtop"]
+STEPS = re.compile(r"^steps (\d+) seconds ([\d.]+) processor ([\d.]+)$", re.MULTILINE)
+SETTLE_SECONDS = 4.0  # first turn of a process, which is not counted
+# Each turn begins with this time, which is not counted. On a GPU, cbtop records steps by the wall clock. So it may
+# record one as soon as its turn begins, because it has waited for that.
+LATE_SECONDS = 0.5
+# cbtop's turns are longer than its pauses between two recordings on a GPU, which are up to 2.5 s by default.
+WATCHED_SECONDS, BARE_SECONDS = 3.0, 1.0
+MORE_SECONDS = 420  # additional time that a program may take to start, compile and warm up
+ENDING_SECONDS = 60  # time that a process may take to end
+
+
+@dataclass(frozen=True, slots=True)
+class StepMs:
+    """Milliseconds per step, by the wall clock and by the processor time of the process."""
+
+    wall: float
+    processor: float
+
+
+class Turns:
+    """A program, prefixed by the command `before`. It runs only during a call of `step_ms`."""
+
+    def __init__(self, program: Program, before: Sequence[str]) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with this object
+        self._process = subprocess.Popen(
+            [*before, sys.executable, str(program.path), "turns", *program.arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | VLLM_ENVIRONMENT,
+        )
+
+    def __enter__(self) -> Turns:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._errors, self._process as process, suppress(BrokenPipeError):
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=ENDING_SECONDS)
+            process.terminate()
+
+    def step_ms(self, seconds: float) -> StepMs:
+        """Let the program run for some seconds. Returns the time of a step from the line that it prints."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        limit = threading.Timer(MORE_SECONDS, self._process.kill)
+        limit.start()
+        try:
+            with suppress(BrokenPipeError):
+                print(seconds, file=self._process.stdin, flush=True)
+            for printed in self._process.stdout:
+                if steps := STEPS.search(printed):
+                    return StepMs(*(1000 * float(took) / int(steps[1]) for took in (steps[2], steps[3])))
+        finally:
+            limit.cancel()
+        self._errors.seek(0)
+        raise ProgramError(f"it ended early: {last_line(self._errors.read())}")
+
+
+def pair(program: Program, turns: int, percent: str) -> tuple[float, ...]:
+    """Run a bare process and one with cbtop in turns. Returns medians: a bare step in ms, and the ratios.
+
+    The ratios are those of `Overhead`. Each of the `turns` with cbtop is between two bare ones, so a change of the
+    machine's speed affects both. `percent` is the `--overhead` of `cbtop run`, or "" for its own.
+    """
+    overhead = [f"--overhead={percent}"] if percent else []
+    with Turns(program, []) as bare, Turns(program, [*CBTOP, "run", *overhead, "--"]) as watched:
+        for process in (bare, watched):
+            process.step_ms(SETTLE_SECONDS)
+        rows = []
+        after = bare.step_ms(BARE_SECONDS)
+        for _ in range(turns):
+            before = after
+            watched.step_ms(LATE_SECONDS)
+            during = watched.step_ms(WATCHED_SECONDS)
+            bare.step_ms(LATE_SECONDS)
+            after = bare.step_ms(BARE_SECONDS)
+            wall = 2 * during.wall / (before.wall + after.wall)
+            processor = 2 * during.processor / (before.processor + after.processor)
+            rows.append((after.wall, wall, after.wall / before.wall, processor))
+    return tuple(map(statistics.median, zip(*rows, strict=True)))
