@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import textwrap
 from collections import Counter
 from dataclasses import asdict, replace
 from math import log2
@@ -331,13 +330,13 @@ def _page(views: dict[str, SourceView]) -> str:
 
 
 def _matrix() -> str:
-    """Return the verdicts of each stream, as the tests above find them, and the streams without one in a sentence."""
+    """Return the verdicts of each recording, and how many streams have none, as the tests above find them."""
     rows = ["| recording | verdicts |", "|---|---|"]
     rows += [f"| {name} | {', '.join(said)} |" for name, (_, said) in RECORDED.items() if said]
-    quiet = [*HEALTHY, *(name for name, (_, said) in RECORDED.items() if not said)]
-    sentence = textwrap.fill(f"Streams without a verdict: {'; '.join(quiet)}.", 118)
-    almost = textwrap.fill(f"Nor is there a verdict if its cause is too small: {', '.join(ALMOST)}.", 118)
-    return "\n".join([*rows, "", sentence, "", almost])
+    quiet = len(HEALTHY) + len([name for name, (_, said) in RECORDED.items() if not said])
+    healthy = f"{quiet} streams of healthy processes have no verdict (`cases.py`)."
+    almost = f"Nor have {len(ALMOST)} streams whose cause is too small for a verdict."
+    return "\n".join([*rows, "", f"{healthy} {almost}"])
 
 
 _HEADINGS = {
