@@ -3,8 +3,8 @@
 Rules
 - Gradients are only read. No graph of autograd is built, and no mode, hook or profiler of the host sees the reads:
   gradient_hooks.py hides them.
-- The norms of a CUDA device are copied to the host, and read in a later step. Nothing waits for a device.
-- Nothing is measured if gradients are sparse, complex or on several devices, or while a CUDA graph is captured.
+- Gradients on a CUDA device are not measured: see `can_read`.
+- Nothing is measured if gradients are sparse or complex.
 - A DTensor is measured by the part that this process has.
 """
 
@@ -59,7 +59,7 @@ def is_observed() -> bool:
 
 
 class Measurement:
-    """The norms of the gradients of some parameters. Those of a CUDA device arrive later.
+    """The norms of the gradients of some parameters.
 
     If `is_exact`, a norm is the largest element, and infinite only if an element is. If `is_scaled`, two figures are
     before the norms: the scale of the gradients, and a number that is not 0 if the optimizer leaves out the step.

@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from cbtop.profiler.instrument.torch_internals import is_stream_captured
-
 
 class LateFigures:
-    """A copy of a vector of float32. The figures of a CUDA device arrive some time after the call that made them."""
+    """A vector of figures. They may arrive some time after the call that made them."""
 
-    __slots__ = ("_arrived", "_copy")
+    __slots__ = ("_figures",)
 
     def __init__(self, figures: Tensor) -> None:
-        self._copy = figures
-        self._arrived: Any = None  # the event after which the copy is complete
-        if figures.device.type == "cuda":  # pragma: no cover - gpu
-            self._copy = torch.empty(figures.shape, dtype=figures.dtype, pin_memory=True)
-            self._arrived = torch.cuda.Event()
-            with torch.cuda.device(figures.device):
-                self._copy.copy_(figures, non_blocking=True)
-                self._arrived.record()
+        self._figures = figures
 
     def read(self) -> list[float] | None:
-        """Return the figures, or None if they have not arrived."""
-        if self._arrived is not None and not self._arrived.query():  # pragma: no cover - gpu
-            return None
-        figures: list[float] = self._copy.tolist()
+        """Return the figures, or None if they have not arrived. Those of a CPU have."""
+        figures: list[float] = self._figures.tolist()
         return figures
 
 
 def can_read(device: torch.device) -> bool:
-    """Whether figures of `device` can be read without waiting. While a CUDA graph is captured, they cannot."""
-    return device.type == "cpu" or (device.type == "cuda" and not is_stream_captured())
+    """Whether figures of `device` are read: only those of a CPU.
+
+    On a GPU, a norm reads every gradient, and the budget knows only the host's time for it.
+    """
+    return str(device.type) == "cpu"
