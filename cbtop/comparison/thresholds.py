@@ -37,7 +37,7 @@ from cbtop.comparison.training_measures import (
     training_part,
 )
 from cbtop.errors import UsageError
-from cbtop.protocol.vocabulary import BrickCategory
+from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, BrickCategory
 from cbtop.units import count, counted, duration, number, percent
 
 FIGURES = ("p50", "p99", "per_token")
@@ -548,16 +548,18 @@ def _places(threshold: Threshold, part: PartDiff) -> list[PlaceDiff]:
     if not named:
         named = {brick for brick in bricks if bare_name(brick[0]).startswith(wanted)}
     if not named:
-        raise _no_such(threshold, "brick", threshold.names[-1], sorted(name for name, _ in bricks))
+        parts = [f"{part.phase}.{name}" for name in part.now.training]
+        raise _no_such(threshold, "brick", threshold.names[-1], [*sorted(name for name, _ in bricks), *parts])
     if threshold.layer is None:
         return [one for one in part.bricks if one.brick in named]
-    layers = sorted({one.layer for one in part.cells if one.layer})
-    layer = next(
-        (one for one in layers if bare_name(one) in (bare_name(threshold.layer), f"layer{threshold.layer}")), None
-    )
-    if layer is None:
+    layers = sorted({one.layer for one in part.cells if one.layer and one.brick in named})
+    is_backward = all([brick[0].endswith((BACKWARD, RECOMPUTE)) for brick in named])
+    names = [bare_name(threshold.layer), f"layer{bare_name(threshold.layer)}"]
+    names += [f"{name}{BACKWARD.strip()}" for name in names] if is_backward else []
+    found = [one for one in layers if bare_name(one) in names]
+    if not found:
         raise _no_such(threshold, "layer", threshold.layer, layers)
-    return [one for one in part.cells if one.brick in named and one.layer == layer]
+    return [one for one in part.cells if one.brick in named and one.layer == found[0]]
 
 
 def _no_such(threshold: Threshold, what: str, name: str, known: Sequence[str]) -> UsageError:

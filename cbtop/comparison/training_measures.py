@@ -10,6 +10,7 @@ from cbtop.protocol.vocabulary import TrainingPart, is_training
 from cbtop.units import duration, number
 
 NO_SAMPLES = "not every step reports its sequences"
+NO_SUCH_PART = "its steps have no such part"
 NO_PARTS = "too few reports of the parts of its steps"
 ONLY_P50 = "of a part of a training step, only the p50 over all layers is known"
 NOT_BEFORE = "it took no time in the baseline"
@@ -60,7 +61,7 @@ def part_p50(part: PartDiff, name: str, *, is_relative: bool) -> Measure:
     """Return the time of a part in the median training step."""
     now, change = part.now.training.get(name), part.training.get(name)
     if now is None or (is_relative and change is None):
-        return Measure(name, NO_PARTS)
+        return Measure(name, NO_SUCH_PART if part.now.training and now is None else NO_PARTS)
     if not is_relative or change is None:
         half = half_of(now)
         return Measure(name, "", now.mean, half, f"{duration(now.mean)} ± {duration(half)}")

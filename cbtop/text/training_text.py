@@ -52,6 +52,8 @@ def gradients(view: SourceView, found: TrainingView) -> list[str]:
     if known is None:
         return []
     lines = []
+    if known.fault is not None and not known.fault.is_over:
+        lines.append(f"gradients not finite since step {count(known.fault.step)}")
     if known.norm is not None:
         norm = known.norm
         clipped = f", {norm.clipping} clipping" if norm.clipping else ""

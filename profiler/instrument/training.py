@@ -419,11 +419,17 @@ class TrainingSteps:
 def _bricks_in(ranges: list[tuple[TrainingPart, int, int]]) -> Iterator[tuple[BrickDefinition, int, int]]:
     """Yield the bricks of a step that are no module of the model.
 
-    Communication in the model's forward or backward has its own bricks there (training_calls.py).
+    Communication in the model's forward or backward has its own bricks there (training_calls.py). A loss is one call,
+    its longest stretch, even if the loop clears gradients before the backward.
     """
-    around = TrainingPart.OTHER
-    for part, begin_ns, end_ns in ranges:
-        if part in BRICKS:
+    around, loss = TrainingPart.OTHER, (0, 0)
+    for part, begin_ns, end_ns in [*ranges, (TrainingPart.BACKWARD, 0, 0)]:
+        if part is TrainingPart.LOSS:
+            loss = max(loss, (begin_ns, end_ns), key=lambda one: one[1] - one[0])
+        elif part in (TrainingPart.FORWARD, TrainingPart.BACKWARD) and loss[1]:
+            yield BRICKS[TrainingPart.LOSS], *loss
+            loss = 0, 0
+        if part in BRICKS and part is not TrainingPart.LOSS:
             yield BRICKS[part], begin_ns, end_ns
         elif part is TrainingPart.COMMUNICATION and around not in (TrainingPart.FORWARD, TrainingPart.BACKWARD):
             yield GRADIENT_SYNC, begin_ns, end_ns

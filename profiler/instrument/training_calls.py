@@ -7,6 +7,7 @@ before. When a hook runs, the previous call's backward has ended.
 
 Rules
 - A node belongs to the innermost call that made it. Nodes outside of the model's calls belong to the loss.
+- What a node does before its inputs are repeated (non-reentrant checkpoints) has no brick. It only looks them up.
 - A node that adds a gradient to a weight runs right after the node that computed the gradient, and counts with it.
 - Modules that are called while the backward runs are recomputed (gradient checkpointing).
 - The FLOP of a backward are those of its matrix products: one for each operand that needs a gradient.
@@ -295,7 +296,10 @@ class StepCalls(Capture):
             if keys and not _is_layer(keys[-1]):
                 elements = 0 if owner < 0 or owner in is_counted else self._elements[owner]
                 is_counted.add(owner)
-                found += [(keys, *left, elements) for left in _around(inside, begin_ns, end_ns)]
+                lefts = _around(inside, begin_ns, end_ns)
+                if len(waits) < len(inside):  # a repetition interrupts a node as it begins: that is one call, not two
+                    lefts = sorted(lefts, key=lambda left: left[0] - left[1])[:1]
+                found += [(keys, *left, elements) for left in lefts]
         return found + _layers_from(of_layers)
 
 

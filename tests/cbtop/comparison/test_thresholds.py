@@ -913,3 +913,20 @@ def test_a_brick_slower_in_two_layers_is_confirmed_whichever_a_run_names() -> No
     assert [one.about for one in first if one.outcome is Outcome.BROKEN] == ["decode: DownProjection in Layer 1"]
     (broken,) = [one for one in confirmed(first, second) if one.outcome is Outcome.BROKEN]
     assert broken.guilty == "DownProjection in Layer 3"
+
+
+def test_a_layer_of_a_backward_is_found_by_its_number() -> None:
+    found = steady()
+    (part,) = found.parts
+    places = [
+        replace(one, brick=(f"{one.brick[0]} backward", one.brick[1]), layer=one.layer and f"{one.layer} (backward)")
+        for one in part.places
+        if one.brick
+    ]
+    both = replace(found, parts=(replace(part, places=(*part.places, *places)),))
+    (judged,) = judge(parse("RmsNorm backward@2<=1s"), both)
+    assert "Layer 2 (backward)" in judged.about
+    (judged,) = judge(parse("RmsNorm@2<=1s"), both)
+    assert "backward" not in judged.about
+    with pytest.raises(UsageError, match=r"there is no layer '9'.* Layer 5 \(backward\)"):
+        judge(parse("RmsNorm backward@9<=1s"), both)

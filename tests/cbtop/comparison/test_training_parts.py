@@ -156,7 +156,7 @@ def test_a_threshold_on_a_part_says_what_was_measured_and_names_it() -> None:
     assert (judged.about, judged.guilty, judged.where) == ("train: backward", "backward", ("gate.txt", 3))
     assert "(p50 20." in judged.said
     (judged,) = judge(parse("train.clip.p50<=1ms", ("gate.txt", 3)), compared())
-    assert judged.said == "too few reports of the parts of its steps"
+    assert judged.said == "its steps have no such part"
     assert judged.where == ("gate.txt", 3)
 
 

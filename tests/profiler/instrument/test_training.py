@@ -494,3 +494,21 @@ def test_what_is_repeated_does_the_work_of_its_forward(memory: Memory) -> None:
     flops = flops_of(memory)
     assert flops["UpProjection recompute"] == flops["UpProjection"]
     assert flops["UpProjection backward"] == 2 * flops["UpProjection"]
+
+
+@pytest.mark.parametrize("is_reentrant", [True, False])
+def test_a_backward_that_a_checkpoint_interrupts_is_one_call(memory: Memory, is_reentrant: bool) -> None:
+    Training(is_reentrant).steps(4)
+    bricks = bricks_of(memory)
+    assert bricks["Layer 1 (backward)/DownProjection backward"] == bricks["Layer 1/DownProjection"] == 3
+
+
+def test_gradients_cleared_after_the_loss_leave_it_one_call(memory: Memory) -> None:
+    trained = Training()
+    for _ in range(4):
+        loss = trained.loss()
+        trained.optimizer.zero_grad()
+        loss.backward()
+        trained.optimizer.step()
+    bricks = bricks_of(memory)
+    assert bricks["Loss"] == bricks["ZeroGrad"] == 3
