@@ -86,7 +86,7 @@ STARVED = Rule(
     "GPU. Verdicts about latency are then withheld. Those about bimodal times, outliers and warm-up are withheld "
     f"also if waits may explain {100 * EXPLAINED:g} % of the extra time of the longer steps.",
     advice="See in Devices which program has the processors. Stop it, or give the process its own processors "
-    "(taskset, a larger limit of its container). Or it has too many threads (torch.set_num_threads). "
-    "Other verdicts about its speed are withheld.",
+    "(taskset, a larger container limit). Or it has too many threads (torch.set_num_threads). "
+    "Verdicts on speed are withheld.",
     find=_find,
 )
