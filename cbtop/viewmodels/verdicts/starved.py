@@ -87,6 +87,6 @@ STARVED = Rule(
     f"also if waits may explain {100 * EXPLAINED:g} % of the extra time of the longer steps.",
     advice="See in Devices which program has the processors. Stop it, or give the process its own processors "
     "(taskset, a larger container limit). Or it has too many threads (torch.set_num_threads). "
-    "Verdicts on speed are withheld.",
+    "Verdicts on speed wait.",
     find=_find,
 )
