@@ -24,7 +24,7 @@ class ExposedRow:
 class RankWaits:
     """The exposed communication of a rank, divided by a comparison of all ranks of its job (derived).
 
-    The rank that arrives last waits for nobody, so its exposed time is that of the communication itself.
+    The rank that arrives last waits for no other rank, so its exposed time is the communication itself.
     """
 
     ranks: int

@@ -135,7 +135,7 @@ class KernelWindow:
         self._executables: list[int] = []
         self._of_node: dict[tuple[int, int], Keys] = {}  # place of each node, by numbers of executable and node
         self._streams: dict[int, None] = {}
-        self._moved: set[int] = set()  # threads whose launches `move` has assigned
+        self._moved: set[int] = set()  # threads with launches that `move` has assigned
         self.is_on = False
         self.is_left_on = False  # True if CUPTI was released but stays in the process
 

@@ -1,4 +1,4 @@
-"""The communication of one training step, and that of several steps together."""
+"""The communication of one training step, and of several steps together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OTHERS = "others"  # kinds of communication after the first MAX_STEP_PARTS - 1
 
 
 class StepCommunication:
-    """The times in which a training step waited for communication, and what ran during its computation."""
+    """The times that a training step waited for communication, and what ran during its computation."""
 
     __slots__ = ("overlapped_ns", "unknown", "waits_ns")
 

@@ -1,6 +1,6 @@
 """Times the calls of modules in a recorded training step, forward and backward, on the host's clock.
 
-Autograd numbers its nodes in the order in which the forward makes them, and runs the backward in the reverse order,
+Autograd numbers its nodes in the order of the forward, and runs the backward in the reverse order,
 in the thread that called `backward`. So each noted call has the range of numbers of the nodes that it made. Before
 the backward runs, the nodes are sorted by number. A hook is set on each node whose call is not the one of the node
 before. When a hook runs, the previous call's backward has ended.
@@ -10,7 +10,7 @@ Rules
 - What a node does before its inputs are repeated (non-reentrant checkpoints) has no brick. It only looks them up.
 - A node that adds a gradient to a weight runs right after the node that computed the gradient, and counts with it.
 - Modules that are called while the backward runs are recomputed (gradient checkpointing).
-- The FLOP of a backward are those of its matrix products: one for each operand that needs a gradient.
+- A backward has one matrix product for each operand that needs a gradient. Its FLOP are their FLOP.
 - A hook gives nothing back and is removed after the backward, so gradients are the same bit for bit.
 """
 

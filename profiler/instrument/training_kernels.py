@@ -1,7 +1,7 @@
 """Records some training steps of a model on a CUDA device by their kernels.
 
 The host launches kernels long before they run, so its times say little about a training step on a GPU. In a recorded
-step CUPTI records all kernels. A forward kernel belongs to the module whose call launched it. Before the nodes of a
+step CUPTI records all kernels. A forward kernel belongs to the module that launched it. Before the nodes of a
 backward run, the hooks of training_calls.py say which call made them, in the thread of autograd that launches their
 kernels. Other kernels belong to the part of the step that the loop is in.
 
@@ -76,11 +76,11 @@ if TYPE_CHECKING:
     from cbtop.profiler.instrument.timed_model import TimedModel
 
 _LOOP = BrickDefinition("Loop", BrickCategory.OTHER, backend="torch", label="between the parts of a step")
-_UNDATED: Hashable = "step"  # stands for the key of a step whose name is not yet known
-UNSETTLED = 2  # steps after a window whose time is not that of a plain step: the host is not ahead of the device
-WAITS = TrainingPart.DATA_WAIT, TrainingPart.OTHER  # parts in which the program does not launch the model's kernels
+_UNDATED: Hashable = "step"  # used as the key of a step until its name is known
+UNSETTLED = 2  # steps after a window that are unlike plain steps: the host is not ahead of the device
+WAITS = TrainingPart.DATA_WAIT, TrainingPart.OTHER  # the program launches no kernels of the model in these parts
 MEASURED_EVERY = 4  # after FLOOR steps, one in this number is measured, because an event costs the host 3 us
-MOST_RUNNING = 64  # steps whose end is awaited on the device
+MOST_RUNNING = 64  # steps that have not yet ended on the device
 MOST_STAYS = 16  # in WAITS, of one step
 SETTLE_S = 1.0  # the longest wait for the device before a window
 LEAST_PAUSE_NS, MOST_PAUSE_NS = 250_000_000, 10_000_000_000
@@ -97,7 +97,7 @@ class StepKernels(StepCalls):
         self.elements: Counter[Keys] = Counter()  # of all calls, by place
         self._called: list[Keys] = []  # for each call: its keys from below the step
         self._where: list[Keys] = []  # for each call: the place of its kernels
-        self._in_backward = LOSS  # the call whose backward runs
+        self._in_backward = LOSS  # the call that the running backward belongs to
         self._of_owner: dict[int, Keys] = {}  # places of the backward of calls
         self._threads: list[int] = []  # threads of autograd that have run nodes
         self.enter_part(TrainingPart.OTHER)
@@ -222,7 +222,7 @@ class IdleTimes:
     def end_step(self) -> dict[TrainingPart, int] | None:
         """Return the idle times of a measured step, in ns by part. None if none was measured, or if it still runs."""
         if self._is_measured:
-            self.changed(TrainingPart.FORWARD)  # any part in which idle times are not measured
+            self.changed(TrainingPart.FORWARD)  # any part without measured idle times
             self._is_measured, self._is_complete = False, bool(self._parts)
         if not self._is_complete or not self._events[len(self._parts) - 1][1].query():
             return None
