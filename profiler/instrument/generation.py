@@ -111,22 +111,26 @@ def prepares(original: Function) -> Function:
     def prepare_inputs(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return original(*args, **kwargs)
-        generation, start_ns = None, perf_counter_ns()
+        generation, start_ns, begun_ns = None, 0, 0
         try:
+            start_ns = perf_counter_ns()
             here = unit()
             waiting = here.waiting
             if waiting is not None:
                 waiting.close()  # no token was chosen in this step
                 start_ns = perf_counter_ns()
+            begun_ns = perf_counter_ns()
             generation = here.generation
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             sampling_failed(error)
-        begun_ns = perf_counter_ns()
         result = original(*args, **kwargs)
         if generation is not None:
-            returned_ns = perf_counter_ns()
-            generation.prepared = start_ns, returned_ns - start_ns
-            generation.own_ns += begun_ns - start_ns + perf_counter_ns() - returned_ns
+            try:
+                returned_ns = perf_counter_ns()
+                generation.prepared = start_ns, returned_ns - start_ns
+                generation.own_ns += begun_ns - start_ns + perf_counter_ns() - returned_ns
+            except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+                sampling_failed(error)
         return result
 
     return _compiled(prepare_inputs)
@@ -148,8 +152,9 @@ def scores(original: Function) -> Function:
     def process_scores(*args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return original(*args, **kwargs)
-        step, called_ns = None, perf_counter_ns()
+        step = None
         try:
+            called_ns = perf_counter_ns()
             step = unit().waiting
             if step is not None:
                 step.begin_sampling(called_ns)

@@ -26,7 +26,7 @@ class Played(Run):
 
     def __call__(self, script: str, kind: str, overhead: str = "") -> Outcome:
         view = replace(samples.LIVE, verdicts=tuple(verdict(one) for one in self._ids.pop(0)))
-        return Outcome(view, "", "", Path(), is_shared=False)
+        return Outcome(view, (view,), "", "", Path(), is_shared=False)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ PLANTED: dict[str, tuple[Any, str]] = {
     "what is attended": (functions, "_attended"),
     "what is turned": (functions, "elements_of"),
     "a generation": (generation, "Generation"),
-    "what waits": (generation, "_waiting"),
+    "the choice of a token": (open_step.OpenStep, "begin_sampling"),
     "the end of generate": (open_step.Unit, "end_generate"),
 }
 # Whichever way a model was attached, what is planted is met in the same functions: all one way, and one the other.
