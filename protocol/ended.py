@@ -64,6 +64,16 @@ def rings_of(names: Iterable[str]) -> set[str]:
     return {f"{found[1]}.ring" for name in names if (found := _FILE_NAME.fullmatch(name))}
 
 
+def rings_of_latest(names: Iterable[str], pid: int) -> list[str]:
+    """Return the names of the rings of the latest process with this pid. Rings of ended processes stay for hours."""
+    starts: dict[int, list[str]] = {}
+    for ring in rings_of(names):
+        of_pid, start, _serial = ring.removesuffix(".ring").split("-")
+        if int(of_pid) == pid:
+            starts.setdefault(int(start), []).append(ring)
+    return starts[max(starts)] if starts else []
+
+
 def ring_of(key: str) -> str:
     """Return the name of the ring of the source with the key `host:pid:start:serial`.
 

@@ -210,7 +210,17 @@ class Budget:
 class ThreadGradients:
     """What is known of the gradients of the step that is open in one thread."""
 
-    __slots__ = ("__weakref__", "_clipped", "_clips", "_faulty", "budget", "is_l2", "latest_model", "latest_phase")
+    __slots__ = (
+        "__weakref__",
+        "_clipped",
+        "_clips",
+        "_faulty",
+        "budget",
+        "clipped",
+        "is_l2",
+        "latest_model",
+        "latest_phase",
+    )
 
     def __init__(self) -> None:
         self.budget = Budget()
@@ -225,6 +235,7 @@ class ThreadGradients:
         """Forget what clipping has shown."""
         self._clips = 0
         self._clipped: Gradients | Measurement | None = None
+        self.clipped = 0  # number of parameters that the program has clipped
 
     def clips_by_value(self) -> None:
         """Note that gradients are clipped, without their norm."""
@@ -235,6 +246,7 @@ class ThreadGradients:
         self._clips += 1
         if self._clips > 1 or type(parameters) not in (list, tuple) or is_observed():
             return
+        self.clipped = len(parameters)
         is_known = self.is_l2 and type(total) is Tensor and total.device.type == "cpu"
         norm = total.item() if is_known else math.nan
         first = id(parameters[0]) if parameters else 0

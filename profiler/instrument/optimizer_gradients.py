@@ -77,8 +77,9 @@ class OptimizerGradients:
         here, step = gradients_here(), self.steps + 1
         while self._waiting and (arrived := self._waiting[0][1].read()) is not None:
             self._take(model, self._waiting.popleft()[0], arrived)
+        clipped = here.clipped
         found, is_clipped = here.take()
-        if found is None:
+        if found is None or clipped < self._count:  # the norm of a part of the gradients is not their norm
             found = self._measured(step, here.budget)
             if found is not None and is_clipped:
                 found.clipping = "after"
@@ -113,6 +114,13 @@ class OptimizerGradients:
     def _is_faulty(self) -> bool:
         """Whether a gradient was not finite when they were last measured."""
         return self._fault is not None and self._fault.last_step == self._checked_step
+
+    @property
+    def _count(self) -> int:
+        """Number of the optimizer's parameters."""
+        optimizer = self._optimizer()
+        groups = () if optimizer is None else dictionary_of(optimizer).get("param_groups", ())
+        return sum(len(group["params"]) for group in groups)
 
     def _measured(self, step: int, budget: Budget) -> Gradients | Measurement | None:
         """Measure the gradients if that is due."""

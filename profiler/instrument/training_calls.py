@@ -69,10 +69,11 @@ class Products:
     The gradient of each operand is a product of the same FLOP as the forward's. Frozen operands have none.
     """
 
-    __slots__ = ("_backward", "_forward")
+    __slots__ = ("_backward", "_forward", "_is_sized")
 
     def __init__(self) -> None:
-        self._forward = self._backward = 0
+        self._forward = self._backward = 0  # multiplications
+        self._is_sized = True
 
     def add(self, node: Any) -> None:
         """Add a node of autograd, if it is of a product."""
@@ -80,13 +81,18 @@ class Products:
         if operands is not None:
             after = node.next_functions
             size = _size_of(node)
+            self._is_sized &= size > 1
             self._forward += size
             self._backward += size * sum(after[at][0] is not None for at in operands)
 
-    @property
-    def scale(self) -> float:
-        """The FLOP of the backward, as a multiple of the forward's. 0 if there is no product."""
-        return round(self._backward / self._forward, 3) if self._forward else 0.0
+    def scale(self, flops: float | None) -> float:
+        """Return the FLOP of the backward, as a multiple of the forward's `flops`. 0 if there is no product.
+
+        A product of frozen operands has no node. So nodes tell the forward's FLOP only if `flops` is not known.
+        """
+        if not self._forward:
+            return 0.0
+        return round(2 * self._backward / flops if flops and self._is_sized else self._backward / self._forward, 3)
 
 
 def _size_of(node: Any) -> int:
@@ -236,7 +242,11 @@ class StepCalls(Capture):
     def backward_scale(self, owner: int) -> float:
         """Return the FLOP of the products in the backward of a call, as a multiple of the forward's. 0: unknown."""
         products = self._products.get(owner)
-        return products.scale if products else 0.0
+        if products is None:
+            return 0.0
+        work = getattr(self._keys[owner], "work", None)
+        flops = work.flops(1, self._elements[owner]) if isinstance(work, Work) else None
+        return products.scale(flops)
 
     def parts(self) -> list[Part]:
         """Return the forward, backward and recomputed calls as parts, in the order of their ends."""

@@ -20,7 +20,7 @@ from cbtop.profiler.profiler import BrickProfiler
 from cbtop.profiler.recorder import RingRecorder
 from cbtop.protocol import ended as ended_module
 from cbtop.protocol.catalog import CatalogWriter
-from cbtop.protocol.ended import beyond_bounds, left_by, runs, sweep
+from cbtop.protocol.ended import beyond_bounds, left_by, rings_of_latest, runs, sweep
 from cbtop.protocol.process import process_start
 from cbtop.protocol.ring import HEADER_BYTES, RECORD_BYTES, RingWriter
 from cbtop.protocol.ring_reader import RingReader
@@ -293,3 +293,9 @@ def test_a_ring_that_lies_is_somebodys_and_of_some_age(runtime: Path, word: int)
     assert 0 <= age_of(ring) < 4200
     ring.write_bytes(b"")
     assert age_of(ring) < 600
+
+
+def test_the_rings_of_a_pid_are_those_of_its_latest_process() -> None:
+    names = ["501-70-0.ring", "501-900-0.ring", "501-900-1.catalog", "5010-950-0.ring", "notes.txt", "501-80-3.new"]
+    assert sorted(rings_of_latest(names, 501)) == ["501-900-0.ring", "501-900-1.ring"]
+    assert rings_of_latest(names, 7) == []

@@ -18,7 +18,7 @@ from pathlib import Path
 from cbtop.commands.shared.machine_load import MachineLoad
 from cbtop.commands.shared.short_measurement import ShortMeasurement, UnmeasuredError, in_words
 from cbtop.protocol.catalog import CatalogReader
-from cbtop.protocol.ended import rings_of
+from cbtop.protocol.ended import rings_of_latest
 from cbtop.protocol.errors import DecodeError, RoofsError
 from cbtop.protocol.messages import Ceiling, Manifest
 from cbtop.protocol.roofs import DeviceRoofs, cpu_name, known_roofs, roofs_of_cpu, way_out_on_cpu
@@ -108,11 +108,10 @@ class MissingRoofs:
     def _ask(self, pids: Iterable[int]) -> None:
         """Read the new announcements of each process, until the process has announced its model."""
         pids = [pid for pid in list(pids)[:MAX_READ] if pid not in self._asked]
-        rings = rings_of(os.listdir(self._directory)) if pids else ()
+        names = os.listdir(self._directory) if pids else ()
         for pid in pids:
-            for ring in rings:
-                if ring.startswith(f"{pid}-"):
-                    self._read(pid, Path(self._directory, ring))
+            for ring in rings_of_latest(names, pid):
+                self._read(pid, Path(self._directory, ring))
 
     def _read(self, pid: int, ring: Path) -> None:
         try:

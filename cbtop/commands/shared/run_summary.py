@@ -12,7 +12,7 @@ import numpy as np
 from cbtop.client import DEFAULT_WINDOW_S
 from cbtop.commands.shared.ring_view import view_of
 from cbtop.daemon.source import Source
-from cbtop.protocol.ended import rings_of
+from cbtop.protocol.ended import rings_of_latest
 from cbtop.protocol.errors import ProtocolError
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_PLAIN
 from cbtop.protocol.ring_reader import Batch
@@ -88,7 +88,7 @@ def run_summary(
 
 
 def _rings(directory: str, pid: int) -> list[Path]:
-    return [Path(directory, name) for name in rings_of(os.listdir(directory)) if name.startswith(f"{pid}-")]
+    return [Path(directory, name) for name in rings_of_latest(os.listdir(directory), pid)]
 
 
 def _view(ring: Path, waiting_percent: float | None) -> SourceView | None:

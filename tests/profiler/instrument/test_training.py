@@ -512,3 +512,18 @@ def test_gradients_cleared_after_the_loss_leave_it_one_call(memory: Memory) -> N
         trained.optimizer.step()
     bricks = bricks_of(memory)
     assert bricks["Loss"] == bricks["ZeroGrad"] == 3
+
+
+def test_a_frozen_product_inside_a_brick_does_not_count_in_its_backward(memory: Memory) -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed: make torch")
+    trained = Training()
+    trained.model = peft.get_peft_model(trained.model, peft.LoraConfig(r=4, target_modules=["up"]))
+    trained.optimizer = torch.optim.AdamW([one for one in trained.model.parameters() if one.requires_grad])
+    trained.steps(4)
+    flops, tokens = flops_of(memory), 3 * 16  # of three recorded steps
+    adapter = 2 * 4 * (16 + 64)  # FLOP of a token in a forward of the two products of rank 4
+    base = 2 * 16 * 64
+    # The first layer's input needs no gradient: only the weights' gradients, and that of the inner product.
+    first = adapter + 2 * 4 * 64
+    others = 2 * adapter + base
+    assert flops["UpProjection backward"] == pytest.approx(tokens * (first + 2 * others), rel=0.01)
