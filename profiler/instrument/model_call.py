@@ -79,7 +79,7 @@ class ModelCall(CallWrapper):
             return called, steps.training.forward(steps, self.describe(args, kwargs, None))
         if captures:
             capture = capture_here()
-            if type(capture) is StepCalls:
+            if isinstance(capture, StepCalls):
                 return called, None  # another model, which is called in a recorded training step
             if capture is not None:
                 return functools.partial(self.call_captured, capture), None

@@ -180,12 +180,16 @@ class ThreadTraining:
 
     def give_up(self) -> None:
         """Drop the step."""
+        self.record_no_more()
+        self.forget()
+        self.clock.restart(None)
+
+    def record_no_more(self) -> None:
+        """Count the step as one that is not recorded."""
         self.stop_noting()
         if self.calls is not None:
             self.calls.drop()
-        self.clock.changed = None
-        self.forget()
-        self.clock.restart(None)
+        self.calls, self.clock.changed = None, None
 
     def stop_noting(self) -> None:
         """Put the modules' own calls back."""
@@ -460,4 +464,6 @@ def is_in_training(model: TimedModel) -> bool:
     is_trained = torch.is_grad_enabled() and (here.steps is not None or mode_of(model) == model.training.mode)
     if not is_trained and here.steps is None:
         here.give_up()  # an evaluation between two steps
+    elif not is_trained and here.calls is not None:
+        here.record_no_more()  # an evaluation between two micro-batches, which has its own steps
     return is_trained

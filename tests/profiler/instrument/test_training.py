@@ -527,3 +527,18 @@ def test_a_frozen_product_inside_a_brick_does_not_count_in_its_backward(memory: 
     first = adapter + 2 * 4 * 64
     others = 2 * adapter + base
     assert flops["UpProjection backward"] == pytest.approx(tokens * (first + 2 * others), rel=0.01)
+
+
+def test_an_evaluation_between_micro_batches_has_all_its_steps(memory: Memory) -> None:
+    trained = Training()
+    for _ in range(6):
+        trained.loss().backward()
+        trained.model.eval()
+        with torch.no_grad():
+            trained.model(trained.ids)
+        trained.model.train()
+        trained.loss().backward()
+        trained.optimizer.step()
+    steps = steps_of(memory)
+    assert steps["train"] == 5
+    assert steps["forward"] == 2 + 6  # those of the first step, and the evaluations
