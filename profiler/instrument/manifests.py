@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cbtop.profiler.instrument.module_tree import attribute_of, parameters_and_buffers
+from cbtop.profiler.instrument.torch_internals import submodules
 from cbtop.profiler.instrument.work import backend_of, stored_bytes_of
 from cbtop.protocol.messages import Manifest
 
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
     from cbtop.profiler.instrument.planning import Plan
 
 
+#: The attribute that holds the wrapped model, by the name of torch's wrapper.
+WRAPPERS = {
+    "DataParallel": "module",
+    "DistributedDataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "OptimizedModule": "_orig_mod",
+}
+
+
 def manifest_of(model: nn.Module, plan: Plan, engine: str, timing: Timing, steps_of: str) -> Manifest:
     """Return the manifest of `model`, without its roofs."""
     modules = (model, *plan.trunk)
@@ -26,8 +36,8 @@ def manifest_of(model: nn.Module, plan: Plan, engine: str, timing: Timing, steps
     parameters, buffers = parameters_and_buffers(model)
     dtype = str(parameters[0].dtype).removeprefix("torch.") if parameters else ""
     return Manifest(
-        model=_text(attribute_of(config, "_name_or_path")) or type(model).__name__,
-        architecture=_text(attribute_of(config, "model_type")) or type(model).__name__,
+        model=_text(attribute_of(config, "_name_or_path")) or _class_of(model),
+        architecture=_text(attribute_of(config, "model_type")) or _class_of(model),
         backend=engine + backend_of(model, is_timed_there=timing.is_there).removeprefix("torch"),
         quantization=_text(attribute_of(attribute_of(config, "quantization_config"), "quant_method")) or dtype,
         threads=torch.get_num_threads(),
@@ -38,6 +48,12 @@ def manifest_of(model: nn.Module, plan: Plan, engine: str, timing: Timing, steps
         weights_bytes=stored_bytes_of(parameters + buffers),
         steps_of=steps_of,
     )
+
+
+def _class_of(model: nn.Module) -> str:
+    """Return the name of the model's class. Torch's wrappers for compiled and distributed models do not count."""
+    name, inside = WRAPPERS.get(type(model).__name__, ""), submodules(model)
+    return type(inside[name]).__name__ if inside.get(name) is not None else type(model).__name__
 
 
 def _config_of(module: nn.Module) -> Any:

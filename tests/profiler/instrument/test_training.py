@@ -18,7 +18,7 @@ from cbtop.profiler.instrument import install, training, training_calls, uninsta
 from cbtop.profiler.instrument.training import StepClock, training_here  # noqa: E402
 from cbtop.profiler.instrument.training_calls import StepCalls  # noqa: E402
 from cbtop.profiler.profiler import BrickProfiler  # noqa: E402
-from cbtop.protocol.messages import Node  # noqa: E402
+from cbtop.protocol.messages import Manifest, Node  # noqa: E402
 from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_LOOSE, FLAG_PLAIN  # noqa: E402
 from cbtop.protocol.training_messages import TrainingTimes  # noqa: E402
 from cbtop.protocol.vocabulary import NodeKind, TrainingPart, is_training  # noqa: E402
@@ -542,3 +542,11 @@ def test_an_evaluation_between_micro_batches_has_all_its_steps(memory: Memory) -
     steps = steps_of(memory)
     assert steps["train"] == 5
     assert steps["forward"] == 2 + 6  # those of the first step, and the evaluations
+
+
+def test_a_wrapped_model_has_the_name_of_what_it_wraps(memory: Memory) -> None:
+    trained = Training()
+    trained.model = torch.compile(trained.model, backend="eager")
+    trained.steps(2)
+    (said, *_) = [one for one in memory.said if isinstance(one, Manifest)]
+    assert (said.model, said.architecture) == ("Model", "Model")
