@@ -22,7 +22,7 @@ class Root(nn.Module):
 
 model = GPT()
 model.layers[3] = Root(model.layers[3])
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)  # AdamW takes a quarter of such a small step
 for number, ids in enumerate(batches(), 1):
     if sys.argv[1] == "faulty" and number >= NAN_FROM:
         model.layers[3].factor = 0.0
