@@ -218,14 +218,10 @@ class Store:
                     self._count(message.source)
             case DeviceSample():
                 self._sampled(message)
-            case ClockReading():
-                pass  # the collector handles this message
+            case ClockReading() | HistoryPiece() | DaemonGoodbye():
+                pass  # the collector and recorders handle these messages; known data stays after a goodbye
             case RecordBatch():
                 self.sources[message.source].recent.take(message)
-            case HistoryPiece():
-                pass  # recorders handle this message
-            case DaemonGoodbye():
-                pass  # known data stays; the collector updates the state of the link
             case SourceGone():
                 self._forget(message.source)
                 self.left_out.pop(message.source, None)
