@@ -17,9 +17,10 @@ from collections import Counter
 from pathlib import Path
 
 from cbtop.commands.shared.runs import run_of_command
+from cbtop.comparison.default_gate import confirmed, default_gate
+from cbtop.comparison.judged import Outcome
 from cbtop.comparison.run_diff import diff_of
 from cbtop.comparison.runs import Run
-from cbtop.comparison.thresholds import Outcome, confirmed, default_gate
 from cbtop.feeds.run_file import read_runs, write_runs
 
 WORST_FIRST = (Outcome.BROKEN, Outcome.UNKNOWN, Outcome.UNSURE, Outcome.HOLDS)

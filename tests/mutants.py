@@ -107,6 +107,8 @@ MODULES: dict[str, tuple[str, ...]] = {
         "tests/cbtop/comparison/test_thresholds.py",
         "tests/cbtop/commands/test_diff.py",
     ),
+    "cbtop.comparison.default_gate": ("tests/cbtop/comparison/test_default_gate.py",),
+    "cbtop.comparison.threshold_grammar": ("tests/cbtop/comparison/test_threshold_grammar.py",),
     "cbtop.comparison.thresholds": ("tests/cbtop/comparison/test_thresholds.py",),
     "cbtop.tuning.paired": ("tests/cbtop/tuning/test_paired.py",),
 }

@@ -26,9 +26,10 @@ from cbtop.units import counted
 
 if TYPE_CHECKING:  # imported for types only, because numpy loads slowly
     from cbtop.comparison.items import Brick
+    from cbtop.comparison.judged import Judged
     from cbtop.comparison.run_diff import RunDiff
     from cbtop.comparison.runs import Run
-    from cbtop.comparison.thresholds import Judged, Threshold
+    from cbtop.comparison.threshold_grammar import Threshold
 
 TAKES_COMMAND = True
 DESCRIPTION = (
@@ -110,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from cbtop.comparison.thresholds import parse
+    from cbtop.comparison.threshold_grammar import parse
 
     thresholds = [parse(text) for text in options.threshold]
     for where in options.budget:
@@ -165,15 +166,10 @@ def gate(
     `by_contract` also judges the factors in contracts, and `by_definition` the budgets of definitions. The demo
     derives its budgets from a roof that each run measures anew, so its budgets are not judged.
     """
-    from cbtop.comparison.thresholds import (
-        LOSS,
-        Outcome,
-        confirmed,
-        default_gate,
-        judge,
-        known_to_scatter,
-        of_contracts,
-    )
+    from cbtop.comparison.default_gate import confirmed, default_gate, known_to_scatter
+    from cbtop.comparison.judged import Outcome
+    from cbtop.comparison.threshold_grammar import LOSS
+    from cbtop.comparison.thresholds import judge, of_contracts
     from cbtop.reports.gate import summary, tally
 
     if len(news) == 2:
@@ -206,8 +202,8 @@ def gate(
 
 def _warn_of_few(base_runs: int, judged: Sequence[Judged], *, has_thresholds: bool) -> None:
     """Write on stderr what too few base runs mean for the result, unless a verdict says it."""
+    from cbtop.comparison.default_gate import SCATTER_UNKNOWN
     from cbtop.comparison.runs import MIN_LEARNED
-    from cbtop.comparison.thresholds import SCATTER_UNKNOWN
 
     if not 0 < base_runs < MIN_LEARNED:
         return
@@ -224,8 +220,8 @@ def _compared(
     bases: Sequence[Run], news: Sequence[Run], options: argparse.Namespace, *, may_lack_records: bool
 ) -> RunDiff:
     """Return the comparison. If the runs are not comparable, report that and raise an error."""
+    from cbtop.comparison.judged import Judged, Outcome
     from cbtop.comparison.run_diff import diff_of
-    from cbtop.comparison.thresholds import Judged, Outcome
 
     found = diff_of(bases, news, anyway=options.anyway, may_lack_records=may_lack_records)
     if found.why_not:
@@ -237,7 +233,8 @@ def _compared(
 
 def _besides(found: RunDiff, *, by_definition: bool) -> list[Judged]:
     """Return the results that do not depend on thresholds: checks of bricks, and budgets of definitions."""
-    from cbtop.comparison.thresholds import Judged, Outcome, of_definitions
+    from cbtop.comparison.judged import Judged, Outcome
+    from cbtop.comparison.thresholds import of_definitions
 
     return (of_definitions(found) if by_definition else []) + [
         Judged(CHECKS, check, Outcome.BROKEN, f"the check failed: {_meaning(assertion)}", brick)
@@ -253,14 +250,14 @@ def _meaning(assertion: str) -> str:
 
 
 def _is_broken(judged: Sequence[Judged]) -> bool:
-    from cbtop.comparison.thresholds import Outcome
+    from cbtop.comparison.judged import Outcome
 
     return any(one.outcome is Outcome.BROKEN for one in judged)
 
 
 def budgets(path: Path) -> list[Threshold]:
     """Return the thresholds in a TOML file. Raises UsageError if the file or one of its thresholds is invalid."""
-    from cbtop.comparison.thresholds import parse
+    from cbtop.comparison.threshold_grammar import parse
 
     try:
         text = path.read_text(encoding="utf-8")

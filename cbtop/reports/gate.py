@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
+from cbtop.comparison.judged import Judged, Outcome
 from cbtop.comparison.run_diff import RunDiff
-from cbtop.comparison.thresholds import Judged, Outcome
 from cbtop.reports.run_diff import diff_fields, diff_markdown, diff_text, escaped, markdown_table
 from cbtop.reports.single_run import run_markdown, run_text
 from cbtop.reports.tables import Table, table

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbtop.comparison.baseline import Surroundings
+from cbtop.comparison.part_diff import PartDiff, PlaceDiff
+from cbtop.comparison.run_diff import RunDiff, diff
 from cbtop.comparison.runs import Run, part_of
 from cbtop.comparison.step_blocks import StepBlocks
 from cbtop.profiler.analysis.graph.node_table import NodeTable
@@ -41,6 +43,9 @@ class Noise:
     warm_up: float = 0.0  # so much longer the first step is; the 20th a tenth of that
     bimodal: float = 0.0  # so much longer four calls of ten of Attention in Layer 2 are
     run: float = 0.0  # from run to run, all together, and a third of it each place for itself
+
+
+STEADY = Noise(pauses=0)
 
 
 @cache
@@ -165,3 +170,13 @@ def _wander(rng: np.random.Generator, steps: int, figures: int, memory: float) -
     for at in range(1, steps):
         found[at] = memory * found[at - 1] + chance[at]
     return found
+
+
+@cache
+def steady() -> RunDiff:
+    """Two runs of the same."""
+    return diff(made_run(1, STEADY), made_run(2, STEADY))
+
+
+def place_of(part: PartDiff, name: str) -> PlaceDiff:
+    return next(one for one in part.places if one.name == name)

@@ -8,12 +8,12 @@ from functools import cache
 import numpy as np
 import pytest
 
+from cbtop.comparison.default_gate import default_gate
 from cbtop.comparison.items import BETWEEN_BRICKS, PlaceTimes, shared_ratio
 from cbtop.comparison.noise import Change, Figure, change
 from cbtop.comparison.part_diff import PartDiff, PlaceDiff, findable_percent
 from cbtop.comparison.run_diff import RunDiff, diff, diff_of
 from cbtop.comparison.runs import Pace, Run, TooShort, together
-from cbtop.comparison.thresholds import default_gate
 from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.reports.run_diff import sentence
 from tests.cbtop.comparison.made_runs import AT, Noise, made_run

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from cbtop.comparison.default_gate import default_gate
 from cbtop.comparison.run_diff import diff
 from cbtop.comparison.runs import Pace
-from cbtop.comparison.thresholds import default_gate
 from cbtop.errors import UsageError
 from cbtop.feeds.run_file import MAX_FILE_BYTES, read_runs, write_runs
 from cbtop.reports.gate import gate_json, gate_text

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from cbtop.comparison.judged import Judged, Outcome
 from cbtop.comparison.run_diff import diff_of
-from cbtop.comparison.thresholds import Judged, Outcome
 from cbtop.reports.gate import gate_markdown, gate_text, summary
 from tests.cbtop.comparison.made_runs import Noise, made_run
 

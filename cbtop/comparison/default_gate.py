@@ -1,0 +1,216 @@
+"""The default gate: whether a run became slower than its baseline, without thresholds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+
+from cbtop.comparison.items import BETWEEN_BRICKS
+from cbtop.comparison.judged import (
+    BLIND_PERCENT,
+    Judged,
+    Outcome,
+    about_place,
+    calls_text,
+    not_in_baseline,
+    ratio_text,
+)
+from cbtop.comparison.noise import Change
+from cbtop.comparison.part_diff import PartDiff, PlaceDiff, findable_percent
+from cbtop.comparison.run_diff import RunDiff
+from cbtop.comparison.runs import MIN_LEARNED
+from cbtop.units import count, counted, duration, number, percent
+
+MAX_BLIND_PERCENT = 50.0  # percent; if only larger changes can be found, the result is unknown
+MAX_NOISE_PERCENT = 100.0  # percent; with more noise, even a step that takes twice as long breaks no threshold
+FAR_PERCENT = 25.0  # percent; on a usable machine, pauses by other programs lengthen a unit by less than this
+_TOO_WIDE = (
+    "the interval is too wide to tell whether this is a change; use more or longer runs (--learn 6), "
+    "or a threshold of your own, such as step.p50<=1.05x"
+)
+SCATTER_UNKNOWN = (
+    f"one run of the baseline does not show how runs vary; record {MIN_LEARNED} or more, as with --learn 6"
+)
+
+
+def default_gate(found: RunDiff) -> list[Judged]:
+    """Return whether a brick, a typical step or the rate of units became slower than the baseline beyond noise.
+
+    The typical step includes the time before it. If the data could not show a change, the result says so.
+    """
+    judged = []
+    for part in found.parts:
+        if part.more_failed_percent > part.wall.least_percent:
+            judged.append(_more_failed(part))
+        is_slower = part.slower or part.is_slower or part.is_typically_slower
+        if found.base.runs == 1 and part.is_shared and is_slower:
+            judged.append(_machine_is_no_slower(part))
+            continue
+        judged += _bricks_are_no_slower(part)
+        if part.typical is not None:
+            judged.append(_step_is_no_longer(part, part.typical))
+        judged.append(_units_are_no_fewer(part))
+    judged += [
+        Judged(f"{phase}: is compared", phase, Outcome.UNKNOWN, _not_compared(found, phase))
+        for phase in found.not_judged
+    ]
+    return judged + not_in_baseline(found)
+
+
+def known_to_scatter(judged: Sequence[Judged], base_runs: int) -> list[Judged]:
+    """Return the default gate's results. With fewer than MIN_LEARNED runs in the baseline, nothing is broken.
+
+    The scatter between runs is unknown then, so slower places are reported as `unknown`. (On a busy machine a third
+    of identical runs were slower, see docs/gate.md.)
+    """
+    if base_runs >= MIN_LEARNED:
+        return list(judged)
+    return [
+        replace(one, outcome=Outcome.UNKNOWN, said=f"{one.said}; {SCATTER_UNKNOWN}")
+        if one.outcome is Outcome.BROKEN
+        else one
+        for one in judged
+    ]
+
+
+def confirmed(first: Sequence[Judged], second: Sequence[Judged]) -> list[Judged]:
+    """Combine the default gate's results of two consecutive new runs.
+
+    A rule is broken if both runs break it, even in different layers. If only one run breaks a rule, the rule is
+    unsure. If each run breaks a different rule, the result is unknown.
+    """
+    broken = [{(one.rule, one.brick) for one in run if one.outcome is Outcome.BROKEN} for run in (first, second)]
+    both = broken[0] & broken[1]
+    once = [one for one in first if one.outcome is Outcome.BROKEN and (one.rule, one.brick) not in broken[1]]
+    outcome, said = Outcome.UNSURE, "only in one of two runs"
+    if all(broken) and not both:
+        outcome, said = Outcome.UNKNOWN, f"{said}, and each is slower in a different place"
+    return [
+        replace(one, outcome=outcome, said=f"{one.said}; {said}")
+        if one.outcome is Outcome.BROKEN and (one.rule, one.brick) not in both
+        else one
+        for one in (*second, *once)
+    ]
+
+
+def _machine_is_no_slower(part: PartDiff) -> Judged:
+    """Return a result for a change common to all bricks. The machine may be the cause.
+
+    One baseline run does not show how much the machine's pace varies.
+    """
+    assert part.shared is not None
+    outcome = Outcome.UNSURE if 100 * (part.shared - 1) <= BLIND_PERCENT else Outcome.UNKNOWN
+    said = (
+        f"every brick takes {part.shared:.2f} times as long: a different clock or load of the machine has the same "
+        f"effect; record {MIN_LEARNED} or more runs of the baseline to learn how much that varies"
+    )
+    return Judged(f"{part.phase}: nothing slower beyond noise", part.phase, outcome, said)
+
+
+def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
+    rule = f"{part.phase}: no brick slower beyond noise"
+    # A new brick is not slower. But the new brick is guilty if a token takes longer, mostly because of the new brick.
+    new = [one for one in part.new if part.is_slower and one.delta_us > part.wall.delta / 2]
+    if slower := [*new, *part.guilty]:
+        return [
+            Judged(rule, about_place(part, one), Outcome.BROKEN, _told(part, one), one.name, brick=one.brick[0])
+            for one in slower
+            if one.brick
+        ]
+    timed = [one for one in part.bricks if one.p50]
+    findable = part.findable(part.bricks)
+    if findable is None or (timed and all(one.is_below_resolution for one in timed)):
+        return [Judged(rule, part.phase, Outcome.UNKNOWN, "the clock is too coarse to time any brick")]
+    said, outcome = f"none of {len(part.known)} bricks and layers is", Outcome.HOLDS
+    if part.slower:
+        said = f"every brick takes {number(part.shared)} times as long, and none more than that"
+    if findable > BLIND_PERCENT:
+        outcome = Outcome.UNSURE if findable <= MAX_BLIND_PERCENT else Outcome.UNKNOWN
+        said += f"; but in most only a change of {percent(findable)} would have been found"
+        said += "; stop other programs, and use longer runs"
+    return [Judged(rule, part.phase, outcome, said)]
+
+
+def _step_is_no_longer(part: PartDiff, typical: Change) -> Judged:
+    """Judge the typical step, including time outside bricks and the time before the step, but without pauses."""
+    rule = f"{part.phase}: no longer step beyond noise"
+    said = (
+        f"{ratio_text(typical)}, {duration(typical.before)} → {duration(typical.now)} for a typical {part.unit}, "
+        "with the time between steps"
+    )
+    if part.is_typically_slower:
+        between_us = typical.delta - (part.step.change.delta if part.step.change else 0.0)
+        return Judged(rule, part.phase, Outcome.BROKEN, said, _cause(part, typical.delta, between_us))
+    noise, findable = typical.noise_percent or inf, findable_percent(typical) or inf
+    if noise > MAX_NOISE_PERCENT or (typical.percent or 0.0) > BLIND_PERCENT:
+        return Judged(rule, part.phase, Outcome.UNKNOWN, f"{said}; {_TOO_WIDE}")
+    return Judged(rule, part.phase, Outcome.UNSURE if findable > BLIND_PERCENT else Outcome.HOLDS, said)
+
+
+def _more_failed(part: PartDiff) -> Judged:
+    """Return a result for an increase of failed steps. Failing saves time, so a run with failed steps seems fast."""
+    now, before = part.now, part.before
+    failed = f"{count(now.failed)} of {counted(now.steps, 'step')} failed"
+    said = f"{failed}, {count(before.failed)} of {count(before.steps)} before; unfinished work takes no time"
+    return Judged(f"{part.phase}: no more steps that fail", part.phase, Outcome.UNKNOWN, said)
+
+
+def _units_are_no_fewer(part: PartDiff) -> Judged:
+    rule = f"{part.phase}: no fewer {part.unit}s/s beyond noise"
+    before, now = part.units_per_sec
+    said = f"{number(before)} → {number(now)} {part.unit}s/s, ± {number(part.wall.half_percent)} %"
+    between_us = part.balance.between_steps[1] - part.balance.between_steps[0]
+    if part.is_slower:
+        return Judged(rule, part.phase, Outcome.BROKEN, said, _cause(part, part.wall.delta, between_us))
+    longer_percent = part.wall.percent or 0.0
+    is_far = longer_percent > FAR_PERCENT
+    if part.is_longer_in_the_mean:
+        cause = _cause(part, part.wall.delta, between_us)
+        said += f"; but the typical step is as long as before: fewer than half became longer ({cause})"
+        return Judged(rule, part.phase, Outcome.UNKNOWN if is_far else Outcome.UNSURE, said)
+    # Pauses by other programs make this interval wide on any machine. So the result is only `unknown` if more time is
+    # lost than pauses explain, or if the typical step is unknown, too.
+    if is_far or (part.typical is None and (part.wall.noise_percent or inf) > MAX_NOISE_PERCENT):
+        return Judged(rule, part.phase, Outcome.UNKNOWN, f"{said}; {_TOO_WIDE}")
+    findable = findable_percent(part.wall)
+    is_blind = findable is None or findable > MAX_BLIND_PERCENT
+    is_unsure = is_blind or longer_percent > part.wall.least_percent
+    return Judged(rule, part.phase, Outcome.UNSURE if is_unsure else Outcome.HOLDS, said)
+
+
+def _not_compared(found: RunDiff, phase: str) -> str:
+    short = next((one for one in found.now.too_short if one.phase == phase), None)
+    if short is not None:
+        return f"too few steps in the new run: {short.steps} of {short.needed}"
+    reasons = [note for note in found.notes if note.startswith(f"{phase}: ")]
+    has_it = any(part.phase == phase for part in found.now.parts)
+    return reasons[0] if reasons else "no batch is in both runs" if has_it else "the new run has no such steps"
+
+
+def _cause(part: PartDiff, more_us: float, between_steps_us: float) -> str:
+    """Return the name of the main cause of `more_us` additional µs per unit.
+
+    `between_steps_us` of the additional time is between steps.
+    """
+    balance = part.balance
+    grown = {
+        **{one.name: one.delta_us for one in [*part.slower, *part.new]},
+        "between steps": between_steps_us,
+        "between bricks": balance.between_bricks[1] - balance.between_bricks[0],
+        "steps not recorded inside": balance.not_recorded[1] - balance.not_recorded[0],
+    }
+    worst = max(grown, key=lambda name: grown[name])
+    if grown[worst] > more_us / 2:
+        return worst
+    bricks = [one for one in part.bricks if one.brick != BETWEEN_BRICKS]
+    return f"no single brick; most {max(bricks, key=lambda one: one.delta_us).name}" if bricks else worst
+
+
+def _told(part: PartDiff, place: PlaceDiff) -> str:
+    if place.change is None:
+        return f"new: {place.delta_us:+.1f} µs/{part.unit}"
+    own = place.change.own if place.change.is_told_by_others else None
+    beside = f", {ratio_text(own)} beside all others" if own else ""
+    cost = f"{place.delta_us:+.1f} µs/{part.unit}{place.moved_by}"
+    return f"{ratio_text(place.change)}{beside}{calls_text(place, 'p50')}, {cost}"

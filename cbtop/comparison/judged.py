@@ -1,0 +1,63 @@
+"""The result of judging one threshold, or one rule of the default gate, and its texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cbtop.comparison.noise import Change
+from cbtop.comparison.part_diff import PartDiff, PlaceDiff
+from cbtop.comparison.run_diff import RunDiff
+from cbtop.units import duration, percent
+
+BLIND_PERCENT = 10.0  # percent; if no smaller change of the median brick can be found, the gate is unsure
+
+
+class Outcome(StrEnum):
+    """The result of a threshold."""
+
+    HOLDS = "holds"
+    UNSURE = "unsure"  # the threshold is within the interval of the measurement
+    BROKEN = "broken"
+    UNKNOWN = "unknown"  # the threshold cannot be judged
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The result of a threshold, or of the default gate, for one place of one part."""
+
+    rule: str
+    about: str  # for example `decode: RmsNorm in Layer 5`
+    outcome: Outcome
+    said: str  # the measured and the required values as text
+    guilty: str = ""  # the brick and layer that break the threshold
+    where: tuple[str, int] = ("", 1)
+    brick: str = ""  # in a default gate: the brick that breaks the rule, in any layer
+
+
+def not_in_baseline(found: RunDiff, rule: str = "") -> list[Judged]:
+    """Return results for parts that only the new run has, if they take much of the new run's time."""
+    if found.alone_percent <= BLIND_PERCENT:
+        return []
+    said = f"and what it alone has takes {percent(found.alone_percent)} of its time"
+    what = [(part.phase, f"only the new run has {part.work}") for part in found.alone]
+    what += [
+        (one.phase, f"too few {one.phase} steps to be compared, {one.steps} of {one.needed} needed")
+        for one in found.alone_short
+    ]
+    return [
+        Judged(rule or f"{phase}: is compared", phase, Outcome.UNKNOWN, f"{text}, {said}") for phase, text in what
+    ]
+
+
+def about_place(part: PartDiff, place: PlaceDiff) -> str:
+    return f"{part.phase}: {place.name}"
+
+
+def ratio_text(one: Change) -> str:
+    return f"{one.now / one.before:.3f}× ± {one.half / one.before:.3f}"
+
+
+def calls_text(place: PlaceDiff, figure: str) -> str:
+    one = {"p50": place.p50, "p99": place.p99}.get(figure)
+    return f" ({figure} {duration(one.before)} → {duration(one.now)})" if one else ""

@@ -1,0 +1,103 @@
+"""The grammar of thresholds, such as `attn.p50<=1.05x`, absolute or relative to a baseline."""
+
+# Grammar
+#     threshold = [PHASE "."] WHAT ["@" LAYER] ["." FIGURE] OPERATOR NUMBER [UNIT]
+#     WHAT      = a brick, a category (attn, ffn, norm), step, tokens_per_sec, samples_per_sec, unattributed or loss;
+#                 of training steps also a part, such as backward
+#     LAYER     = only after a brick or category
+#     FIGURE    = p50 (of a call; the default), p99, or per_token (µs per token or step)
+#     UNIT      = x (times the baseline), %, ns, us, µs, ms or s
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from cbtop.errors import UsageError
+
+FIGURES = ("p50", "p99", "per_token")
+RATE, UNATTRIBUTED, LOSS, STEP = "tokens_per_sec", "unattributed", "loss", "step"
+SAMPLES = "samples_per_sec"
+UNITS = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}
+_FORM = re.compile(
+    r"\s*(?P<what>[^<>=]+?)\s*(?P<sign><=|>=|==|<|>)\s*(?P<value>[0-9.eE+-]+)\s*(?P<unit>x|%|[nuµμm]?s)?\s*"
+)
+EXAMPLE = "attn.p50<=1.05x, RmsNorm.p99<=12us, decode.tokens_per_sec>=40, unattributed<=1%, loss==0"
+MAX_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """A parsed threshold. `value` is in µs, in %, a multiple of the baseline (`is_relative`), or a bare number."""
+
+    text: str
+    names: tuple[str, ...]  # PHASE and WHAT, split at dots
+    layer: str | None
+    figure: str
+    sign: str
+    value: float
+    unit: str
+    where: tuple[str, int] = ("", 1)  # file and line of the threshold
+
+    @property
+    def is_relative(self) -> bool:
+        return self.unit == "x"
+
+
+def parse(text: str, where: tuple[str, int] = ("", 1)) -> Threshold:
+    """Parse `text`. Raises UsageError with the wrong part, the expected form, and examples."""
+    shown = text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}…"
+    found = _FORM.fullmatch(text) if len(text) <= MAX_CHARS else None
+    if found is None:
+        sign = next((one for one in ("<=", ">=", "==", "<", ">") if one in text), None)
+        wrong = "it has no <=, >= or =="
+        if sign:
+            wrong = f"{text.partition(sign)[2].strip()!r} is not a number with a unit (x, %, ns, us, ms, s or none)"
+        raise UsageError(f"threshold {shown!r}: {wrong}; write it like {EXAMPLE}")
+    try:
+        value = float(found["value"])
+    except ValueError:
+        raise UsageError(f"threshold {shown!r}: {found['value']!r} is not a number; write it as 1.05 or 12") from None
+    if not 0 <= value < inf:
+        raise UsageError(f"threshold {shown!r}: expected a number of 0 or more")
+    named, _, layer = found["what"].partition("@")
+    names = named.split(".")
+    if "." in layer:
+        layer, _, figure = layer.rpartition(".")
+        names.append(figure)
+    figure = names.pop() if names[-1] in FIGURES else ""
+    sign, unit = found["sign"], found["unit"] or ""
+    names = [name.strip() for name in names]
+    if not names or not all(names):
+        raise UsageError(f"threshold {shown!r}: the name of a brick or figure is missing; write it like {EXAMPLE}")
+    layer = layer.strip()
+    _check(shown, names, layer, figure, sign, value, unit)
+    us = value * UNITS[unit] if unit in UNITS else value
+    # The text must be on one line, because annotations and logs are read line by line.
+    return Threshold(" ".join(text.split()), tuple(names), layer or None, figure or FIGURES[0], sign, us, unit, where)
+
+
+def is_of_records(names: Sequence[str], unit: str) -> bool:
+    """Whether a threshold is about lost records. `train.loss<=2ms` is about the loss of a training step."""
+    return names[-1] == LOSS and (len(names) == 1 or unit not in ("x", *UNITS))
+
+
+def _check(text: str, names: Sequence[str], layer: str, figure: str, sign: str, value: float, unit: str) -> None:
+    """Raise UsageError if unit, sign, layer and figure do not fit together."""
+    name, is_loss, wrong = names[-1], is_of_records(names, unit), ""
+    if is_loss and (unit not in ("", "%") or figure or (value and not unit)):
+        wrong = "loss is a share of the records: write loss==0 or loss<=0.1%"
+    elif name == UNATTRIBUTED and (unit != "%" or figure):
+        wrong = "unattributed is a share of a step: write unattributed<=1%"
+    elif name in (RATE, SAMPLES) and (unit not in ("", "x") or figure):
+        wrong = f"{name} is a number or a multiple of the baseline: write {name}>=40 or {name}>=0.97x"
+    elif not is_loss and name not in (UNATTRIBUTED, RATE, SAMPLES) and unit not in ("x", *UNITS):
+        wrong = f"expected a time or a multiple of the baseline: write {name}.p50<=12us or {name}.p50<=1.05x"
+    elif layer and (is_loss or name in (UNATTRIBUTED, RATE, SAMPLES, STEP)):
+        wrong = f"{name} covers all layers: omit @{layer}"
+    elif sign == "==" and not is_loss:
+        wrong = "measured values cannot be compared with ==; use <= or >="
+    if wrong:
+        raise UsageError(f"threshold {text!r}: {wrong}")
