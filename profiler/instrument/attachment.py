@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -66,7 +67,7 @@ from cbtop.profiler.instrument.planning import (
 )
 from cbtop.profiler.instrument.roofs import roofs_over
 from cbtop.profiler.instrument.steps import ModelSteps
-from cbtop.profiler.instrument.swapping import swaps
+from cbtop.profiler.instrument.swapping import swapped_in, swaps
 from cbtop.profiler.instrument.timed_sections import CallMaker, TimedSection
 from cbtop.profiler.instrument.torch_internals import without_torch_function
 from cbtop.profiler.instrument.trouble import in_words, log_once, log_own_error
@@ -99,12 +100,14 @@ class Attachment:
     def __init__(
         self, root: nn.Module, plan: Plan, profiler: BrickProfiler, engine: str, timing: Timing | None = None
     ) -> None:
-        self.root = weakref.ref(root)
         self.profiler = profiler
         self._models = models_of(profiler)
         self._said = said_by(self._models, root, plan)
         self.model = self._said.model
         self.steps = ModelSteps(profiler, self.model, self._look_again, self.give_up)
+        # This object and its steps are freed by the garbage collector only, which the host may have switched off. The
+        # functions of other models do not wait for that.
+        self.root = weakref.ref(root, partial(swapped_in.pop, weakref.ref(self.steps)))
         self.steps.root = self.root
         self.steps.follow_mode = self._follow_mode
         self._engine = engine

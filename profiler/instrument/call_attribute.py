@@ -37,15 +37,9 @@ _tracing_state: Callable[[], object] = torch._C._get_tracing_state
 _standing: dict[int, Any] = {}
 
 
-class _Alive(weakref.ref[Any]):
-    """A weak reference to a module, with the module's id. Attaching makes thousands, so each is only one object."""
-
-    __slots__ = ("key",)
-
-    key: int
-
-
-_alive: dict[int, _Alive] = {}  # by module id; an entry is removed with its module, before another module gets the id
+#: The references that remove a module's entry from `_standing` when the module is freed, before another module gets
+#: the id. The references of freed modules stay until another module gets the id.
+_alive: dict[int, weakref.ref[Any]] = {}
 
 
 def _nobody(module: Any) -> None:
@@ -84,9 +78,9 @@ def put(module: Any, call: Any) -> None:
     """Replace the call of `module` by `call`. With None, replace nothing and do not report the first call."""
     key = id(module)
     if key not in _standing:
-        alive = _Alive(module, _ended)
-        alive.key = key
-        _alive[key] = alive
+        # Python ignores what a callback raises, and a signal handler of the host may raise in a Python function. Then
+        # the entry would stay, and another module would get it. So the callback is a function in C.
+        _alive[key] = weakref.ref(module, functools.partial(_standing.pop, key))
     _standing[key] = call
 
 
@@ -108,11 +102,6 @@ def forget(module: Any) -> None:
     """Remove `module` from the table. Its next call is reported as a first call."""
     _standing.pop(id(module), None)
     _alive.pop(id(module), None)
-
-
-def _ended(reference: _Alive) -> None:
-    _standing.pop(reference.key, None)
-    _alive.pop(reference.key, None)
 
 
 def of_host(module: Any) -> Any:

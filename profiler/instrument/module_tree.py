@@ -309,14 +309,10 @@ class WeakModuleDict(Generic[Value]):
         return value
 
     def __setitem__(self, module: Module, value: Value) -> None:
-        key, entries = id(module), self._entries
-
-        def ended(reference: weakref.ref[Module]) -> None:
-            entry = entries.get(key)
-            if entry is not None and entry[0] is reference:
-                del entries[key]
-
-        entries[key] = weakref.ref(module, ended), value
+        # Python ignores what a callback raises, and a signal handler of the host may raise in a Python function. Then
+        # the entry would stay. So the callback is a function in C.
+        key = id(module)
+        self._entries[key] = weakref.ref(module, functools.partial(self._entries.pop, key)), value
 
     def __delitem__(self, module: Module) -> None:
         if module not in self:

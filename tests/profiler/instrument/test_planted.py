@@ -18,6 +18,8 @@ from cbtop.profiler.profiler import BrickProfiler
 from tests.profiler.instrument.tiny import Layer, Stack, model_of, torch, words
 from tests.profiler.memory import Memory
 
+from torch.optim import optimizer  # isort: skip
+
 ROOT = str(Path(cbtop.__file__).parent)
 #: The functions with the guard: they call the host's own function, or guard another one.
 GUARDS = {
@@ -30,8 +32,6 @@ GUARDS = {
     "scores.<locals>.process_scores",
     "chooses.<locals>.is_done",
     "TimedModel.ask",
-    # A weak reference calls it, and Python ignores what it raises. Then the table keeps the entry of a dead module.
-    "_ended",
     # C code replaces these, if it is compiled:
     "ModelCall.__call__",
     "BrickCall.__call__",
@@ -102,6 +102,7 @@ def _check(share: slice) -> None:
         except PlantedError:
             pytest.fail(f"the host saw what {code.co_qualname} raised")
         assert all(torch.equal(a, b) for a, b in zip(bare, outputs, strict=True)), code.co_qualname
+        assert not optimizer._global_optimizer_pre_hooks, f"after {code.co_qualname} failed, hooks stay"
 
 
 @pytest.mark.usefixtures("_quiet")

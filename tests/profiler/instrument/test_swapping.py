@@ -73,6 +73,24 @@ def test_in_a_step_that_is_not_recorded_functions_are_the_hosts_own(host: Simple
     assert _functions(host) == bare
 
 
+def test_a_model_that_is_freed_in_a_recorded_step_leaves_no_function_timed(
+    host: SimpleNamespace, memory: Memory
+) -> None:
+    bare, freed, model = _functions(host), model_of("llama"), model_of("llama")
+    seen = _seen_in(model, host)
+    attach(freed, BrickProfiler(recorder=memory))
+    freed(words(1, 4))
+    gc.disable()
+    try:
+        del freed
+        attach(model, BrickProfiler(recorder=memory, sample_every=2))
+        for _ in range(2):
+            model(words(1, 4))
+    finally:
+        gc.enable()
+    assert [found == bare for found in seen] == [False, True]
+
+
 def test_plain_steps_of_one_model_take_no_function_from_a_recorded_one(host: SimpleNamespace, memory: Memory) -> None:
     bare, model, other = _functions(host), model_of("llama"), model_of("llama")
     attach(model, BrickProfiler(recorder=memory, sample_every=2))
