@@ -14,7 +14,7 @@ from cbtop.reports.layers import layers_table
 from cbtop.reports.machines import machines_of, machines_text
 from cbtop.reports.sources import listed_in, listed_text
 from cbtop.reports.tables import Table, table
-from cbtop.reports.training import training_tables
+from cbtop.reports.training import training_tables, why_none
 from cbtop.text import (
     breakdown_text,
     comparison_text,
@@ -106,7 +106,7 @@ def _source(view: SourceView, sections: Sequence[str], rows: RowChoice) -> str:
         parts.append(filtered_text(view, shown, rows.filter))
         sections = [name for name in sections if name not in OF_BRICKS or shown.bricks or not view.bricks]
     drawn = [SECTIONS[section](shown) for section in sections]
-    parts += drawn if any(drawn) or not sections else [f"{', '.join(sections)}: n/a (none has come)"]
+    parts += drawn if any(drawn) or not sections else [f"{', '.join(sections)}: n/a ({why_none(view, sections)})"]
     parts.append(foot_text(view))
     return "\n\n".join(part for part in parts if part)
 

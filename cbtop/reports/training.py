@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+
 from cbtop import units
+from cbtop.protocol.vocabulary import is_training
 from cbtop.reports.tables import Table, table
 from cbtop.text import training_text
 from cbtop.viewmodels.source import SourceView
@@ -20,6 +24,14 @@ def training_tables(view: SourceView) -> str:
     communication = [training_text.communication(found)] if found.communication is not None else []
     text = "\n".join([parts, *communication, *training_text.gradients(view, found)])
     return "\n".join([text, "", _bricks(found.bricks), PASSES_LINE]) if found.bricks else text
+
+
+def why_none(view: SourceView, sections: Sequence[str]) -> str:
+    """Return why the chosen sections of `view` are empty. If other steps train, name them."""
+    trains = [steps.phase for steps in view.phases if is_training(steps.phase) and steps.phase != view.phase]
+    if trains and [*sections] == ["training"]:
+        return f"{view.phase} steps do not train; pass --phase {shlex.quote(trains[0])}"
+    return "none has come"
 
 
 def _parts(view: SourceView, found: TrainingView) -> str:

@@ -12,7 +12,7 @@ from cbtop.client.window import TimeRange
 from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.messages import Node
-from cbtop.protocol.vocabulary import NodeKind, SourceStatus, is_warm_up
+from cbtop.protocol.vocabulary import NodeKind, SourceStatus, is_training, is_warm_up
 from cbtop.viewmodels.steps import StepsView, steps_views
 from cbtop.viewmodels.time_range import TimeRangeView, time_range_of, time_range_view
 
@@ -72,6 +72,7 @@ def shown_phase(record: SourceRecord, phase: str | None) -> str | None:
 
     Criteria, the most important first:
     - The phase is not a warm-up.
+    - It trains, and training took most of the time of all steps.
     - Its model ran at least a tenth as long as any other.
     - It decodes.
     - Its model is the named one, and it decodes or the model ran at least half as long as any other.
@@ -89,12 +90,15 @@ def shown_phase(record: SourceRecord, phase: str | None) -> str | None:
     for step in steps:
         of_models[step.label] += steady_ns(step)
     longest_ns = max(of_models.values(), default=0)
+    trains = 2 * sum(steady_ns(step) for step in steps if is_training(step.name)) > sum(of_models.values())
 
-    def liking(step: Node) -> tuple[bool, bool, bool, bool, bool, int]:
+    def liking(step: Node) -> tuple[bool, bool, bool, bool, bool, bool, int]:
         taken_ns = steady_ns(step)
         ran_ns, decodes = of_models[step.label], bool(_DECODES.fullmatch(step.name))
         is_named = step.label == named and (decodes or 2 * ran_ns >= longest_ns)
-        return bool(taken_ns), 10 * ran_ns >= longest_ns, decodes, is_named, step.name == "decode", taken_ns
+        is_of_training = trains and is_training(step.name)
+        is_long = 10 * ran_ns >= longest_ns
+        return bool(taken_ns), is_of_training, is_long, decodes, is_named, step.name == "decode", taken_ns
 
     if any(display_name(step) == phase for step in steps):
         return phase

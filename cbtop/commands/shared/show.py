@@ -68,7 +68,10 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--format", choices=list(REPORTS), default="text", help="of a report (default: text)")
     group.add_argument(
-        "--phase", metavar="NAME", help="which steps: decode, prefill, … (default: decode, else what took most time)"
+        "--phase",
+        metavar="NAME",
+        help="which steps: train, decode, prefill, … (default: train if that took most time, otherwise decode, "
+        "otherwise what took most time)",
     )
     group.add_argument(
         "--window", type=_window, metavar="SEC|all",

@@ -161,9 +161,12 @@ def test_a_phase_can_be_chosen_and_an_unknown_one_falls_back(runtime: Path) -> N
         ("", [("", "warm-up", 1), ("", "train", 9), ("", "eval", 2)], "train"),
         ("", [("", "forward", 3), ("Net 2", "forward", 12)], "Net 2 forward"),
         ("", [("", "decode", 1), ("Bert", "encode", 12)], "Bert encode"),
+        ("", [("", "train", 9), ("", "decode", 4), ("", "prefill", 4)], "train"),
+        ("", [("", "train", 9), ("", "decode", 9), ("", "prefill", 4)], "decode"),
+        ("", [("", "train (warm-up)", 9), ("", "decode", 1)], "decode"),
     ],
 )
-def test_the_default_phase_is_the_named_models_decode_or_any_or_the_longest(
+def test_the_default_phase_is_long_training_or_decode_or_the_longest(
     named: str, steps: list[tuple[str, str, int]], shown: str, runtime: Path
 ) -> None:
     profiler = profiler_in(runtime, clock := Clock())
@@ -171,7 +174,11 @@ def test_the_default_phase_is_the_named_models_decode_or_any_or_the_longest(
     for model, phase, us in steps:
         with profiler.step(phase, 1, model=model), profiler.brick("a"):
             clock.sleep_us(us)
-    assert source_view(record_of(source_of(runtime))).phase == shown
+    view = source_view(record_of(source_of(runtime)))
+    assert view.phase == shown
+    is_hidden = any(phase == "train" for _, phase, _ in steps) and shown != "train"
+    hint = "decode steps do not train; pass --phase train"
+    assert (hint in REPORTS["text"]([view], ["training"])) == is_hidden
 
 
 def test_of_steps_whose_tokens_are_not_known_there_is_no_rate(runtime: Path) -> None:
