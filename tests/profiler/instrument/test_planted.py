@@ -32,6 +32,8 @@ GUARDS = {
     "scores.<locals>.process_scores",
     "chooses.<locals>.is_done",
     "TimedModel.ask",
+    "elements_of",
+    "_unless_it_is_odd.<locals>.guarded",
     # C code replaces these, if it is compiled:
     "ModelCall.__call__",
     "BrickCall.__call__",
