@@ -24,7 +24,7 @@ from cbtop.viewmodels.verdicts.base import gain_inside
 LEAST_LINES = 5  # Minimum height of the panel, in lines.
 _ADVICE = {
     MEMORY: "Move fewer bytes (smaller weights, a fused kernel), or let more sequences share each read.",
-    NO_ROOF: "Below every roof: launches, waiting, small shapes, scattered reads, or work beside the arithmetic, "
+    NO_ROOF: "Far below every roof: launches, waiting, small shapes, scattered reads, or work beside the arithmetic, "
     "as unpacking weights.",
     SHARED: "Steps ran at once and share the roofs: together they may be at one, each far below it.",
 }

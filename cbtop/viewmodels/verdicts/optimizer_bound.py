@@ -39,7 +39,7 @@ OPTIMIZER_BOUND = Rule(
     means="The optimizer takes much of a training step. Its time depends on the number of weights, not on the batch.",
     fires=f"In {MIN_TRAINING_STEPS} training steps or more, at most the latest 64, the optimizer takes "
     f"{OPTIMIZER_PERCENT:g} % of the time or more.",
-    advice="Use fused=True or foreach=True if the optimizer has them. Let a step have larger or more micro-batches, so "
-    "the optimizer runs less often. Do not pass frozen weights to it.",
+    advice="Use fused=True or foreach=True if the optimizer has them. Let a step have larger or more micro-batches, "
+    "so the optimizer runs less often. Do not pass frozen weights to it.",
     find=_find,
 )

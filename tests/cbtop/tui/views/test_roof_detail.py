@@ -35,7 +35,7 @@ def test_a_brick_is_next_to_every_roof_and_is_latency_if_far_below_them_all() ->
     assert "DRAM read" in text
     assert "44.1 %" in text
     assert "28.5 %" in text
-    assert "→ Below every roof: launches, waiting" in text
+    assert "→ Far below every roof: launches, waiting" in text
     assert "+6.57" in text  # 1,497 µs of 8,450 a token, at 44.1 % of the roof
 
 
