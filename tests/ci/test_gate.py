@@ -13,6 +13,8 @@ from xml.etree import ElementTree as ET
 import pytest
 import yaml
 
+from tests.cbtop.steady_pace import CUSTOMIZED
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "ci/gate.sh"
 INPUT = re.compile(r"\bGATE_[A-Z]+")
@@ -57,9 +59,10 @@ class Runner:
             self.git("commit", "-m", said)
         (self.tools / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
         (self.tools / "python").chmod(0o755)
+        (self.tools / "sitecustomize.py").write_text(CUSTOMIZED)
         self.variables = {
             "PATH": os.pathsep.join((str(self.tools), os.environ["PATH"])),
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "PYTHONPATH": os.pathsep.join((str(self.tools), *filter(None, sys.path))),
             "HOME": str(at),
             "CI": "true",
             "CBTOP_RUNTIME_DIR": str(runtime),
