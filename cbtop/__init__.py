@@ -1,6 +1,8 @@
 """cbtop: measure the bricks of an inference process, and watch them live.
 
 No slow module is imported here. The public names are imported on first use (PEP 562).
+
+PYTEST_DONT_REWRITE: otherwise pytest warns that it cannot rewrite the asserts of a package imported before.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ from cbtop.commands.shared.names import one_of
 from cbtop.commands.shared.numbers import count
 from cbtop.commands.shared.runs import WHERE, add_runs_arguments, run_of_command, runs_of
 from cbtop.commands.shared.sarif import Failure, SarifRule, sarif
-from cbtop.errors import FailedCheckError, NoDataError, UntrustedError, UsageError
+from cbtop.errors import CbtopError, FailedCheckError, NoDataError, UntrustedError, UsageError
+from cbtop.protocol.errors import ProtocolError
 from cbtop.protocol.vocabulary import PRECONDITION
 from cbtop.units import counted
 
@@ -166,16 +167,16 @@ def gate(
     `by_contract` also judges the factors in contracts, and `by_definition` the budgets of definitions. The demo
     derives its budgets from a roof that each run measures anew, so its budgets are not judged.
     """
-    from cbtop.comparison.default_gate import confirmed, default_gate, known_to_scatter
-    from cbtop.comparison.judged import Outcome
+    from cbtop.comparison.default_gate import default_gate, known_to_scatter
     from cbtop.comparison.threshold_grammar import LOSS
     from cbtop.comparison.thresholds import judge, of_contracts
-    from cbtop.reports.gate import summary, tally
 
     if len(news) == 2:
         raise UsageError(f"{options.new} contains 2 runs; pass 1 run, or at least 3 so that their variation is known")
     judges_loss = any(one.names[-1] == LOSS for one in thresholds)
     found = _compared(bases, news, options, may_lack_records=judges_loss)
+    if found.why_not:
+        _end([_not_judged(found)], found, options, _not_comparable(found))
     judged = [one for threshold in thresholds for one in judge(threshold, found)]
     if by_contract:
         judged += of_contracts(found, _bounds(found.now))
@@ -183,21 +184,54 @@ def gate(
     if not judged:
         judged = known_to_scatter(default_gate(found), found.base.runs)
         if again is not None and _is_broken(judged) and not (_is_broken(besides) or found.now.untrusted):
-            sys.stderr.write(f"cbtop: {tally(judged)}; another run checks whether that persists\n")
-            found = _compared(bases, [again()], options, may_lack_records=judges_loss)
-            judged = confirmed(judged, default_gate(found))
+            judged, found = _confirmed(judged, besides, found, bases, options, again)
             besides = _besides(found, by_definition=by_definition)
     judged += besides
     if bases is not news:
         _warn_of_few(len(bases), judged, has_thresholds=bool(thresholds) or by_contract)
-    _write(judged, found, options)
-    if untrusted := found.base.untrusted or found.now.untrusted:
-        raise UntrustedError(untrusted)
-    if _is_broken(judged):
-        raise FailedCheckError(summary(judged))
-    if any(one.outcome is Outcome.UNKNOWN for one in judged):
-        raise UntrustedError(summary(judged))
+    _end(judged, found, options, _error_of(judged, found))
     return 0
+
+
+def _confirmed(
+    judged: list[Judged],
+    besides: list[Judged],
+    found: RunDiff,
+    bases: Sequence[Run],
+    options: argparse.Namespace,
+    again: Callable[[], Run],
+) -> tuple[list[Judged], RunDiff]:
+    """Return the verdicts that `judged` and a second new run have in common, and the comparison of the second run.
+
+    If the second run fails or is not comparable, the results of the first one are written, and the error is raised.
+    """
+    from cbtop.comparison.default_gate import confirmed, default_gate, unconfirmed
+    from cbtop.reports.gate import tally
+
+    sys.stderr.write(f"cbtop: {tally(judged)}; another run checks whether that persists\n")
+    try:
+        second = _compared(bases, [again()], options, may_lack_records=False)
+        if second.why_not:
+            raise _not_comparable(second)
+    except (CbtopError, ProtocolError, OSError, KeyboardInterrupt) as error:
+        why = str(error) or "it was interrupted"
+        _end([*unconfirmed(judged, why), *besides], found, options, error)
+        raise
+    return confirmed(judged, default_gate(second)), second
+
+
+def _error_of(judged: Sequence[Judged], found: RunDiff) -> CbtopError | None:
+    """Return the error that sets the exit code, or None if the gate passes."""
+    from cbtop.comparison.judged import Outcome
+    from cbtop.reports.gate import summary
+
+    if untrusted := found.base.untrusted or found.now.untrusted:
+        return UntrustedError(untrusted)
+    if _is_broken(judged):
+        return FailedCheckError(summary(judged))
+    if any(one.outcome is Outcome.UNKNOWN for one in judged):
+        return UntrustedError(summary(judged))
+    return None
 
 
 def _warn_of_few(base_runs: int, judged: Sequence[Judged], *, has_thresholds: bool) -> None:
@@ -219,16 +253,20 @@ def _warn_of_few(base_runs: int, judged: Sequence[Judged], *, has_thresholds: bo
 def _compared(
     bases: Sequence[Run], news: Sequence[Run], options: argparse.Namespace, *, may_lack_records: bool
 ) -> RunDiff:
-    """Return the comparison. If the runs are not comparable, report that and raise an error."""
-    from cbtop.comparison.judged import Judged, Outcome
     from cbtop.comparison.run_diff import diff_of
 
-    found = diff_of(bases, news, anyway=options.anyway, may_lack_records=may_lack_records)
-    if found.why_not:
-        rule = "comparable" if found.has_baseline else "judged"
-        _write([Judged(rule, "", Outcome.UNKNOWN, found.why_not)], found, options)
-        raise (NoDataError if found.is_too_little else UntrustedError)(f"not judged: {found.why_not}")
-    return found
+    return diff_of(bases, news, anyway=options.anyway, may_lack_records=may_lack_records)
+
+
+def _not_judged(found: RunDiff) -> Judged:
+    """Return the only verdict on runs that are not comparable."""
+    from cbtop.comparison.judged import Judged, Outcome
+
+    return Judged("comparable" if found.has_baseline else "judged", "", Outcome.UNKNOWN, found.why_not)
+
+
+def _not_comparable(found: RunDiff) -> CbtopError:
+    return (NoDataError if found.is_too_little else UntrustedError)(f"not judged: {found.why_not}")
 
 
 def _besides(found: RunDiff, *, by_definition: bool) -> list[Judged]:
@@ -357,8 +395,27 @@ def _run_of(options: argparse.Namespace, name: str = "the new run") -> Run:
     return run_of_command([*under, *options.command], repr(shlex.join(options.command)), options, name)
 
 
+def _end(judged: Sequence[Judged], found: RunDiff, options: argparse.Namespace, error: BaseException | None) -> None:
+    """Write the result in every format, then raise `error`, if there is one.
+
+    A file that cannot be written does not replace `error`, because the verdict matters more. Raises UsageError for
+    it if there is no other error.
+    """
+    try:
+        _write(judged, found, options)
+    except UsageError as unwritten:
+        if error is None:
+            raise
+        sys.stderr.write(f"cbtop: {unwritten}\n")
+    if error is not None:
+        raise error
+
+
 def _write(judged: Sequence[Judged], found: RunDiff, options: argparse.Namespace) -> None:
-    for name, file in options.format or [("text", None)]:
+    """Write the result in every format. Raises UsageError if files cannot be written, after writing all others."""
+    formats: list[tuple[str, Path | None]] = options.format or [("text", None)]
+    unwritten = []
+    for name, file in sorted(formats, key=lambda one: one[1] is None):  # files first: a pipe may be closed
         text = _written(judged, found, name, options.baseline) + "\n"
         if file is None:
             sys.stdout.write(text)
@@ -367,7 +424,9 @@ def _write(judged: Sequence[Judged], found: RunDiff, options: argparse.Namespace
         try:
             file.write_text(text, encoding="utf-8")
         except OSError as error:
-            raise UsageError(f"--format {name}={file}: {error.strerror}") from error
+            unwritten.append(f"--format {name}={file}: {error.strerror}")
+    if unwritten:
+        raise UsageError("; ".join(unwritten))
 
 
 def _format(text: str) -> tuple[str, Path | None]:

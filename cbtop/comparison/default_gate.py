@@ -94,6 +94,22 @@ def confirmed(first: Sequence[Judged], second: Sequence[Judged]) -> list[Judged]
     ]
 
 
+def unconfirmed(first: Sequence[Judged], why: str) -> list[Judged]:
+    """Return the default gate's results of a new run whose second run failed. Nothing is broken, only unknown.
+
+    `why` is the reason of the failure.
+    """
+    return [
+        *(
+            replace(one, outcome=Outcome.UNKNOWN, said=f"{one.said}; not confirmed by a second run")
+            if one.outcome is Outcome.BROKEN
+            else one
+            for one in first
+        ),
+        Judged("confirmed by a second run", "", Outcome.UNKNOWN, f"the second run failed: {why}"),
+    ]
+
+
 def _machine_is_no_slower(part: PartDiff) -> Judged:
     """Return a result for a change common to all bricks. The machine may be the cause.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import io
 import json
 import re
 import shlex
@@ -15,8 +17,11 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from cbtop.cli import main
+from cbtop.commands import check as check_command
 from cbtop.commands.check import FORMATS
-from cbtop.comparison.runs import Pace
+from cbtop.comparison.runs import Pace, Run
+from cbtop.errors import CbtopError, NoDataError
+from cbtop.feeds.run_reader import runs_in
 from cbtop.protocol.messages import Quiet
 from tests.cbtop.made_runs_on_disk import Recordings
 
@@ -156,6 +161,73 @@ def test_one_run_is_written_in_several_formats(
     assert check("--baseline", runs["base"], "--new", runs["same"], "--format", f"junit={tmp_path}") == 2
     with pytest.raises(SystemExit):
         check("--baseline", runs["base"], "--new", runs["same"], "--format", "junti")
+
+
+def test_a_file_that_cannot_be_written_costs_no_other_format_and_no_verdict(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    into = tmp_path / "check.xml"
+    formats = ("--format", f"json={tmp_path}", "--format", "text", "--format", f"junit={into}")
+    for new, code, said in (("same", 2, "all 3 hold"), ("slower", 4, GUILTY)):
+        into.unlink(missing_ok=True)
+        assert check(*three(runs), "--new", runs[new], *formats) == code
+        written = capsys.readouterr()
+        assert said in written.out
+        assert f'failures="{3 * (new == "slower")}"' in into.read_text()
+        assert f"cbtop: --format json={tmp_path}: Is a directory" in written.err
+
+
+def test_formats_in_files_are_written_before_a_closed_pipe_ends_the_command(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class ClosedPipe(io.StringIO):
+        def flush(self) -> None:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", ClosedPipe())
+    into = tmp_path / "check.xml"
+    parser = argparse.ArgumentParser()
+    check_command.add_arguments(parser)
+    words = ("--baseline", runs["base"], "--new", runs["same"], "--format", "text", "--format", f"junit={into}")
+    options = parser.parse_args([*map(str, words)], argparse.Namespace(command=[]))
+    with pytest.raises(BrokenPipeError):
+        check_command.run(options)
+    assert 'failures="0"' in into.read_text()
+
+
+@pytest.mark.parametrize(
+    ("second", "code", "said"),
+    [
+        (CbtopError("bench.py ended with exit code 3"), 1, "the second run failed: bench.py ended with exit code 3"),
+        (NoDataError("the second run: no process"), 3, "the second run failed: the second run: no process"),
+        (OSError(28, "No space left on device"), 1, "No space left on device"),
+        (KeyboardInterrupt(), 130, "the second run failed: it was interrupted"),
+        ("short", 3, "the second run failed: not judged: too little in the new run: 15 decode steps of 20 needed"),
+        ("other model", 5, "the second run failed: not judged: another model"),
+    ],
+)
+def test_what_the_first_run_showed_is_written_when_the_second_fails(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    second: BaseException | str, code: int, said: str,
+) -> None:  # fmt: skip
+    turns: list[BaseException | str] = ["slower", second]
+
+    def run_of_command(*_: object) -> Run:
+        turn = turns.pop(0)
+        if isinstance(turn, BaseException):
+            raise turn
+        (run,) = runs_in(runs[turn])
+        return run
+
+    monkeypatch.setattr(check_command, "run_of_command", run_of_command)
+    wanted = [word for name in FORMATS for word in ("--format", f"{name}={tmp_path / name}")]
+    assert check(*three(runs), *wanted, "--", "bench") == code
+    written = {name: (tmp_path / name).read_text() for name in FORMATS}
+    assert [name for name, text in written.items() if GUILTY not in text or said not in text] == []
+    document = json.loads(written["json"])
+    outcomes = {one["rule"]: one["outcome"] for one in document["verdicts"]}
+    assert outcomes["decode: no brick slower beyond noise"] == outcomes["confirmed by a second run"] == "unknown"
+    assert (document["passed"], "broken" in outcomes.values()) == (False, False)
 
 
 def test_budgets_stand_in_toml_and_what_breaks_them_at_their_line(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cbtop.comparison.default_gate import confirmed, default_gate, known_to_scatter
+from cbtop.comparison.default_gate import confirmed, default_gate, known_to_scatter, unconfirmed
 from cbtop.comparison.items import BETWEEN_BRICKS, PlaceTimes
 from cbtop.comparison.judged import Judged, Outcome
 from cbtop.comparison.noise import Change, Figure
@@ -482,3 +482,14 @@ def test_a_brick_slower_in_two_layers_is_confirmed_whichever_a_run_names() -> No
     assert [one.about for one in first if one.outcome is Outcome.BROKEN] == ["decode: DownProjection in Layer 1"]
     (broken,) = [one for one in confirmed(first, second) if one.outcome is Outcome.BROKEN]
     assert broken.guilty == "DownProjection in Layer 3"
+
+
+def test_if_the_second_run_failed_nothing_is_broken_and_nothing_lost() -> None:
+    first = [Judged("a", "x", outcome, "1.1×", "guilty") for outcome in Outcome]
+    *kept, reason = unconfirmed(first, "killed")
+    outcomes = {before.outcome: now.outcome for before, now in zip(first, kept, strict=True)}
+    assert outcomes == {one: one for one in Outcome} | {Outcome.BROKEN: Outcome.UNKNOWN}
+    assert [now.guilty for now in kept] == ["guilty"] * len(Outcome)
+    changed = [now.said for before, now in zip(first, kept, strict=True) if now != before]
+    assert changed == ["1.1×; not confirmed by a second run"]
+    assert (reason.outcome, reason.said) == (Outcome.UNKNOWN, "the second run failed: killed")

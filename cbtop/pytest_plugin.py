@@ -1,0 +1,255 @@
+"""A pytest plugin: a test with the mark `cbtop` is measured by `cbtop check`, against a base file next to it.
+
+PYTEST_DONT_REWRITE
+"""
+
+# Rules
+# - Each measured run of a test is a process: `cbtop check` runs pytest with this test alone. Runs in one process have
+#   the same memory layout, so they would not show how runs vary. The session itself runs no fixture of the test.
+# - Every pytest session imports this module, so nothing slow is imported at its top.
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+MARK, FIXTURE, PROPERTY = "cbtop", "cbtop_budget", "cbtop"
+FOLDER = "cbtop-baselines"
+EXCHANGE = "CBTOP_PYTEST"  # in a measured process: the folder for what the process reports to the session
+BUDGET, SKIPPED, VERDICTS, NEW = "budget", "skipped", "verdicts.json", "new.json"  # files in it
+LEARNED_RUNS = 6  # an interval is then 5.6 times the scatter, with three runs 20 times (docs/gate.md)
+FAILED, TOO_LITTLE, UNTRUSTED = 1, 3, 5  # exit codes of `cbtop check`
+STEPS_NEEDED = (
+    "a measured test needs at least 20 steps of a phase: `with profiler.step(…)` of a BrickProfiler, or calls of a "
+    "torch model; see docs/pytest.md"
+)
+AT_THE_SAME_TIME = "other tests ran at the same time and disturb what is measured; run measured tests with -n 0"
+WAYS_OUT = {
+    "unsure": "to pass tests that could not be judged: --cbtop-allow-unsure",
+    "different": "to compare them anyway: --cbtop-anyway; to write a base file on this machine: --cbtop-update",
+}
+# Variables by which tools measure or control the session. A measured process is not part of that.
+_OF_THE_SESSION = ("PYTEST_ADDOPTS", "COV_CORE_", "COVERAGE_PROCESS_")
+
+
+class ParallelRunWarning(pytest.PytestWarning):
+    """A test was measured while xdist ran other tests."""
+
+
+class MeasurementError(Exception):
+    """The test is too slow, or could not be measured or judged."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("cbtop", "speed of tests with the mark cbtop")
+    group.addoption("--cbtop-update", action="store_true", help="run each measured test, and write its base file")
+    group.addoption(
+        "--cbtop-runs", type=int, default=LEARNED_RUNS, metavar="N",
+        help="with --cbtop-update: run each test N times, to learn how runs vary (default: %(default)s)",
+    )  # fmt: skip
+    group.addoption(
+        "--cbtop-allow-unsure", action="store_true", help="pass a test whose thresholds could not be judged"
+    )
+    group.addoption("--cbtop-anyway", action="store_true", help="compare with base files of another machine, too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        f"{MARK}(*thresholds): measure this test, and judge it by thresholds such as 'decode.p50 <= 1.05x'; without "
+        "any, nothing may be slower than in its base file",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Replace the tests that are to be measured. In a measured process, tests stay as they are."""
+    if EXCHANGE in os.environ:
+        return
+    for at, item in enumerate(items):
+        if isinstance(item, pytest.Function) and (item.get_closest_marker(MARK) or FIXTURE in item.fixturenames):
+            items[at] = MeasuredTest.from_parent(
+                item.parent,
+                name=item.name,
+                callspec=getattr(item, "callspec", None),
+                callobj=item.obj,
+                originalname=item.originalname,
+            )
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """In a measured process, report to the session that the test skips itself, and why."""
+    if report.skipped and EXCHANGE in os.environ:
+        why = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        Path(os.environ[EXCHANGE], SKIPPED).write_text(why.removeprefix("Skipped: "), encoding="utf-8")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    lines = [
+        line
+        for report in terminalreporter.getreports("passed")
+        for name, line in getattr(report, "user_properties", ())
+        if name == PROPERTY
+    ]
+    if lines:
+        terminalreporter.section("cbtop")
+        for line in lines:
+            terminalreporter.write_line(str(line))
+
+
+@pytest.fixture
+def cbtop_budget() -> Callable[..., None]:
+    """Judge this test by thresholds that are known only while it runs: `cbtop_budget("decode.p50 <= 1.05x")`."""
+    if EXCHANGE not in os.environ:
+        raise pytest.UsageError(f"{FIXTURE} must be an argument of the test, so that the test is measured")
+    file = Path(os.environ[EXCHANGE], BUDGET)
+
+    def add(*thresholds: str) -> None:
+        with file.open("a", encoding="utf-8") as budget:
+            budget.writelines(json.dumps(text) + "\n" for text in thresholds)
+
+    return add
+
+
+class MeasuredTest(pytest.Function):
+    """A test whose body runs in measured processes, and not in this session."""
+
+    def setup(self) -> None:
+        """Set up no fixture, because the measured processes do that."""
+
+    def runtest(self) -> None:
+        """Measure the test and judge it. Raises MeasurementError if it is too slow or could not be judged."""
+        if getattr(self.config, "workerinput", {}).get("workercount", 1) > 1:
+            warnings.warn(ParallelRunWarning(AT_THE_SAME_TIME), stacklevel=1)
+        with TemporaryDirectory(prefix="cbtop-pytest-") as exchange:
+            self._measure(Path(exchange))
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:  # type: ignore[override]
+        return str(excinfo.value) if isinstance(excinfo.value, MeasurementError) else super().repr_failure(excinfo)
+
+    @property
+    def base_file(self) -> Path:
+        """The file of runs to compare with, next to the test's file: cbtop-baselines/test_file/test_name.json."""
+        name = self.nodeid.partition("::")[2].replace("::", ".")
+        return self.path.parent / FOLDER / self.path.stem / f"{quote(name, safe='[],=. ')}.json"
+
+    def _measure(self, exchange: Path) -> None:
+        options = self.config.option
+        marks = [*self.iter_markers(MARK)]
+        thresholds = [text for mark in reversed(marks) for text in mark.args]
+        if any(mark.kwargs for mark in marks) or not all(isinstance(text, str) for text in thresholds):
+            raise MeasurementError(f"the mark {MARK} takes thresholds as texts: @pytest.mark.{MARK}('step <= 1.05x')")
+        may_add = FIXTURE in self.fixturenames  # thresholds that are known only after a run
+        needs_base = _need_base(thresholds)
+        if options.cbtop_update and (needs_base or may_add):
+            self.base_file.parent.mkdir(parents=True, exist_ok=True)
+            learn = ("--learn", str(options.cbtop_runs), "--force")
+            done = self._check(exchange, "--baseline", str(self.base_file), *learn)
+            self.user_properties += [(PROPERTY, f"{self.nodeid}: {line}") for line in _own_lines(done.stderr)]
+            return
+        words = []
+        if may_add:
+            self._check(exchange, "--baseline", str(exchange / NEW), "--learn", "1")
+            words += ["--new", str(exchange / NEW)]
+            thresholds += _added(exchange)
+            needs_base = _need_base(thresholds)
+        if needs_base:
+            if not self.base_file.exists():
+                raise MeasurementError(
+                    f"there is no base file {self.base_file}; write it with `pytest --cbtop-update` at the commit to "
+                    "compare with"
+                )
+            words += ["--baseline", str(self.base_file)]
+        if options.cbtop_anyway:
+            words.append("--anyway")
+        self._check(exchange, *words, "--format", "text", "--format", f"json={exchange / VERDICTS}", *thresholds)
+
+    def _check(self, exchange: Path, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run `cbtop check` with this test as its command, except if `words` have the new run.
+
+        Raises MeasurementError if the check fails, and skips this test if it skips itself.
+        """
+        command = [] if "--new" in words else ["--", *self._command(exchange)]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(_OF_THE_SESSION)}
+        done = subprocess.run(
+            [sys.executable, "-m", "cbtop", "check", *words, *command],
+            cwd=self.config.invocation_params.dir,
+            env=environment | {EXCHANGE: str(exchange)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+        )
+        if (exchange / SKIPPED).exists():
+            pytest.skip((exchange / SKIPPED).read_text(encoding="utf-8"))
+        if done.returncode and not (self.config.option.cbtop_allow_unsure and _reason(done, exchange) == "unsure"):
+            raise MeasurementError(_explained(done, exchange))
+        return done
+
+    def _command(self, exchange: Path) -> list[str]:
+        """Return a command that runs this test alone, with the options by which this session found it."""
+        options = self.config.option
+        words = [sys.executable, "-m", "pytest", f"{self.path}::{self.nodeid.partition('::')[2]}"]
+        words += ["--runxfail", "--no-header", "-q"]
+        words += ["--rootdir", str(self.config.rootpath), "--import-mode", options.importmode]
+        words += ["-c", str(self.config.inipath)] if self.config.inipath else []
+        words += [word for name in options.plugins for word in ("-p", name)]
+        for text in (*(options.override_ini or ()), "addopts=", f"cache_dir={exchange / 'cache'}"):
+            words += ["-o", text]
+        return words
+
+
+def _need_base(thresholds: Sequence[str]) -> bool:
+    """Whether the thresholds need a base file. Without any threshold, the default gate needs one."""
+    from cbtop.comparison.threshold_grammar import parse  # imported here, because few sessions need it
+    from cbtop.errors import UsageError
+
+    try:
+        parsed = [parse(text) for text in thresholds]
+    except UsageError as error:
+        raise MeasurementError(str(error)) from error
+    return not parsed or any(one.is_relative for one in parsed)
+
+
+def _added(exchange: Path) -> list[str]:
+    """Return the thresholds that the test added. They are the same in every run, so each counts once."""
+    file = exchange / BUDGET
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return [json.loads(line) for line in dict.fromkeys(lines)]
+
+
+def _own_lines(stderr: str) -> list[str]:
+    return [line for line in stderr.splitlines() if line.startswith(("cbtop: ", "cbtop check: "))]
+
+
+def _reason(done: subprocess.CompletedProcess[str], exchange: Path) -> str:
+    """Return `unsure`, `different` or `untrusted`: why a check could not judge. Return "" if it could."""
+    if done.returncode != UNTRUSTED or not (exchange / VERDICTS).exists():
+        return ""
+    diff = json.loads((exchange / VERDICTS).read_text(encoding="utf-8"))["diff"]
+    if diff["base"]["untrusted"] or diff["now"]["untrusted"]:
+        return "untrusted"
+    return "different" if diff["not_comparable"] else "unsure"
+
+
+def _explained(done: subprocess.CompletedProcess[str], exchange: Path) -> str:
+    """Return why a check failed, and what to do. If the test itself failed, its output has the reason."""
+    lines = [*_own_lines(done.stderr), done.stdout]
+    if done.returncode == FAILED or not any(lines):
+        return f"{done.stderr}\n`cbtop check` ended with exit code {done.returncode}"
+    sys.stderr.write(done.stderr)  # pytest shows it below the failure
+    if done.returncode == TOO_LITTLE:
+        lines.append(STEPS_NEEDED)
+    lines.append(WAYS_OUT.get(_reason(done, exchange), ""))
+    return "\n".join(filter(None, lines))

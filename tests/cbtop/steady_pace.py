@@ -1,0 +1,26 @@
+"""A machine whose pace depends on no neighbour, for processes of `cbtop check` that a test starts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+# Python imports it at its start.
+CUSTOMIZED = """
+import sys
+
+if "check" in sys.orig_argv:
+    from cbtop.commands.shared import machine_pace
+    from cbtop.comparison.runs import Pace
+
+    machine_pace.machine_pace = lambda: Pace(1_000.0, 5_000.0)
+"""
+
+
+def set_steady_pace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let processes started from now on find the same pace at all times."""
+    (folder / "sitecustomize.py").write_text(CUSTOMIZED)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *filter(None, sys.path)]))
