@@ -17,6 +17,7 @@ from cbtop.commands.run import recorded_overhead
 from cbtop.commands.shared.numbers import count
 from cbtop.commands.shared.runs import add_source_argument
 from cbtop.errors import UsageError
+from cbtop.units import counted
 
 if TYPE_CHECKING:  # imported for types only, because numpy loads slowly
     from cbtop.commands.shared.bisect_search import Asked
@@ -114,7 +115,8 @@ def _search(options: argparse.Namespace, repository: Repository, asked: Asked) -
     state = state_of(repository.state, of, restart=options.restart)
     commits = len(repository.between([asked.good], asked.bad, first_parent=asked.first_parent))
     least, most = runs_needed(commits, asked.rounds)
-    _say(f"{commits} commits from GOOD to BAD: {least} to {most} runs, at most {options.limit:g} min (--limit)")
+    from_good = f"{counted(commits, 'commit')} from GOOD to BAD"
+    _say(f"{from_good}: {least} to {most} runs, at most {options.limit:g} min (--limit)")
 
     def say_how_long(build_s: float, run_s: float) -> None:
         builds_s = build_s * (2 + halvings(commits))
@@ -126,7 +128,7 @@ def _search(options: argparse.Namespace, repository: Repository, asked: Asked) -
         under = [sys.executable, "-P", "-m", "cbtop", "run", "--quiet", "--overhead", recorded_overhead(), "--"]
         runs = CommitRuns(state, trees, [*under, *options.command], options, until_s, say_how_long)
         if runs.kept:
-            _say(f"{runs.kept} runs are kept from before (--restart removes them)")
+            _say(f"{counted(runs.kept, 'run')} kept from before (--restart removes them)")
         result = Search(repository, runs, asked, _say).run(str(state))
     sys.stdout.write(FORMATS[options.format](result) + "\n")
     return EXIT_CODES.get(result.end.value, NOT_FOUND)

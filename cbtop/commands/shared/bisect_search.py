@@ -77,17 +77,18 @@ class Search:
             end, why = End.UNFINISHED, f"{error}; {GO_ON}"
         except KeyboardInterrupt:
             end, why = End.INTERRUPTED, GO_ON
-        suspects = [] if self._wanted is None else [self._bad]
-        if end not in (End.FOUND, End.UNCONFIRMED) and suspects:
-            suspects = self._candidates()
+        left = [] if self._wanted is None else [self._bad]
+        if end not in (End.FOUND, End.UNCONFIRMED) and left:
+            left = self._candidates()
+        good, bad, *suspects = self._repository.commits([self._asked.good, self._asked.bad, *left])
         assessment = self._assessments.get(self._bad)
         broken = self._wanted.of(assessment) if self._wanted and assessment else []
         return BisectResult(
             end=end,
             why=why,
-            good=self._repository.commit(self._asked.good),
-            bad=self._repository.commit(self._asked.bad),
-            suspects=tuple(self._repository.commit(one) for one in suspects),
+            good=good,
+            bad=bad,
+            suspects=tuple(suspects),
             broken=tuple(broken),
             commits=tuple(self._results),
             between=len(self._between),
@@ -190,13 +191,13 @@ class Search:
         if verdict is Verdict.BAD:
             self._assessments[commit] = assessment
         said = said_of(assessment, self._wanted)
-        words = self._repository.commit(commit)
+        (words,) = self._repository.commits([commit])
         beside = "" if base == self._asked.good else f"beside its parent {base[:SHORT]}: "
         self._results.append(CommitResult(words, base, verdict.value, f"{beside}{said}", rounds))
         self._say(f"{words.line}: {verdict.value}, {beside}{said}")
 
     def _note_skipped(self, commit: str, why: str) -> None:
         self._unclear.add(commit)
-        words = self._repository.commit(commit)
+        (words,) = self._repository.commits([commit])
         self._results.append(CommitResult(words, self._asked.good, SKIPPED, why, 0))
         self._say(f"{words.line}: {SKIPPED}, {why}")

@@ -89,10 +89,13 @@ class Repository:
         lines = git("rev-list", *only, bad, "--not", *goods, at=self.root).decode().splitlines()
         return [line.split()[0] for line in lines]
 
-    def commit(self, name: str) -> Commit:
-        words = git("show", "--no-patch", "--format=%s%x00%an%x00%aI", name, at=self.root).decode(errors="replace")
-        subject, author, date = words.strip().split("\0")
-        return Commit(name, subject, author, date)
+    def commits(self, names: Sequence[str]) -> tuple[Commit, ...]:
+        """Return the commits with their words, in the same order."""
+        words = ["log", "--no-walk=unsorted", "--stdin", "--format=%H%x00%s%x00%an%x00%aI"]
+        text = git(*words, at=self.root, text="".join(f"{name}\n" for name in names)).decode(errors="replace")
+        # git prints each commit once
+        known = {found.name: found for line in text.split("\n") if line for found in [Commit(*line.split("\0"))]}
+        return tuple(known[name] for name in names)
 
     def parent(self, name: str) -> str | None:
         """Return the first parent of a commit, or None for a first commit."""
@@ -106,10 +109,11 @@ def locked(repository: Repository) -> Iterator[None]:
     repository.state.mkdir(parents=True, exist_ok=True)
     lock = os.open(repository.state, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CbtopError("another cbtop bisect runs in this repository; wait for it, or end it") from error
         yield
-    except BlockingIOError as error:
-        raise CbtopError("another cbtop bisect runs in this repository; wait for it, or end it") from error
     finally:
         os.close(lock)
 

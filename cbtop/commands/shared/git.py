@@ -8,15 +8,15 @@ from pathlib import Path
 from cbtop.errors import UsageError
 
 
-def git(*arguments: str, at: Path | None = None, of: str = "") -> bytes:
-    """Run git in the directory `at` (default: the current one), and return its output.
+def git(*arguments: str, at: Path | None = None, of: str = "", text: str = "") -> bytes:
+    """Run git in the directory `at` (default: the current one) with the input `text`, and return its output.
 
     Raises UsageError if git fails. `of` is the revision that the arguments name.
     """
     try:
         # in a session of its own, so that Ctrl-C in a terminal does not end git half way
         done = subprocess.run(
-            ("git", *arguments), capture_output=True, check=False, cwd=at, stdin=subprocess.DEVNULL,
+            ("git", *arguments), capture_output=True, check=False, cwd=at, input=text.encode(),
             start_new_session=True,
         )  # fmt: skip
     except OSError as error:

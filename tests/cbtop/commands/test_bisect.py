@@ -71,7 +71,7 @@ def test_the_slower_commit_is_named_with_its_brick_and_the_checkout_stays_as_it_
         said = capfd.readouterr()
         assert said.out.startswith(f"first bad commit: {commits[1][:10]} commit 1\n")
         assert f"breaks {GUILTY}: 1.50" in said.out
-        assert "cbtop: 1 commits from GOOD to BAD: 11 to 34 runs, at most 60 min (--limit)\n" in said.err
+        assert "cbtop: 1 commit from GOOD to BAD: 11 to 34 runs, at most 60 min (--limit)\n" in said.err
         assert "so all of them take about " in said.err
         assert list(temporary.iterdir()) == []
         # the same command reads the runs that are kept
@@ -79,7 +79,7 @@ def test_the_slower_commit_is_named_with_its_brick_and_the_checkout_stays_as_it_
         assert bisect(commits[0], commits[1], "--format", "json", *COMMAND) == 4
         assert time.monotonic() - begun_s < DEADLINE_S
         said = capfd.readouterr()
-        assert "cbtop: 9 runs are kept from before (--restart removes them)" in said.err
+        assert "cbtop: 9 runs kept from before (--restart removes them)" in said.err
         assert "recording" not in said.err
     found = json.loads(said.out)
     assert (found["schema"], found["end"], found["runs"]) == ("cbtop.bisect/1", "found", 9)
@@ -168,7 +168,7 @@ def test_a_bisection_that_was_interrupted_goes_on_and_leaves_no_worktree(
         assert list(temporary.iterdir()) == []
     found = json.loads(out)
     assert found["first_bad"]["name"] == commits[2]
-    assert "runs are kept from before" in err
+    assert "runs kept from before" in err
 
 
 def wait_for_rounds(repository: MadeRepository, number: int) -> None:
