@@ -32,7 +32,7 @@ DESCRIPTION = (
 EPILOG = """\
 examples:
   cbtop bisect v1.2 HEAD -- python bench.py
-  cbtop bisect HEAD~40 HEAD 'decode.p50<=1.05x' 'attn@3.p99<=2ms' -- python bench.py     thresholds of cbtop check
+  cbtop bisect HEAD~40 HEAD 'decode.step<=1.05x' 'attn@3.p99<=2ms' -- python bench.py     thresholds of cbtop check
   cbtop bisect v1.2 HEAD --build 'pip install -e .' -- python bench.py
   cbtop bisect v1.2 HEAD --build 'git submodule update --init && make' -- ./bench
   cbtop bisect v1.2 main --first-parent --limit 240 -- python bench.py

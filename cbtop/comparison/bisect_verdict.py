@@ -136,7 +136,7 @@ def verdict_of(assessment: Assessment, wanted: Wanted, *, is_last: bool) -> Verd
     rules = {rule for rule, _ in wanted.keys}
     outcomes = {one.outcome for one in assessment.judged if one.rule in rules}
     holds = {Outcome.HOLDS, Outcome.UNSURE} if is_last else {Outcome.HOLDS}
-    return Verdict.GOOD if outcomes <= holds else Verdict.UNCLEAR
+    return Verdict.GOOD if outcomes and outcomes <= holds else Verdict.UNCLEAR
 
 
 def _largest(part: PartDiff) -> Slowdown | None:

@@ -76,13 +76,34 @@ def test_a_wait_between_steps_is_found_by_the_typical_step() -> None:
     assert said_of(assessed(), bad).startswith("typical decode step: 1.0")
 
 
+@pytest.mark.parametrize(("wait_us", "name"), [(200.0, "typical decode step"), (100.0, DOWN)])
+def test_the_larger_part_of_a_longer_step_decides(wait_us: float, name: str) -> None:
+    """DownProjection takes 120 µs longer, and the step waits as long as given in addition to 30 µs."""
+    bad = wanted(slower=1.5, between_steps_us=30 + wait_us)
+    assert bad.slowdown is not None
+    assert bad.slowdown.name == name
+    assert {brick for _, brick in bad.keys} >= {"DownProjection"}
+
+
+@pytest.mark.parametrize(
+    ("guilty", "expected"), [("DownProjection in Layer 1", Verdict.BAD), ("RmsNorm in Layer 4", Verdict.UNCLEAR)]
+)
+def test_a_longer_step_is_that_of_bad_if_the_same_brick_is_its_cause(guilty: str, expected: Verdict) -> None:
+    found = assessed(slower=1.5)
+    (step,) = [one for one in found.broken if "no longer step" in one.rule]
+    bad = wanted(slower=1.5)
+    assert verdict(replace(found, judged=(replace(step, guilty=guilty),)), bad) is expected
+
+
 def test_a_slowdown_shared_by_places_is_bad_by_its_rule_alone() -> None:
     bad = Wanted(frozenset({("rule", "no single brick; most Attention")}), None)
     found = assessed()
     shares = replace(found, judged=(Judged("rule", "decode", Outcome.BROKEN, "", "no single brick; most RmsNorm"),))
     assert verdict(shares, bad) is Verdict.BAD
     other = replace(found, judged=(Judged("other", "decode", Outcome.BROKEN, "", "no single brick; most Attention"),))
-    assert verdict(other, bad) is Verdict.GOOD
+    assert verdict(other, bad) is Verdict.UNCLEAR  # nothing is known of the rule itself
+    holds = replace(other, judged=(*other.judged, Judged("rule", "decode", Outcome.HOLDS, "")))
+    assert verdict(holds, bad) is Verdict.GOOD
 
 
 def test_an_unsure_threshold_passes_after_all_rounds_only() -> None:

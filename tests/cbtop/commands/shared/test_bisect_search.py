@@ -261,3 +261,28 @@ def test_a_slow_commit_of_a_merged_branch_is_found_or_its_merge(tmp_path: Path, 
     assert not (first_parent and measured & set(side))
     assert not measured & {good}
     assert main
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("slower", "longer_each", "least"), [(1.5, 0.0, 9), (1.2, 0.0, 9), (1.1, 0.0, 5), (1.5, 0.01, 5), (1.2, 0.01, 0)]
+)
+def test_no_wrong_commit_is_named_on_a_noisy_machine(
+    line: tuple[MadeRepository, list[str]], slower: float, longer_each: float, least: int
+) -> None:
+    """Runs differ by half a percent, and each takes `longer_each` times longer than the one before."""
+    repository, commits = line
+    noisy, seeds, found = Noise(run=0.005), count(10_000), []
+
+    class Noisy(MadeRuns):
+        def _run(self, commit: str) -> Run:
+            self.kept += 1
+            longer = 1 + longer_each * self.kept
+            return made_run(next(seeds), noisy, 120, slower=self.slower.get(commit, 1.0), all_longer=longer)
+
+    for number in range(10):
+        first = 1 + number % (COMMITS - 1)
+        result = search(repository, Noisy(since(commits, first, slower)), commits[0], commits[-1])
+        found.append((result.end, commits[first] in named(result) or not named(result)))
+    assert [end for end, is_right in found if not is_right] == []
+    assert sum(end is End.FOUND for end, _ in found) >= least
