@@ -132,7 +132,7 @@ class Trees:
     def __init__(self, repository: Repository, build: str | None, until_s: float) -> None:
         self._repository, self._build, self._until_s = repository, build, until_s
         self._remove_left()
-        self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self._folder = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()  # as git writes paths
         self._trees: dict[str, Tree] = {}
 
     def at(self, commit: str, log: int) -> Tree:

@@ -85,6 +85,18 @@ def test_a_killed_bisection_leaves_its_worktrees_to_the_next(repository: MadeRep
     assert list(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")) == []
 
 
+def test_a_folder_for_temporary_files_may_be_a_link(
+    repository: MadeRepository, log: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "tmp")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "link"))
+    trees = Trees(Repository.here(), None, inf)
+    trees.at(repository.git("rev-parse", "HEAD"), log)
+    assert repository.worktrees() == 2
+    trees.close()
+    assert repository.worktrees() == 1
+
+
 def test_a_worktree_that_was_removed_is_made_again(repository: MadeRepository, log: int) -> None:
     trees = Trees(Repository.here(), None, inf)
     commit = repository.git("rev-parse", "HEAD")
