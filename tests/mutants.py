@@ -107,6 +107,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "tests/cbtop/comparison/test_thresholds.py",
         "tests/cbtop/commands/test_diff.py",
     ),
+    "cbtop.comparison.bisect_verdict": ("tests/cbtop/comparison/test_bisect_verdict.py",),
     "cbtop.comparison.default_gate": ("tests/cbtop/comparison/test_default_gate.py",),
     "cbtop.comparison.threshold_grammar": ("tests/cbtop/comparison/test_threshold_grammar.py",),
     "cbtop.comparison.thresholds": ("tests/cbtop/comparison/test_thresholds.py",),

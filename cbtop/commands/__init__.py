@@ -12,6 +12,7 @@ COMMANDS = {
     "replay": "show a recording",
     "diff": "compare two runs, by brick and layer",
     "check": "fail where a run is slower than its baseline, or over its budgets: for CI",
+    "bisect": "find the commit that made a program slower, and the brick that it slowed down",
     "export": "write what was recorded for other tools",
     "kernels": "which kernels run for each brick on a GPU, recorded for a few steps",
     "map": "which kernels a model runs, by layer and brick, and where each is written",

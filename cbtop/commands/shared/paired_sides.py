@@ -11,7 +11,6 @@ import json
 import os
 import select
 import shlex
-import signal
 import subprocess
 import sys
 import tarfile
@@ -23,7 +22,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
+from cbtop.commands.shared.git import commit_of, git
 from cbtop.commands.shared.numbers import count
+from cbtop.commands.shared.process_group import end_group
 from cbtop.errors import CbtopError, UsageError
 from cbtop.tuning.measuring import Bench, InterruptedTurnError, Setting, Test
 from cbtop.tuning.paired import SIDES, Turn
@@ -40,7 +41,6 @@ A and B are two of one kind, which the word before the colon says:
                  tokens/s; of any other, the time from start to exit is\
 """
 WHOLE = "whole"  # name of the test of a command that does not count tokens
-GRACE_S = 5.0
 POLL_MS = 100
 SHOWN_ERROR = 200
 ShouldStop = Callable[[], bool]
@@ -117,7 +117,7 @@ class Process:
         Raises CbtopError if the command fails, and InterruptedTurnError once `should_stop` returns true.
         """
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as said:
-            took_ns, code = self._run(out.fileno(), said.fileno(), should_stop)
+            took_ns, code = self.run(out.fileno(), said.fileno(), should_stop)
             said.seek(0)
             if code:
                 words = said.read().decode(errors="replace").strip().splitlines()
@@ -126,7 +126,12 @@ class Process:
             out.seek(0)
             return tests_in(out.read(), self.title) or {WHOLE: (None, took_ns)}
 
-    def _run(self, out: int, said: int, should_stop: ShouldStop) -> tuple[int, int]:
+    def run(self, out: int, said: int, should_stop: ShouldStop) -> tuple[int, int]:
+        """Run the command with its output in the files `out` and `said` (stderr). Returns its time (ns) and exit
+        code.
+
+        Ends it and its descendants, and raises InterruptedTurnError, once `should_stop` returns true.
+        """
         begun_ns = time.perf_counter_ns()
         process = subprocess.Popen(
             self.command, stdin=subprocess.DEVNULL, stdout=out, stderr=said, cwd=self.directory,
@@ -145,19 +150,7 @@ class Process:
             took_ns = time.perf_counter_ns() - begun_ns
             return took_ns, process.wait()
         finally:
-            _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process and its descendants, unless the process has already ended."""
-    if process.poll() is not None:
-        return
-    os.killpg(process.pid, signal.SIGTERM)
-    try:
-        process.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+            end_group(process)
 
 
 def tests_in(output: bytes, title: str) -> dict[str, tuple[int | None, int]]:
@@ -210,22 +203,9 @@ def processes(sides: Sequence[Side], arguments: Sequence[str]) -> Iterator[list[
 def _unpack(revision: str, directory: Path) -> None:
     """Unpack a revision of the cbtop checkout that contains this file. Raises UsageError if there is no such
     checkout."""
-    root = _git("rev-parse", "--show-toplevel").decode().strip()
-    commit = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}", of=revision)
-    packed = _git("-C", root, "archive", "--format=tar", commit.decode().strip())
+    root = git("rev-parse", "--show-toplevel").decode().strip()
+    packed = git("archive", "--format=tar", commit_of(revision), at=Path(root))
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         archive.extractall(directory, filter="data")
     if not (directory / "cbtop" / "commands" / "bench.py").exists():
         raise UsageError(f"revision {revision} of {root} has no `cbtop bench`")
-
-
-def _git(*arguments: str, of: str = "") -> bytes:
-    try:
-        done = subprocess.run(("git", *arguments), capture_output=True, check=False)
-    except OSError as error:
-        raise UsageError(f"git: {error.strerror or error}; revisions need it") from error
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()
-        why = f"{of!r} is no revision here" if of else said.splitlines()[-1] if said else "failed"
-        raise UsageError(f"git: {why}")
-    return done.stdout

@@ -8,13 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from cbtop.commands.shared.interrupts import noted_interrupt
+from cbtop.commands.shared.process_group import end_group
 from cbtop.commands.shared.progress import ProgressLine
 from cbtop.commands.shared.show import add_connect_arguments, positive_seconds, viewer_keys
 from cbtop.errors import CbtopError, NoDataError, UntrustedError, UsageError
@@ -34,12 +36,35 @@ DEFAULT_LIVE_S = 10.0
 WHERE = "a recording, a file of runs, or the pid of a process that runs"
 
 
-def add_runs_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose the sources of runs, and the runs to use."""
+class OverdueError(CbtopError):
+    """A command was ended, because its time was over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How to start a command: by default here, in this environment, with its output on stderr, without a limit."""
+
+    directory: Path | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)  # in addition to that of this process
+    output: int | None = None  # file descriptor for both kinds of output
+    is_apart: bool = False  # without input, in a session of its own: Ctrl-C reaches it, and its descendants, by us
+    until_s: float = inf  # on the monotonic clock; the command is ended then
+
+
+HERE = Launch()
+
+
+def add_source_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the option that chooses one of several recorded processes."""
     parser.add_argument(
         "--source", metavar="WHICH",
         help="of several processes this one: its pid, rank=N or its key in `cbtop ls`",
     )  # fmt: skip
+
+
+def add_runs_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose the sources of runs, and the runs to use."""
+    add_source_argument(parser)
     parser.add_argument(
         "--duration", type=positive_seconds, default=DEFAULT_LIVE_S, metavar="SEC",
         help=f"of a process that runs record so long (default: {DEFAULT_LIVE_S:g})",
@@ -65,11 +90,14 @@ def runs_of(where: str, options: argparse.Namespace) -> list[Run]:
     return [_only(path, options.source)]
 
 
-def run_of_command(command: Sequence[str], title: str, options: argparse.Namespace, name: str) -> Run:
+def run_of_command(
+    command: Sequence[str], title: str, options: argparse.Namespace, name: str, launch: Launch = HERE
+) -> Run:
     """Run `command` isolated from other processes and record all of it.
 
-    The machine's pace is measured before and after. The command's output goes to stderr, because stdout is for the
-    report. Raises CbtopError, with `title` in the message, if the command fails.
+    The machine's pace is measured before and after. The command's output goes to stderr by default, because stdout
+    is for the report. Raises CbtopError, with `title` in the message, if the command fails, and OverdueError
+    if its time is over.
     """
     from cbtop.commands.shared.machine_pace import machine_pace
 
@@ -79,7 +107,7 @@ def run_of_command(command: Sequence[str], title: str, options: argparse.Namespa
         try:
             path = Path(directory) / name
             before_it = machine_pace()
-            _record_command(command, title, options, path)
+            _record_command(command, title, options, path, launch)
             return replace(_only(path, options.source), paces=(before_it, machine_pace()))
         finally:
             if before is None:
@@ -88,16 +116,24 @@ def run_of_command(command: Sequence[str], title: str, options: argparse.Namespa
                 os.environ[RUNTIME_VARIABLE] = before
 
 
-def _record_command(command: Sequence[str], title: str, options: argparse.Namespace, path: Path) -> None:
+def _record_command(
+    command: Sequence[str], title: str, options: argparse.Namespace, path: Path, launch: Launch
+) -> None:
     """Run `command`, and record all processes into `path` until the command has ended.
 
     Raises CbtopError, with `title` in the message, if the command fails.
     """
-    process = subprocess.Popen(command, stdout=sys.stderr.fileno())
+    output = sys.stderr.fileno() if launch.output is None else launch.output
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL if launch.is_apart else None, stdout=output, stderr=launch.output,
+        cwd=launch.directory, env=os.environ | launch.environment, start_new_session=launch.is_apart,
+    )  # fmt: skip
     try:
-        _record(path, options, None, process)
+        _record(path, options, None, process, launch.until_s)
     finally:
-        if process.poll() is None:
+        if launch.is_apart:
+            end_group(process)
+        elif process.poll() is None:
             process.send_signal(signal.SIGTERM)
             process.wait()
     if process.returncode:
@@ -105,9 +141,16 @@ def _record_command(command: Sequence[str], title: str, options: argparse.Namesp
 
 
 def _record(
-    path: Path, options: argparse.Namespace, seconds: float | None, process: subprocess.Popen[bytes] | None = None
+    path: Path,
+    options: argparse.Namespace,
+    seconds: float | None,
+    process: subprocess.Popen[bytes] | None = None,
+    overdue_s: float = inf,
 ) -> None:
-    """Record all sources into `path`, for `seconds` or until `process` has ended and its data is read."""
+    """Record all sources into `path`, for `seconds` or until `process` has ended and its data is read.
+
+    Raises OverdueError at `overdue_s` (monotonic).
+    """
     from cbtop.client.stream_recorder import StreamRecorder
 
     try:
@@ -123,6 +166,8 @@ def _record(
                 if is_interrupted():
                     raise KeyboardInterrupt
                 recorder.poll(POLL_MS)
+                if time.monotonic() > overdue_s:
+                    raise OverdueError(f"{path.name}: the time is over")
                 if recorder.refused:
                     raise CbtopError(recorder.refused)
                 if recorder.is_full:
@@ -131,9 +176,11 @@ def _record(
                     raise NoDataError(f"no answer from {recorder.unanswered}")
                 if process and process.poll() is not None:
                     until_s = until_s or time.monotonic() + READ_ON_S
-                    if _is_read(recorder):
+                    if process.returncode or _is_read(recorder):  # no data of a failed command is used
                         break
                 line.show(f"recording {path.name}: {time.monotonic() - begun_s:.0f} s")
+            if is_interrupted():  # Ctrl-C in a terminal ends `process`, too
+                raise KeyboardInterrupt
     finally:
         line.clear()
         recorder.close()

@@ -1,0 +1,239 @@
+"""The repository of `cbtop bisect`, and a temporary worktree for each commit."""
+
+# Rules
+# - The user's checkout, index and branches are never touched. Worktrees are detached, in a temporary folder, and made
+#   without hooks.
+# - A folder that a killed process has left is removed by the next one.
+# - Each worktree comes first on PYTHONPATH, so that an editable install elsewhere is not measured instead.
+# - With a build command, each worktree has a virtual environment of its own, so that `pip install` changes no other.
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cbtop.commands.shared.git import commit_of, git
+from cbtop.commands.shared.interrupts import noted_interrupt
+from cbtop.commands.shared.paired_sides import Process
+from cbtop.commands.shared.runs import OverdueError
+from cbtop.errors import CbtopError, UsageError
+from cbtop.reports.bisect import SHORT, Commit
+from cbtop.tuning.measuring import InterruptedTurnError
+
+STATE = "cbtop-bisect"  # folder in the git directory
+PREFIX = "cbtop-bisect-"  # of temporary folders
+LAST_PATH_FILE = "zz-of-the-user.pth"  # Python reads such files in this order, so a build's own come first
+SHOWN_ERROR = 200
+
+
+class BrokenCommitError(CbtopError):
+    """A commit cannot be checked out, built or run."""
+
+    def __init__(self, commit: str, why: str, exit_code: int = CbtopError.exit_code) -> None:
+        super().__init__(f"{commit[:SHORT]}: {why}")
+        self.commit, self.why, self.exit_code = commit, why, exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """The repository that contains the current directory."""
+
+    root: Path  # of the checkout
+    below: str  # the current directory, relative to `root`
+    state: Path  # folder for measured runs
+
+    @staticmethod
+    def here() -> Repository:
+        """Return the repository of the current directory. Raises UsageError if the directory is in no repository."""
+        root, common = git("rev-parse", "--path-format=absolute", "--show-toplevel", "--git-common-dir").split(b"\n")[
+            :2
+        ]
+        below = git("rev-parse", "--show-prefix").decode().strip()
+        return Repository(Path(os.fsdecode(root)), below, Path(os.fsdecode(common)) / STATE)
+
+    def ends(self, good: str, bad: str) -> tuple[str, str]:
+        """Return the commits of both revisions. Raises UsageError if GOOD is not an ancestor of BAD."""
+        first, last = commit_of(good, self.root), commit_of(bad, self.root)
+        if first == last:
+            raise UsageError(f"GOOD and BAD are the same commit, {first[:SHORT]}")
+        if self._is_ancestor(last, first):
+            raise UsageError(f"BAD ({bad}) is an ancestor of GOOD ({good}); swap them")
+        if not self._is_ancestor(first, last):
+            try:
+                base = git("merge-base", first, last, at=self.root).decode().strip()
+                way_out = f"bisect from their merge base: cbtop bisect {base[:SHORT]} {bad}"
+            except UsageError:  # git fails without a word
+                way_out = "they have no commit in common"
+            raise UsageError(f"GOOD ({good}) is not an ancestor of BAD ({bad}); {way_out}")
+        return first, last
+
+    def _is_ancestor(self, first: str, last: str) -> bool:
+        return not git("rev-list", "--max-count=1", first, "--not", last, at=self.root)
+
+    def between(self, goods: Sequence[str], bad: str, *, first_parent: bool, is_halved: bool = False) -> list[str]:
+        """Return `bad` and its ancestors that are not ancestors of `goods`, the newest first.
+
+        `is_halved`: the commit that halves them comes first, as in `git bisect`.
+        """
+        only = ["--first-parent"] * first_parent + ["--bisect-all"] * is_halved
+        lines = git("rev-list", *only, bad, "--not", *goods, at=self.root).decode().splitlines()
+        return [line.split()[0] for line in lines]
+
+    def commits(self, names: Sequence[str]) -> tuple[Commit, ...]:
+        """Return the commits with their words, in the same order."""
+        words = ["log", "--no-walk=unsorted", "--stdin", "--format=%H%x00%s%x00%an%x00%aI"]
+        text = git(*words, at=self.root, text="".join(f"{name}\n" for name in names)).decode(errors="replace")
+        # git prints each commit once
+        known = {found.name: found for line in text.split("\n") if line for found in [Commit(*line.split("\0"))]}
+        return tuple(known[name] for name in names)
+
+    def parent(self, name: str) -> str | None:
+        """Return the first parent of a commit, or None for a first commit."""
+        parents = git("rev-list", "--parents", "--max-count=1", name, at=self.root).decode().split()[1:]
+        return parents[0] if parents else None
+
+
+@contextmanager
+def locked(repository: Repository) -> Iterator[None]:
+    """Hold the lock of the repository's bisections, so that no two of them disturb each other's measurements."""
+    repository.state.mkdir(parents=True, exist_ok=True)
+    lock = os.open(repository.state, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CbtopError("another cbtop bisect runs in this repository; wait for it, or end it") from error
+        yield
+    finally:
+        os.close(lock)
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A worktree: the directory and the additional environment for its commands."""
+
+    directory: Path
+    environment: dict[str, str]
+
+
+class Trees:
+    """The worktrees of a bisection. `close` removes them."""
+
+    def __init__(self, repository: Repository, build: str | None, until_s: float) -> None:
+        self._repository, self._build, self._until_s = repository, build, until_s
+        self._remove_left()
+        self._folder = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()  # as git writes paths
+        self._trees: dict[str, Tree] = {}
+
+    def at(self, commit: str, log: int) -> Tree:
+        """Return the worktree of a commit, which is made and built if necessary. Output goes to the file `log`.
+
+        Raises BrokenCommitError if that fails, and OverdueError if the time is over.
+        """
+        if commit not in self._trees:
+            at = self._folder / commit[:SHORT]
+            root = at / "tree"
+            try:
+                git(
+                    "-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", "--quiet", str(root), commit,
+                    at=self._repository.root,
+                )  # fmt: skip
+            except UsageError as error:
+                raise BrokenCommitError(commit, f"cannot be checked out: {error}") from error
+            directory = root / self._repository.below
+            if not directory.is_dir():
+                raise BrokenCommitError(commit, f"has no folder {self._repository.below}")
+            environment = self._environment(root, at / "environment")
+            if self._build is not None:
+                self._run_build(commit, Tree(root, environment), log)
+            self._trees[commit] = Tree(directory, environment)
+        return self._trees[commit]
+
+    def remove(self, commit: str) -> None:
+        """Remove the worktree of a commit, if there is one."""
+        self._trees.pop(commit, None)
+        self._remove(self._folder / commit[:SHORT])
+
+    def close(self) -> None:
+        """Remove all worktrees. A first Ctrl-C waits until they are gone."""
+        with noted_interrupt():
+            for at in list(self._folder.iterdir()):
+                self._remove(at)
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _environment(self, root: Path, at: Path) -> dict[str, str]:
+        path = [str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")]
+        found = {"PYTHONPATH": os.pathsep.join(filter(None, path))}
+        if self._build is None:
+            return found
+        try:
+            venv.create(at, symlinks=True, with_pip=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise CbtopError(f"no virtual environment can be made for --build: {error}") from error
+        (packages,) = (at / "lib").glob("python*/site-packages")
+        mine = [each for each in sys.path if os.path.isdir(each) and self._is_of_packages(each)]
+        (packages / LAST_PATH_FILE).write_text("".join(f"{each}\n" for each in mine), encoding="utf-8")
+        path = [str(at / "bin"), os.environ.get("PATH", os.defpath)]
+        return found | {"VIRTUAL_ENV": str(at), "PATH": os.pathsep.join(path)}
+
+    def _is_of_packages(self, path: str) -> bool:
+        """Whether a folder of `sys.path` has packages, and is not the user's checkout or Python's own library."""
+        if "site-packages" in path or "dist-packages" in path:
+            return True
+        is_own = Path(path).is_relative_to(self._repository.root) or Path(path).is_relative_to(sys.base_prefix)
+        return not is_own
+
+    def _run_build(self, commit: str, tree: Tree, log: int) -> None:
+        assert self._build is not None
+        process = Process(("/bin/sh", "-c", self._build), "the build", tree.directory, os.environ | tree.environment)
+        begins = os.lseek(log, 0, os.SEEK_END)
+        with noted_interrupt() as is_interrupted:
+            try:
+                _, code = process.run(log, log, lambda: is_interrupted() or time.monotonic() > self._until_s)
+            except InterruptedTurnError:
+                if is_interrupted():
+                    raise KeyboardInterrupt from None
+                raise OverdueError(f"{commit[:SHORT]}: the time is over while it is built") from None
+        if code:
+            why = f"does not build: exit code {code}{last_line(log, begins)}"
+            raise BrokenCommitError(commit, why)
+
+    def _remove(self, at: Path) -> None:
+        root = at / "tree"
+        shutil.rmtree(at, ignore_errors=True)  # first, because git refuses to remove half a worktree
+        if str(root) in self._known():
+            # twice: also if an interrupted `git worktree add` has left it locked
+            git("worktree", "remove", "--force", "--force", str(root), at=self._repository.root)
+
+    def _known(self) -> list[str]:
+        lines = git("worktree", "list", "--porcelain", at=self._repository.root).decode(errors="replace").splitlines()
+        return [line.partition(" ")[2] for line in lines if line.startswith("worktree ")]
+
+    def _remove_left(self) -> None:
+        """Remove the worktrees of a bisection that was killed. The lock of the repository must be held."""
+        for known in self._known():
+            folder = Path(known).parent.parent
+            if folder.name.startswith(PREFIX):
+                self._remove(Path(known).parent)
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def last_line(log: int, begins: int) -> str:
+    """Return `: ` and the last line of a log after the byte `begins`, or "" without output.
+
+    Lines of cbtop count only if there is no other line.
+    """
+    text = os.pread(log, os.lseek(log, 0, os.SEEK_END) - begins, begins).decode(errors="replace")
+    every = text.strip().splitlines()
+    lines = [line for line in every if not line.startswith("cbtop: ")] or every
+    return f": {lines[-1].strip()[:SHOWN_ERROR]}" if lines else ""

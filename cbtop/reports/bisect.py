@@ -1,0 +1,134 @@
+"""The result of `cbtop bisect`, as text and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from cbtop.comparison.judged import Judged
+from cbtop.profiler.analysis.graph.nodes import printable
+from cbtop.reports.tables import Table, table
+from cbtop.units import counted, duration
+
+SCHEMA = "cbtop.bisect/1"
+SHORT = 10  # characters of a commit's hash in names and reports
+MAX_SUSPECTS = 20  # lines of the text; JSON has all
+
+
+class End(StrEnum):
+    """The end of a bisection."""
+
+    FOUND = "found"  # one commit is slower than GOOD and than its parent
+    UNCONFIRMED = "unconfirmed"  # one commit is slower than GOOD, but not clearly slower than its parent
+    RANGE = "range"  # the first bad commit is one of several, because others could not be judged
+    NOTHING = "nothing"  # BAD is not slower than GOOD
+    UNTRUSTED = "untrusted"  # GOOD and BAD cannot be judged
+    UNFINISHED = "unfinished"  # the time is over
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit and its words for a report."""
+
+    name: str  # the full hash
+    subject: str
+    author: str
+    date: str  # of the author, ISO 8601
+
+    @property
+    def line(self) -> str:
+        return printable(f"{self.name[:SHORT]} {self.subject}")
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """The verdict on a commit, compared with `base`: `good`, `bad`, `unclear` or `skipped`."""
+
+    commit: Commit
+    base: str  # the full hash
+    verdict: str
+    said: str  # the measurement, or why the commit was skipped
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class BisectResult:
+    """The result. `suspects` has the first bad commit, or all commits that it may be."""
+
+    end: End
+    why: str
+    good: Commit
+    bad: Commit
+    suspects: tuple[Commit, ...]
+    broken: tuple[Judged, ...]  # what the first bad commit breaks compared with its parent, else what BAD breaks
+    commits: tuple[CommitResult, ...]
+    between: int  # number of commits after GOOD, up to BAD
+    runs: int  # measured runs, in this process and before
+    seconds: float  # duration of this process
+    state: str  # folder with the runs
+
+
+def bisect_text(result: BisectResult) -> str:
+    """Return the text for terminals and logs: the commit, what it breaks, and all measured commits."""
+    lines = [*_head(result)]
+    rows: Table = [("verdict", "commit", "rounds", "measured")]
+    for one in result.commits:
+        rounds = str(one.rounds) if one.rounds else "–"
+        rows.append((one.verdict, one.commit.line, rounds, printable(one.said)))
+    if result.commits:
+        lines += ["", table(rows, left=4)]
+    runs = f"{counted(result.runs, 'run')} measured, {duration(result.seconds * 1e6)}; kept in {result.state}"
+    return "\n".join([*lines, "", f"{counted(result.between, 'commit')} from GOOD to BAD; {runs}"])
+
+
+def _head(result: BisectResult) -> list[str]:
+    if result.end in (End.FOUND, End.UNCONFIRMED):
+        (commit,) = result.suspects
+        lines = [f"first bad commit: {commit.line}", f"  {printable(commit.author)}, {commit.date}"]
+        lines += [f"  breaks {line_of(one)}" for one in result.broken]
+        return [*lines, *([f"not confirmed: {result.why}"] if result.why else [])]
+    if result.end is End.NOTHING:
+        return [f"nothing to find: {result.why}"]
+    if result.end is End.UNTRUSTED:
+        return [f"not judged: {result.why}"]
+    lines = [f"{result.end}: {result.why}"]
+    if result.suspects:
+        lines.append(f"the first bad commit is one of {len(result.suspects)}:")
+        lines += [f"  {commit.line}" for commit in result.suspects[:MAX_SUSPECTS]]
+        if len(result.suspects) > MAX_SUSPECTS:
+            lines.append(f"  and {len(result.suspects) - MAX_SUSPECTS} more")
+        lines += [f"BAD breaks {line_of(one)}" for one in result.broken]
+    return lines
+
+
+def line_of(one: Judged) -> str:
+    """Return a broken rule as one line, the brick and layer first."""
+    return f"{one.guilty or one.about}: {one.said} ({one.rule})"
+
+
+def bisect_json(result: BisectResult) -> str:
+    """Return the whole result as JSON."""
+    document = {
+        "schema": SCHEMA,
+        "end": result.end.value,
+        "why": result.why,
+        "good": asdict(result.good),
+        "bad": asdict(result.bad),
+        "first_bad": asdict(result.suspects[0]) if result.end in (End.FOUND, End.UNCONFIRMED) else None,
+        "suspects": [asdict(one) for one in result.suspects],
+        "broken": [
+            {"rule": one.rule, "about": one.about, "guilty": one.guilty, "said": one.said} for one in result.broken
+        ],
+        "commits": [asdict(one) for one in result.commits],
+        "between": result.between,
+        "runs": result.runs,
+        "seconds": result.seconds,
+        "state": result.state,
+    }
+    return json.dumps(document, allow_nan=False)
+
+
+FORMATS: dict[str, Callable[[BisectResult], str]] = {"text": bisect_text, "json": bisect_json}
