@@ -250,9 +250,7 @@ def part_diff(before: StepGroup, now: StepGroup, base: Run, new: Run, compared: 
     if before.cached is not None and now.cached is not None:
         cached = (before.cached + now.cached) / 2
         for part in (before, now):
-            if not part.cached_least or not part.cached_most:
-                continue
-            if not (1 - ALIKE) * part.cached_least <= cached <= (1 + ALIKE) * part.cached_most:
+            if not covers(part, cached):
                 return (
                     f"{now.phase}: other KV lengths: {count(now.cached_least)} to {count(now.cached_most)} positions "
                     f"cached, {count(before.cached_least)} to {count(before.cached_most)} in the baseline"
@@ -375,6 +373,28 @@ def _renamed(
 
     gone, new = traits(befores, afters, kernels_then), traits(afters, befores, kernels_now)
     return {new[key][0]: gone[key][0] for key in new if len(new[key]) == 1 and len(gone.get(key, ())) == 1}
+
+
+def covers(part: StepGroup, cached: float) -> bool:
+    """Whether a part has steps with about `cached` positions. True if it does not report its range."""
+    if part.cached_least is None or part.cached_most is None:
+        return True
+    return (1 - ALIKE) * part.cached_least <= cached <= (1 + ALIKE) * part.cached_most
+
+
+def moved_to(part: StepGroup, cached: float | None) -> StepGroup:
+    """Return a part with its times converted to `cached` positions. None leaves them as they are."""
+    off = _at(cached, part.cached)
+    if not off:
+        return part
+    return replace(
+        part,
+        cached=cached,
+        wall_us=_moved_wall(part.wall_us, off),
+        inside_us=_shifted(part.inside_us, off),
+        typical_us=part.typical_us and _shifted(part.typical_us, off),
+        places=_moved(part, off),
+    )
 
 
 def _moved(part: StepGroup, off: float) -> dict[Place, PlaceTimes]:

@@ -27,9 +27,8 @@ from cbtop.comparison.items import (
     PlaceTimes,
     median_of,
     place_times,
-    shared_ratio,
 )
-from cbtop.comparison.noise import MIN_BLOCKS, Figure, figures, learned
+from cbtop.comparison.noise import MIN_BLOCKS, Figure, figures
 from cbtop.comparison.quantiles import MEDIAN, P99, CallTimes
 from cbtop.comparison.step_blocks import StepBlock, StepWork
 from cbtop.profiler.analysis.brick_stats import brick_stats, name_and_category
@@ -44,6 +43,7 @@ from cbtop.protocol.vocabulary import NodeKind
 WARM_UP_SPREADS = 4.0  # in median absolute deviations above the median; one block in 300 exceeds this by chance
 USUAL_SPREADS = 4.0  # in median absolute deviations from the median time between steps; a longer time is a pause
 MAX_KERNELS = 8  # kernels listed per brick
+MIN_LEARNED = 3  # minimum number of runs; two runs say little about scatter
 
 _KEPT, _KEPT_GIVEN, _SEQUENCES, _SEQUENCES_GIVEN, _PLAIN, _PLAIN_TOKENS, _PLAIN_NS = (
     SPARSE_COLUMNS.index(name)
@@ -76,6 +76,11 @@ class StepGroup:
     training: Mapping[str, Figure] = field(default_factory=dict)
 
     @property
+    def runs(self) -> int:
+        """Number of runs averaged in this group."""
+        return self.wall_us.runs
+
+    @property
     def amount(self) -> float:
         """Number of units."""
         return self.steps * (self.tokens or 1.0 if self.unit == "token" else 1.0)
@@ -99,6 +104,19 @@ class TooShort:
     steps: int
     needed: int
     time_us: float = 0.0  # wall time of these steps and the time before them; 0 if not known
+    work: tuple[int | None, int | None] | None = None  # as in `StepGroup`; None in older files
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A group of steps, or bricks in it, that some runs of a set lack."""
+
+    phase: str
+    what: str  # for example `decode (240 steps of about 8 tokens)`
+    runs: int  # number of runs that have it
+    of: int
+    why_not: tuple[str, ...]  # why each other run lacks it, with its name
+    only: str = ""  # if too few runs have it to learn their scatter: the name of the only run used
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +150,7 @@ class Run:
     host_busy_percent: float | None = None  # median use of all processors during the run, by any program
     paces: tuple[Pace, ...] = ()  # the machine's pace directly before and after the run, empty if not measured
     runs: int = 1  # number of runs averaged in this run
+    gaps: tuple[Gap, ...] = ()  # what some of these runs lack
 
     @property
     def lost_percent(self) -> float:
@@ -268,110 +287,6 @@ def _warm(blocks: Sequence[StepBlock], step: int) -> tuple[Sequence[StepBlock], 
     is_slow = us > usual + WARM_UP_SPREADS * np.median(np.abs(us - usual))
     first = min(int(np.argmin(is_slow)), len(blocks) // 5, len(blocks) - MIN_BLOCKS)
     return blocks[first:], sum(block.steps for block in blocks[:first])
-
-
-MIN_LEARNED = 3  # minimum number of runs; two runs say little about scatter
-
-
-def together(runs: Sequence[Run]) -> Run:
-    """Return the mean of the runs with their scatter, or the first run if there are fewer than MIN_LEARNED.
-
-    Parts and places that any of the runs lacks are left out.
-    """
-    first = runs[0]
-    if len(runs) < MIN_LEARNED:
-        return first
-    parts = []
-    for part in first.parts:
-        alike = [one for run in runs for one in run.parts if (one.phase, one.work, one.unit) == _kind(part)]
-        if len(alike) == len(runs):
-            parts.append(_together(alike))
-    return replace(
-        first,
-        name=f"{len(runs)} runs",
-        covers_s=sum(run.covers_s for run in runs),
-        parts=tuple(parts),
-        too_short=_too_short(runs),
-        lost=sum(run.lost for run in runs),
-        seen=sum(run.seen for run in runs),
-        untrusted=next((run.untrusted for run in runs if run.untrusted), ""),
-        is_cut=any(run.is_cut for run in runs),
-        is_gone=any(run.is_gone for run in runs),
-        gpu_clock_mhz=_mean_of([run.gpu_clock_mhz for run in runs]),
-        host_busy_percent=_mean_of([run.host_busy_percent for run in runs]),
-        paces=tuple(pace for run in runs for pace in run.paces) if all(run.paces for run in runs) else (),
-        failed_checks=tuple(dict.fromkeys(check for run in runs for check in run.failed_checks)),
-        runs=len(runs),
-    )
-
-
-def _too_short(runs: Sequence[Run]) -> tuple[TooShort, ...]:
-    """Return the first entry of each phase, with the total time of all entries."""
-    found: dict[str, TooShort] = {}
-    for one in (one for run in runs for one in run.too_short):
-        known = found.get(one.phase)
-        found[one.phase] = one if known is None else replace(known, time_us=known.time_us + one.time_us)
-    return tuple(found.values())
-
-
-def _kind(part: StepGroup) -> tuple[str, tuple[int | None, int | None], str]:
-    return part.phase, part.work, part.unit
-
-
-def _together(parts: Sequence[StepGroup]) -> StepGroup:
-    first = parts[0]
-    ratios = [shared_ratio(first.places, part.places) for part in parts]
-    usual = _mean_of(ratios)
-    paces = None if usual is None else [ratio / usual for ratio in ratios if ratio is not None]
-    names = [place for place in first.places if all(place in part.places for part in parts)]
-    found: dict[str, list[Figure | None]] = {}
-    for what in ("time", "typical", "p50", "p99"):
-        rows = [[getattr(part.places[name], what) for part in parts] for name in names]
-        one_each: list[Figure | None] = [None] * len(names)
-        # The scatter is learned for bricks, bricks in layers, and layers separately.
-        like: dict[tuple[bool, bool], list[int]] = {}
-        for at, (brick, layer) in enumerate(names):
-            if None not in rows[at]:
-                like.setdefault((bool(brick), bool(layer)), []).append(at)
-        for known in like.values():
-            for at, figure in zip(known, learned([rows[at] for at in known], paces), strict=True):
-                one_each[at] = figure
-        found[what] = one_each
-    (wall,), (inside,) = (
-        learned([row]) for row in ([part.wall_us for part in parts], [part.inside_us for part in parts])
-    )
-    typical = [part.typical_us for part in parts if part.typical_us]
-    places = {}
-    for at, name in enumerate(names):
-        time = found["time"][at]
-        assert time is not None
-        calls = float(np.mean([part.places[name].calls for part in parts]))
-        places[name] = PlaceTimes(time, found["typical"][at], found["p50"][at], found["p99"][at], calls)
-    return replace(
-        first,
-        steps=sum(part.steps for part in parts),
-        failed=sum(part.failed for part in parts),
-        tokens=_mean_of([part.tokens for part in parts]),
-        cached=_mean_of([part.cached for part in parts]),
-        cached_least=min((part.cached_least for part in parts if part.cached_least is not None), default=None),
-        cached_most=max((part.cached_most for part in parts if part.cached_most is not None), default=None),
-        wall_us=wall,
-        inside_us=inside,
-        places=places,
-        typical_us=learned([typical])[0] if len(typical) == len(parts) else None,
-        training=_training_together(parts),
-    )
-
-
-def _training_together(parts: Sequence[StepGroup]) -> dict[str, Figure]:
-    names = [name for name in parts[0].training if all(name in part.training for part in parts)]
-    rows = [[part.training[name] for part in parts] for name in names]
-    return dict(zip(names, learned(rows) if rows else [], strict=True))
-
-
-def _mean_of(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if len(known) == len(values) else None
 
 
 def kernels_of(table: NodeTable) -> dict[Brick, tuple[str, ...]]:

@@ -12,7 +12,8 @@ from cbtop.comparison.judged import Judged, Outcome
 from cbtop.comparison.noise import Change, Figure
 from cbtop.comparison.part_diff import Balance, PlaceDiff
 from cbtop.comparison.run_diff import diff, diff_of
-from cbtop.comparison.runs import Run, TooShort, together
+from cbtop.comparison.run_sets import together
+from cbtop.comparison.runs import Run, TooShort
 from cbtop.comparison.threshold_grammar import parse
 from cbtop.comparison.thresholds import judge
 from cbtop.protocol.vocabulary import BrickCategory

@@ -13,7 +13,8 @@ from cbtop.comparison.items import BETWEEN_BRICKS, PlaceTimes, shared_ratio
 from cbtop.comparison.noise import Change, Figure, change
 from cbtop.comparison.part_diff import PartDiff, PlaceDiff, findable_percent
 from cbtop.comparison.run_diff import RunDiff, diff, diff_of
-from cbtop.comparison.runs import Pace, Run, TooShort, together
+from cbtop.comparison.run_sets import together
+from cbtop.comparison.runs import Pace, Run, TooShort
 from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.reports.run_diff import sentence
 from tests.cbtop.comparison.made_runs import AT, Noise, made_run
