@@ -20,6 +20,7 @@ from cbtop.comparison.noise import Change
 from cbtop.comparison.part_diff import PartDiff, PlaceDiff, findable_percent
 from cbtop.comparison.run_diff import RunDiff
 from cbtop.comparison.runs import MIN_LEARNED
+from cbtop.comparison.steadiness import steadiness
 from cbtop.units import count, counted, duration, number, percent
 
 MAX_BLIND_PERCENT = 50.0  # percent; if only larger changes can be found, the result is unknown
@@ -56,12 +57,17 @@ def _of_part(part: PartDiff, *, base_runs: int) -> list[Judged]:
         judged.append(_more_failed(part))
     is_slower = part.slower or part.is_slower or part.is_typically_slower
     if base_runs == 1 and part.is_shared and is_slower:
-        return [*judged, _machine_is_no_slower(part)]
+        return [*judged, _machine_is_no_slower(part), *_is_steady(part)]
     judged += _bricks_are_no_slower(part)
     if part.typical is not None:
         judged.append(_step_is_no_longer(part, part.typical))
     judged.append(_units_are_no_fewer(part))
-    return judged
+    return [*judged, *_is_steady(part)]
+
+
+def _is_steady(part: PartDiff) -> list[Judged]:
+    """Return the results on drift and long calls. Only MIN_LEARNED base runs that have the figure break them."""
+    return [found for one, runs in steadiness(part) for found in known_to_scatter([one], runs)]
 
 
 def known_to_scatter(judged: Sequence[Judged], base_runs: int) -> list[Judged]:

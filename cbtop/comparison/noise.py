@@ -226,14 +226,28 @@ def change(before: Figure, now: Figure, compared: int, shared: float | None = No
     return replace(found, own=replace(own, medians_us=None)) if own.half < found.half else found
 
 
+def change_between_runs(before: Figure, now: Figure, compared: int) -> Change:
+    """Return the change of a figure with an error that is far from normal, such as a p99.
+
+    The interval is the wider one of two: by the scatter between runs, if it is learned, and by the errors inside the
+    runs. `change` multiplies the error inside the new run by the quantile for few base runs, too. The error of the
+    ratio is not used: it is too small for a p99 that jumps to the length of a pause.
+    """
+    inside = _change(replace(before, runs=1, scatter=0.0), now, compared, 1, by_ratio=False)
+    if before.runs == 1:
+        return inside
+    found = _change(before, replace(now, error=0.0), compared, 1, by_ratio=False)
+    return found if found.half > inside.half else replace(inside, least_percent=found.least_percent)
+
+
 def half_of(figure: Figure) -> float:
     """Return how far chance may have moved one figure, in either direction."""
     return change(Figure(figure.mean, 0.0, figure.blocks), figure, 1).half
 
 
-def _change(before: Figure, now: Figure, compared: int, looks: int) -> Change:
+def _change(before: Figure, now: Figure, compared: int, looks: int, *, by_ratio: bool = True) -> Change:
     """Return the change from `before` to `now`, corrected for `compared` figures that are each tested `looks`
-    times.
+    times. `by_ratio` allows the error of the ratio for times that differ by far.
     """
     squares = before.error**2, max(now.error, before.scatter) ** 2
     variance = sum(squares)
@@ -249,7 +263,7 @@ def _change(before: Figure, now: Figure, compared: int, looks: int) -> Change:
     error = sqrt(variance)
     half = error * errors
     # the interval would include negative times, so the error of the ratio may be used instead
-    if half >= before.mean:
+    if by_ratio and half >= before.mean:
         of_ratio = _half_of_ratio(before.mean, now.mean, squares, errors)
         half = of_ratio if abs(now.mean - before.mean) > of_ratio else half
     return Change(before.mean, now.mean, half, medians, least, error)

@@ -12,6 +12,7 @@ from math import inf, sqrt
 from statistics import NormalDist, median
 
 from cbtop.comparison.comparison import ALIKE, PlaceChange, slower
+from cbtop.comparison.drift import Drift, drift_of
 from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, PlaceTimes, judged_change, shared_ratio
 from cbtop.comparison.noise import READINGS, Change, Figure, change
 from cbtop.comparison.runs import Run, StepGroup
@@ -20,7 +21,7 @@ from cbtop.units import count, counted
 
 FOUND = 0.95  # probability that a change of the reported findable size is found
 ALIKE_RATIOS = 0.05  # ratios of bricks may differ this much, relatively, if a slow machine delays all bricks alike
-_OF_PART = 3  # three figures of a whole part are compared together: a step, a unit, and a typical unit
+_OF_PART = 4  # figures of a whole part that are compared together: a step, a unit, a typical unit, and the drift
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ class PartDiff:
     # the machine or the whole program makes all bricks in layers slower by this factor
     shared: float | None = None
     typical: Change | None = None  # a typical step with the time before it, per unit; None if unknown
+    drift: Drift | None = None  # None if unknown
 
     @property
     def phase(self) -> str:
@@ -283,6 +285,7 @@ def part_diff(before: StepGroup, now: StepGroup, base: Run, new: Run, compared: 
         balance=_balance(befores, afters, walls, insides),
         shared=shared,
         typical=_typical(before, now, at, parts * _OF_PART),
+        drift=drift_of(before.thirds, now.thirds, before.places[WHOLE_STEP].p50, parts * _OF_PART),
     )
 
 

@@ -202,6 +202,7 @@ def _averaged(parts: Sequence[StepGroup]) -> StepGroup:
         places=_places_together(parts, paces),
         budgets={brick: us for part in parts for brick, us in part.budgets.items()},
         typical_us=learned([typical])[0] if len(typical) >= MIN_LEARNED else None,
+        thirds=tuple(thirds for part in parts for thirds in part.thirds),
         training=_training_together(parts),
     )
 

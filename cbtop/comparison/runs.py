@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbtop.comparison.baseline import Surroundings
+from cbtop.comparison.drift import Thirds, thirds_of, without_pauses
 from cbtop.comparison.items import (
     WHOLE_STEP,
     Brick,
@@ -41,7 +42,6 @@ from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.vocabulary import NodeKind
 
 WARM_UP_SPREADS = 4.0  # in median absolute deviations above the median; one block in 300 exceeds this by chance
-USUAL_SPREADS = 4.0  # in median absolute deviations from the median time between steps; a longer time is a pause
 MAX_KERNELS = 8  # kernels listed per brick
 MIN_LEARNED = 3  # minimum number of runs; two runs say little about scatter
 
@@ -72,6 +72,7 @@ class StepGroup:
     # `wall_us` if every step took the median time and no pause came before it. None if unknown.
     typical_us: Figure | None = None
     failed: int = 0  # number of steps that ended by an exception or were cancelled
+    thirds: tuple[Thirds, ...] = ()  # of each run in this group with enough steps
     # Parts of training steps: µs in the median step, over all steps of the phase. Empty for other steps.
     training: Mapping[str, Figure] = field(default_factory=dict)
 
@@ -222,20 +223,20 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
     if pace is not None:
         paces = np.ones(len(blocks))  # the pace of blocks without recorded steps is unknown: assume 1
         paces[ran] = pace
-    (wall,) = figures(np.array([[block.wall_ns / 1e3] for block in blocks]), every, cached, paces)
-    # Pauses by other programs are rare and long, so few blocks show them. Their scatter is based on half of the
-    # blocks.
-    wall = replace(wall, blocks=max(MIN_BLOCKS, wall.blocks // 2))
+    wall = _wall(blocks, every, cached, paces)
     (whole,) = figures(sums.total_ns[:, None] / 1e3, every, cached, paces)
     outside_us = wall.mean - whole.mean
     (recorded_us,) = figures((sums.total_ns - sums.plain_ns)[ran][:, None] / 1e3, recorded, along, pace)
-    calls = CallTimes(growths, [np.where(np.arange(step + 1) == step, 0, -1)], 1, count, cached, paces)
+    steps_at = np.where(np.arange(step + 1) == step, 0, -1)
+    calls = CallTimes(growths, [steps_at], 1, count, cached, paces)
     p50, p99 = (calls.quantile(fraction) for fraction in (MEDIAN, P99))
     typical = figures(p50.typical_us, every, cached, paces)[0] if p50.figures[0] else None
     whole = replace(whole, median_us=median_of(p50.figures[0]))
     if typical:  # a change of the wall-clock time only counts if the typical step or the time between steps changes
         wall = replace(wall, median_us=typical.mean + outside_us)
-    before_us = _without_pauses(np.array([block.wall_ns for block in blocks]) - sums.total_ns, every) / 1e3
+    between_ns = np.array([block.wall_ns for block in blocks]) - sums.total_ns
+    before_us = without_pauses(between_ns, every) / 1e3
+    thirds = thirds_of(growths, steps_at, between_ns, count, elements if is_counted else count, cached)
     paced = figures(p50.typical_us + before_us[:, None], every, cached, paces)[0] if typical else None
     found[WHOLE_STEP] = PlaceTimes(whole, typical, p50.figures[0], p99.figures[0], 1.0)
     return StepGroup(
@@ -255,19 +256,22 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
         budgets=_budgets(totals),
         typical_us=paced if paced and paced.mean > 0 else None,
         failed=int(sums.failed.sum()),
+        thirds=() if thirds is None else (thirds,),
     )
 
 
-def _without_pauses(between_ns: NDArray[np.float64], units: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the time between steps in each block. A time far from the median per unit is reduced.
+def _wall(
+    blocks: Sequence[StepBlock],
+    units: NDArray[np.float64],
+    along: NDArray[np.float64] | None,
+    pace: NDArray[np.float64] | None,
+) -> Figure:
+    """Return the wall-clock time per unit.
 
-    Rare delays come from other programs. A delay before every step comes from the process and remains.
+    Pauses by other programs are rare and long, so few blocks show them. The scatter is based on half of the blocks.
     """
-    each = between_ns / units
-    usual = np.median(each)
-    most = USUAL_SPREADS * np.median(np.abs(each - usual))
-    found: NDArray[np.float64] = np.clip(each, usual - most, usual + most) * units
-    return found
+    (wall,) = figures(np.array([[block.wall_ns / 1e3] for block in blocks]), units, along, pace)
+    return replace(wall, blocks=max(MIN_BLOCKS, wall.blocks // 2))
 
 
 def _budgets(totals: PhaseTotals) -> dict[Brick, float]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cbtop.comparison.baseline import Surroundings
+from cbtop.comparison.drift import Thirds
 from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, PlaceTimes
 from cbtop.comparison.noise import Figure
 from cbtop.comparison.runs import Pace, Run, StepGroup, TooShort
@@ -122,6 +123,9 @@ def _part(part: StepGroup) -> dict[str, Any]:
         "inside_us": _figure_out(part.inside_us),
         "typical_us": _figure_out(part.typical_us),
         "budgets": [[*_brick_out(brick), budget_us] for brick, budget_us in part.budgets.items()],
+        "thirds": [
+            [_figure_out(one.first), _figure_out(one.last), one.cached and list(one.cached)] for one in part.thirds
+        ],
         "training": [[name, _figure_out(figure)] for name, figure in part.training.items()],
         "places": [
             {
@@ -195,6 +199,17 @@ def _work(value: object) -> tuple[int | None, int | None]:
     return tokens, sequences
 
 
+def _thirds(value: object) -> Thirds:
+    first, last, cached = _row(value, "thirds", 3)
+    figures = _figure(first, "thirds"), _figure(last, "thirds")
+    if not min(figure.mean for figure in figures) > 0:
+        raise _WrongError("thirds: no step takes no time")
+    if cached is None:
+        return Thirds(*figures, None)
+    of_first, of_last = (_positive(one, "thirds") for one in _row(cached, "thirds", 2))
+    return Thirds(*figures, (of_first, of_last))
+
+
 def _pace(value: object) -> Pace:
     cache_us, memory_us = (_positive(one, "paces") for one in _row(value, "paces", 2))
     return Pace(cache_us, memory_us)
@@ -238,6 +253,8 @@ def _part_in(document: object) -> StepGroup:
         places=places,
         budgets=budgets,
         training=training,
+        # older files lack this field
+        thirds=tuple(_thirds(one) for one in _list(said.get("thirds", []), "thirds", MAX_RUNS)),
         **plain,
     )
 

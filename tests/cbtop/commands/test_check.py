@@ -66,7 +66,7 @@ def three(runs: dict[str, Path]) -> list[object]:
     ("new", "thresholds", "code", "said"),
     [
         ("same", (), 0, ""),
-        ("slower", (), 5, f"1 of 3 unknown: decode: no brick slower beyond noise: unknown [{GUILTY}]: "),
+        ("slower", (), 5, f"1 of 5 unknown: decode: no brick slower beyond noise: unknown [{GUILTY}]: "),
         ("slower", ("ffn.p50<=1.20x",), 0, ""),
         ("slower", ("ffn@2<=1.05x",), 4, f"broken [{GUILTY}]"),
         ("slower", ("DownProjection.p50<=1.01x",), 4, "[DownProjection, most in Layer 2]"),
@@ -115,7 +115,7 @@ def test_every_format_has_the_guilty_brick_and_layer_and_its_reader_takes_it(
     document = json.loads(said["json"])
     assert (document["schema"], document["passed"]) == ("cbtop.check/1", False)
     (suite,) = ET.fromstring(said["junit"])
-    assert (suite.get("tests"), suite.get("failures")) == ("3", "3")
+    assert (suite.get("tests"), suite.get("failures")) == ("5", "3")
     results = json.loads(said["sarif"])["runs"][0]["results"]
     rules = [result["ruleId"] for result in results]
     wanted = ("no brick slower", "no longer step", "no fewer tokens/s")
@@ -141,8 +141,8 @@ def test_where_all_holds_every_format_says_so(runs: dict[str, Path], tmp_path: P
     assert 'failures="0"' in said["junit"]
     assert json.loads(said["sarif"])["runs"][0]["results"] == []
     assert said["github"].startswith("::notice ")
-    assert "all 3 hold" in said["text"]
-    assert "all 3 hold" in said["markdown"]
+    assert "all 5 hold" in said["text"]
+    assert "all 5 hold" in said["markdown"]
 
 
 def test_one_run_is_written_in_several_formats(
@@ -314,7 +314,7 @@ def test_a_recording_that_was_cut_off_is_said_also_where_all_holds(
     cut.write_bytes(whole[: len(whole) // 2])
     assert check("--baseline", runs["base"], "--new", cut) == 0
     out = capsys.readouterr().out
-    assert "all 3 hold\n" in out
+    assert "all 4 hold\n" in out
     assert "error::x.cbtop was never closed" in out
     assert "\n::error::" not in out  # which a log of GitHub's would take for an annotation
 

@@ -361,7 +361,7 @@ def test_figures_at_another_length_move_along_their_line_and_are_less_sure() -> 
         assert one.half > same.wall.half
     assert part.wall.medians_us == (505.0, 495.0)
     assert part.step.change is not None
-    assert part.step.change.half == pytest.approx(change(moved, moved, 3).half)
+    assert part.step.change.half == pytest.approx(change(moved, moved, 4).half)
     between = next(one for one in part.places if one.name == "between bricks")
     assert between.mean is not None
     assert between.mean.medians_us == (1005.0, 995.0)  # of what holds them: the median call
