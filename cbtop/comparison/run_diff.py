@@ -90,8 +90,8 @@ def diff(
     )
     notes += [f"{lacking_text(part, now, 'the baseline', 'the new run')}: left out" for part in only_base]
     notes += [f"{lacking_text(part, base, 'the new run', 'the baseline')}: left out" for part in only_now]
-    notes += [note for whose, run in _sides(base, now) for note in _gaps(whose, run, phase)]
-    notes += [note for whose, run in _sides(base, now) for note in _short(whose, run, phase)]
+    for whose, run in _sides(base, now):
+        notes += [*_gaps(f" of {whose}" if base is not now else "", run, phase), *_short(whose, run, phase)]
     if parts:
         return _of_parts(base, now, phase, parts, notes)
     if not both and befores and afters:
@@ -133,9 +133,10 @@ def _not_alike(runs: Sequence[Run], *, anyway: bool, may_lack_records: bool) -> 
     for one, other in combinations(runs, 2):
         if len(runs) >= MIN_LEARNED and is_same_run(one, other):
             return f"{one.name} is there twice"
-        why_not = other_model(one.surroundings, other.surroundings)
+        why_not = other_model(one.surroundings, other.surroundings, one.name)
         if not (why_not or anyway):
-            why_not = ("" if may_lack_records else losses(one, other)) or other_machine(one, other)
+            lost = "" if may_lack_records else losses(one, other, one.name)
+            why_not = lost or other_machine(one, other, one.name)
         if why_not:
             return f"{other.name}: {why_not}"
     return ""
@@ -224,16 +225,12 @@ def lacking_text(part: StepGroup, other: Run, has: str, lacks: str) -> str:
     return f"{has} has {work_text(part)}, {lacks} {steps} of {count(most.needed)} needed"
 
 
-def _gaps(whose: str, run: Run, phase: str | None) -> Iterator[str]:
-    """Yield notes on what some of the runs averaged in `run` lack."""
+def _gaps(of: str, run: Run, phase: str | None) -> Iterator[str]:
+    """Yield notes on what some of the runs averaged in `run` lack. `of` is for example ` of the baseline`."""
     for one in run.gaps:
         if phase in (None, one.phase):
-            alone = (
-                f"; fewer than {MIN_LEARNED} do not show how runs vary, so {one.only} counts alone"
-                if one.only
-                else ""
-            )
-            yield f"{one.what}: in {one.runs} of {one.of} runs of {whose}: {'; '.join(one.why_not)}{alone}"
+            few = f"; fewer than {MIN_LEARNED} do not show how runs vary, so {one.only} counts alone"
+            yield f"{one.what}: in {one.runs} of {one.of} runs{of}: {'; '.join(one.why_not)}{few if one.only else ''}"
 
 
 def _part_notes(before: StepGroup, now: StepGroup) -> Iterator[str]:

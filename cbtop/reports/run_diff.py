@@ -91,7 +91,7 @@ def diff_fields(found: RunDiff) -> dict[str, Any]:
     """Return the fields of the JSON document."""
     return {
         "schema": SCHEMA,
-        "base": _run_fields(found.base),
+        "base": _run_fields(found.base) if found.has_baseline else None,
         "now": _run_fields(found.now),
         "not_comparable": found.why_not or None,
         "too_little": found.is_too_little,

@@ -280,7 +280,7 @@ def test_a_run_that_is_compared_with_itself_passes_no_gate(
     ("bases", "said"),
     [
         (("base", "second", "base"), "base.cbtop is there twice"),
-        (("base", "second", "other model"), "other model.cbtop: another model: another 4L, the baseline has made 4L"),
+        (("base", "second", "other model"), "other model.cbtop: another model: another 4L, base.cbtop has made 4L"),
     ],
 )
 def test_runs_of_other_things_tell_nothing_of_how_runs_scatter(
@@ -338,15 +338,50 @@ def test_without_a_baseline_no_line_is_about_one(
         assert re.findall("baseline|before|compar|→|new run", written.out + written.err) == []
 
 
-def test_three_new_runs_need_no_baseline(runs: dict[str, Path], tmp_path: Path) -> None:
-    """They are not the same run read twice."""
+def runs_in_one_file(runs: dict[str, Path], tmp_path: Path, *names: str) -> Path:
     kept = []
-    for name in ("base", "second", "third"):
+    for name in names:
         assert main(["diff", str(runs[name]), "--save", str(tmp_path / f"{name}.json")]) == 0
         kept += json.loads((tmp_path / f"{name}.json").read_text())["runs"]
     together = tmp_path / "together.json"
     together.write_text(json.dumps({"schema": "cbtop.runs/1", "runs": kept}))
-    assert check("step<=1s", "--new", together) == 0
+    return together
+
+
+@pytest.mark.parametrize(
+    ("third", "code", "said"),
+    [
+        ("third", 4, ""),
+        ("short", 4, "in 2 of 3 runs: short.cbtop has 15 of 20 steps needed"),
+        ("other cache", 4, "in 2 of 3 runs: other cache.cbtop has other KV lengths, 4,002 to 4,118 positions cached"),
+        ("other model", 5, "another model: another 4L, base.cbtop has made 4L"),
+        ("lossy", 5, "of the records were lost"),
+    ],
+)
+@pytest.mark.parametrize("format_", FORMATS)
+def test_several_runs_without_a_baseline_are_told_of_none(
+    runs: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    format_: str,
+    third: str,
+    code: int,
+    said: str,
+) -> None:
+    new = runs_in_one_file(runs, tmp_path, "base", "second", third)
+    capsys.readouterr()
+    assert check("RmsNorm.p50<=9us", "--new", new, "--format", format_) == code
+    written = capsys.readouterr()
+    assert "baseline" not in written.out + written.err
+    if format_ in ("text", "json"):
+        assert said in written.out
+    if format_ == "json":
+        assert json.loads(written.out)["diff"]["base"] is None
+
+
+def test_three_new_runs_need_no_baseline(runs: dict[str, Path], tmp_path: Path) -> None:
+    """They are not the same run read twice."""
+    assert check("step<=1s", "--new", runs_in_one_file(runs, tmp_path, "base", "second", "third")) == 0
 
 
 def test_a_run_of_a_step_is_too_short(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:

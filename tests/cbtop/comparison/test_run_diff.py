@@ -240,7 +240,7 @@ def test_fewer_than_three_runs_are_not_taken_together_and_a_twin_is_refused() ->
     assert diff_of([one, replace(one)], [new]).base is one
     assert "run 1 is there twice" in diff_of([other, one, replace(one)], [new]).why_not
     elsewhere = replace(other, surroundings=replace(other.surroundings, host="there"))
-    assert "run 2: another host: there, the baseline has here" in diff_of([one, new, elsewhere], [new]).why_not
+    assert "run 2: another host: there, run 1 has here" in diff_of([one, new, elsewhere], [new]).why_not
     assert diff_of([one, new, elsewhere], [new], anyway=True).base.runs == 3
 
 
