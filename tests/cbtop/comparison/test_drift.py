@@ -50,6 +50,14 @@ def test_steps_that_become_shorter_are_no_drift_and_nor_is_what_all_runs_do() ->
     assert not drift(three(LATE), made_run(4, STEADY, 120)).is_slower
 
 
+def test_a_warm_up_of_either_side_is_no_drift() -> None:
+    warm = replace(STEADY, warm_up=2.0)
+    for before, now in ((STEADY, warm), (warm, STEADY)):
+        found = drift(three(before), made_run(4, now, 120))
+        assert not found.is_slower
+        assert found.change.now == pytest.approx(1.0, abs=0.03)
+
+
 def test_base_runs_that_begin_slowly_make_no_drift_of_a_steady_run() -> None:
     found = drift(three(replace(STEADY, late=-0.3)), made_run(4, STEADY, 120))
     assert found.change.percent == pytest.approx(43, abs=4)
