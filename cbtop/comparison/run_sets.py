@@ -191,7 +191,7 @@ def _averaged(parts: Sequence[StepGroup]) -> StepGroup:
         fullest,
         steps=sum(part.steps for part in parts),
         failed=sum(part.failed for part in parts),
-        warm_up=sum(part.warm_up for part in parts),
+        warm_up=round(sum(part.warm_up for part in parts) / len(parts)),
         tokens=_mean_of([part.tokens for part in parts]),
         sequences=_mean_of([part.sequences for part in parts]),
         cached=_mean_of([part.cached for part in parts]),

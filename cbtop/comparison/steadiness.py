@@ -52,7 +52,7 @@ def _drifts_no_more(part: PartDiff, drift: Drift) -> Judged:
         return Judged(rule, part.phase, Outcome.BROKEN, said, "drift inside the run")
     if drift.percent > FAR_PERCENT:
         return Judged(
-            rule, part.phase, Outcome.UNKNOWN, f"{said}; the interval is too wide to tell whether it drifts"
+            rule, part.phase, Outcome.UNKNOWN, f"{said}; the interval is too wide to tell whether this is chance"
         )
     findable = findable_percent(drift.change)
     is_unsure = drift.percent > LEAST_PERCENT or (drift.percent > 0 and drift.change.delta > drift.change.half)

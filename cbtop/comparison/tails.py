@@ -26,7 +26,7 @@ class Tail:
     base_runs: int  # number of base runs averaged in it
     median_ratio: float  # how many times as long as before the median call is
     # how many times as long the calls are that the gate names anyway: by drift, or in one layer
-    named_ratio: float = 1.0
+    named_ratio: float
 
     @property
     def is_beyond(self) -> bool:

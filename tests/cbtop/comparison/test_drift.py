@@ -11,8 +11,9 @@ import pytest
 from cbtop.comparison.drift import Drift, Thirds, drift_of, without_pauses
 from cbtop.comparison.noise import Figure
 from cbtop.comparison.run_diff import diff_of
-from cbtop.comparison.runs import Run
-from tests.cbtop.comparison.made_runs import STEADY, Noise, made_run
+from cbtop.comparison.runs import Run, part_of
+from cbtop.comparison.step_blocks import StepBlocks
+from tests.cbtop.comparison.made_runs import STEADY, Noise, made_batch, made_run, made_table
 
 LATE = replace(STEADY, late=0.3)
 
@@ -111,7 +112,20 @@ def test_what_is_not_known_of_one_side_is_no_drift() -> None:
     assert drift_of([thirds(1000.0, 1000.0, (0.0, 100.0))], one, steep, 1) is None
 
 
-def test_thirds_need_sixty_steps_of_alike_tokens() -> None:
+@pytest.mark.parametrize(("last", "is_known"), [(50, True), (51, True), (52, False)])
+def test_thirds_with_other_numbers_of_tokens_tell_no_drift(last: int, is_known: bool) -> None:
+    """Fifty tokens a step in the first half of the run; up to 2 % more in the last half are alike."""
+    batch, table = made_batch(1, STEADY, 60), made_table()
+    elements = np.where(np.arange(len(batch.node)) < len(batch.node) // 2, 50, last) * batch.elements
+    blocks = StepBlocks(table)
+    blocks.take(replace(batch, elements=elements))
+    ((work, found),) = blocks.blocks().items()
+    part = part_of(table, work, found)
+    assert part is not None
+    assert (len(part.thirds) == 1) is is_known
+
+
+def test_thirds_need_sixty_steps() -> None:
     assert [len(made_run(1, STEADY, steps).parts[0].thirds) for steps in (56, 60, 120)] == [0, 1, 1]
     (part,) = diff_of(three(steps=56), [made_run(4, LATE, 120)]).parts
     assert part.drift is None

@@ -62,7 +62,9 @@ def test_a_base_run_that_is_too_short_for_drift_breaks_nothing_with_two_others()
         (1.0, 1.02, 0.05, Outcome.HOLDS),
         (1.0, 1.06, 0.05, Outcome.UNSURE),
         (1.0, 1.2, 0.3, Outcome.UNSURE),
+        (1.0, 1.25, 0.3, Outcome.UNSURE),
         (1.0, 1.26, 0.3, Outcome.UNKNOWN),
+        (1.0, 1.09, 0.3, Outcome.HOLDS),
         (1.0, 1.0, 1.01, Outcome.UNSURE),
         (1.0, 0.7, 0.05, Outcome.HOLDS),
         (0.7, 1.0, 0.05, Outcome.HOLDS),
@@ -130,10 +132,11 @@ def test_drift_and_long_calls_are_named_on_any_machine(name: str) -> None:
     runs = pool(noise, 3 * 10**7, 30)
     late, tail = (pool(planted, 4 * 10**7, 20) for planted in (replace(noise, late=0.3), replace(noise, tail=9.0)))
     for base_runs in (3, 6):
-        found = [
-            sum(judged_of(draw.sample(runs, base_runs), now)[rule].outcome is Outcome.BROKEN for now in planted)
-            for rule, planted in ((DRIFT, late), (TAILS, tail))
-        ]
+        found = []
+        for rule, planted in ((DRIFT, late), (TAILS, tail)):
+            judged = [judged_of(draw.sample(runs, base_runs), now).get(rule) for now in planted]
+            found.append(len([one for one in judged if one and one.outcome is Outcome.BROKEN]))
         print(f"{name}, {base_runs} base runs: of 20 drifts {found[0]} are named, of 20 long tails {found[1]}")  # noqa: T201
-        # With three runs of a clock that drifts by chance, no drift is known.
-        assert min(found) >= (18 if base_runs == 6 else 0 if name == "a drifting clock" else 15)
+        # Three runs of a clock that drifts by chance show no drift, and a neighbour has a long tail of its own.
+        assert found[0] >= 18 or (name, base_runs) == ("a drifting clock", 3)
+        assert found[1] >= 18 or name == "a noisy neighbour"

@@ -62,12 +62,23 @@ def test_a_p99_is_longer_by_more_than_a_tenth_its_interval_and_the_median() -> N
         (111.0, 10.0, 1.0, 1.0, True),
         (110.0, 5.0, 1.0, 1.0, False),
         (111.0, 12.0, 1.0, 1.0, False),
+        (112.0, 12.0, 1.0, 1.0, False),
         (150.0, 10.0, 1.4, 1.0, False),
         (150.0, 10.0, 1.3, 1.0, True),
         (150.0, 10.0, 1.0, 1.4, False),
         (150.0, 10.0, 0.5, 1.0, True),
     ):
         assert Tail(place, Change(100.0, now, half), 3, ratio, named).is_longer is expected
+
+
+def test_bricks_share_the_chance_of_a_false_alarm_among_them_and_with_the_step() -> None:
+    (part,) = diff_of([made_run(1, STEADY)], [made_run(2, STEADY)]).parts
+    assert len(part.bricks) == 5
+    for tail in tails_of(part):
+        before, now = (side and side.p99 for side in (tail.place.before, tail.place.now))
+        assert isinstance(before, Figure)
+        assert isinstance(now, Figure)
+        assert tail.change == change_between_runs(before, now, 10)
 
 
 def test_the_interval_is_the_wider_of_that_between_runs_and_that_inside() -> None:
