@@ -217,8 +217,7 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
     recorded = (elements - sums.plain_tokens if is_counted else inside)[ran]
     along = None if cached is None else cached[ran]
     places = PhasePlaces(totals)
-    chosen = [growths[at] for at in ran]
-    found, pace = place_times(places, totals, chosen, recorded, inside[ran], along)
+    found, pace = place_times(places, totals, [growths[at] for at in ran], recorded, inside[ran], along)
     paces = None
     if pace is not None:
         paces = np.ones(len(blocks))  # the pace of blocks without recorded steps is unknown: assume 1
