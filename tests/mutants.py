@@ -92,6 +92,13 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "cbtop.comparison.noise": ("tests/cbtop/comparison/test_noise.py", "tests/cbtop/tuning/test_paired.py"),
     "cbtop.comparison.quantiles": ("tests/cbtop/comparison/test_quantiles.py",),
+    "cbtop.comparison.drift": (
+        "tests/cbtop/comparison/test_drift.py",
+        "tests/cbtop/comparison/test_steadiness.py",
+    ),
+    "cbtop.comparison.tails": ("tests/cbtop/comparison/test_tails.py",),
+    "cbtop.comparison.steadiness": ("tests/cbtop/comparison/test_steadiness.py",),
+    "cbtop.comparison.run_sets": ("tests/cbtop/comparison/test_run_sets.py",),
     "cbtop.comparison.runs": (
         "tests/cbtop/comparison/test_runs.py",
         "tests/cbtop/comparison/test_run_diff.py",

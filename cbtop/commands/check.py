@@ -35,8 +35,8 @@ if TYPE_CHECKING:  # imported for types only, because numpy loads slowly
 TAKES_COMMAND = True
 DESCRIPTION = (
     "Compare a run with a baseline and fail where it is slower, naming the brick and the layer. Without thresholds: "
-    "where any brick, a typical step with what lies between steps, or a token as a whole has become slower beyond "
-    "noise. With some, these alone count."
+    "if any brick, a typical step with the time between steps, or a token as a whole has become slower beyond "
+    "noise, if steps become longer inside the run, or if a p99 is longer. With some, these alone count."
 )
 EPILOG = f"""\
 thresholds: [PHASE.]WHAT[@LAYER][.FIGURE] <= NUMBER[UNIT]
@@ -242,7 +242,10 @@ def _warn_of_few(base_runs: int, judged: Sequence[Judged], *, has_thresholds: bo
     if not 0 < base_runs < MIN_LEARNED:
         return
     if base_runs > 1:
-        sys.stderr.write("cbtop: 2 base runs do not show how runs vary, so only the first is used; pass 3 or more\n")
+        sys.stderr.write(
+            "cbtop: 2 base runs do not show how runs vary, so only the first is used, completed by the second; "
+            "pass 3 or more\n"
+        )
     if not (has_thresholds or any(SCATTER_UNKNOWN in one.said for one in judged)):
         sys.stderr.write(
             "cbtop: 1 base run does not show how runs vary, so a slowdown is reported with exit code 5, never 4; "

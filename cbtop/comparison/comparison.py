@@ -289,17 +289,17 @@ def _why_not(base: Snapshot, now: Snapshot, phase: str) -> str:
     return ""
 
 
-def other_model(base: Surroundings, now: Surroundings) -> str:
+def other_model(base: Surroundings, now: Surroundings, base_name: str = "the baseline") -> str:
     """Return how the models differ, or "" if all reported properties are equal."""
     if (base.model or base.program) != (now.model or now.program):
-        return f"another model: {now.model or now.program}, the baseline has {base.model or base.program}"
+        return f"another model: {now.model or now.program}, {base_name} has {base.model or base.program}"
     for what, then, is_now in (
         ("architecture", base.architecture, now.architecture),
         ("quantization", base.quantization, now.quantization),
         ("number of layers", base.layers, now.layers),
     ):
         if then != is_now:
-            return f"another {what}: {is_now or 'not said'}, the baseline has {then or 'not said'}"
+            return f"another {what}: {is_now or 'not said'}, {base_name} has {then or 'not said'}"
     return ""
 
 

@@ -20,6 +20,7 @@ from cbtop.comparison.noise import Change
 from cbtop.comparison.part_diff import PartDiff, PlaceDiff, findable_percent
 from cbtop.comparison.run_diff import RunDiff
 from cbtop.comparison.runs import MIN_LEARNED
+from cbtop.comparison.steadiness import steadiness
 from cbtop.units import count, counted, duration, number, percent
 
 MAX_BLIND_PERCENT = 50.0  # percent; if only larger changes can be found, the result is unknown
@@ -30,7 +31,7 @@ _TOO_WIDE = (
     "or a threshold of your own, such as step.p50<=1.05x"
 )
 SCATTER_UNKNOWN = (
-    f"one run of the baseline does not show how runs vary; record {MIN_LEARNED} or more, as with --learn 6"
+    f"fewer than {MIN_LEARNED} runs of the baseline do not show how runs vary; record more, as with --learn 6"
 )
 
 
@@ -39,23 +40,34 @@ def default_gate(found: RunDiff) -> list[Judged]:
 
     The typical step includes the time before it. If the data could not show a change, the result says so.
     """
-    judged = []
+    judged: list[Judged] = []
     for part in found.parts:
-        if part.more_failed_percent > part.wall.least_percent:
-            judged.append(_more_failed(part))
-        is_slower = part.slower or part.is_slower or part.is_typically_slower
-        if found.base.runs == 1 and part.is_shared and is_slower:
-            judged.append(_machine_is_no_slower(part))
-            continue
-        judged += _bricks_are_no_slower(part)
-        if part.typical is not None:
-            judged.append(_step_is_no_longer(part, part.typical))
-        judged.append(_units_are_no_fewer(part))
+        of_part = _of_part(part, base_runs=found.base.runs)
+        judged += known_to_scatter(of_part, part.before.runs) if part.before.runs < found.base.runs else of_part
     judged += [
         Judged(f"{phase}: is compared", phase, Outcome.UNKNOWN, _not_compared(found, phase))
         for phase in found.not_judged
     ]
     return judged + not_in_baseline(found)
+
+
+def _of_part(part: PartDiff, *, base_runs: int) -> list[Judged]:
+    judged = []
+    if part.more_failed_percent > part.wall.least_percent:
+        judged.append(_more_failed(part))
+    is_slower = part.slower or part.is_slower or part.is_typically_slower
+    if base_runs == 1 and part.is_shared and is_slower:
+        return [*judged, _machine_is_no_slower(part), *_is_steady(part)]
+    judged += _bricks_are_no_slower(part)
+    if part.typical is not None:
+        judged.append(_step_is_no_longer(part, part.typical))
+    judged.append(_units_are_no_fewer(part))
+    return [*judged, *_is_steady(part)]
+
+
+def _is_steady(part: PartDiff) -> list[Judged]:
+    """Return the results on drift and long calls. Only MIN_LEARNED base runs that have the figure break them."""
+    return [found for one, runs in steadiness(part) for found in known_to_scatter([one], runs)]
 
 
 def known_to_scatter(judged: Sequence[Judged], base_runs: int) -> list[Judged]:
@@ -66,12 +78,11 @@ def known_to_scatter(judged: Sequence[Judged], base_runs: int) -> list[Judged]:
     """
     if base_runs >= MIN_LEARNED:
         return list(judged)
-    return [
-        replace(one, outcome=Outcome.UNKNOWN, said=f"{one.said}; {SCATTER_UNKNOWN}")
-        if one.outcome is Outcome.BROKEN
-        else one
-        for one in judged
-    ]
+    return [_not_known_to_scatter(one) if one.outcome is Outcome.BROKEN else one for one in judged]
+
+
+def _not_known_to_scatter(one: Judged) -> Judged:
+    return replace(one, outcome=Outcome.UNKNOWN, said=f"{one.said}; {SCATTER_UNKNOWN}")
 
 
 def confirmed(first: Sequence[Judged], second: Sequence[Judged]) -> list[Judged]:
@@ -129,11 +140,13 @@ def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
     # A new brick is not slower. But the new brick is guilty if a token takes longer, mostly because of the new brick.
     new = [one for one in part.new if part.is_slower and one.delta_us > part.wall.delta / 2]
     if slower := [*new, *part.guilty]:
-        return [
+        found = [
             Judged(rule, about_place(part, one), Outcome.BROKEN, _told(part, one), one.name, brick=one.brick[0])
             for one in slower
             if one.brick
         ]
+        is_known = [one.before is None or one.before.time.runs >= part.before.runs for one in slower if one.brick]
+        return [one if is_sure else _not_known_to_scatter(one) for one, is_sure in zip(found, is_known, strict=True)]
     timed = [one for one in part.bricks if one.p50]
     findable = part.findable(part.bricks)
     if findable is None or (timed and all(one.is_below_resolution for one in timed)):

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from cbtop.comparison.noise import Change
 from cbtop.comparison.part_diff import PartDiff, PlaceDiff
-from cbtop.comparison.run_diff import RunDiff
+from cbtop.comparison.run_diff import RunDiff, lacking_text
 from cbtop.units import duration, percent
 
 BLIND_PERCENT = 10.0  # percent; if no smaller change of the median brick can be found, the gate is unsure
@@ -40,7 +40,8 @@ def not_in_baseline(found: RunDiff, rule: str = "") -> list[Judged]:
     if found.alone_percent <= BLIND_PERCENT:
         return []
     said = f"and what it alone has takes {percent(found.alone_percent)} of its time"
-    what = [(part.phase, f"only the new run has {part.work}") for part in found.alone]
+    words = ("the new run", "the baseline")
+    what = [(part.phase, lacking_text(part.now, found.base, *words)) for part in found.alone]
     what += [
         (one.phase, f"too few {one.phase} steps to be compared, {one.steps} of {one.needed} needed")
         for one in found.alone_short

@@ -14,29 +14,29 @@ ALIKE_PACE = 0.10  # ignored relative distance of a machine's pace from the rang
 ALIKE_LOAD_POINTS = 15  # ignored difference of the processors' use, in percentage points
 
 
-def losses(base: Run, now: Run) -> str:
+def losses(base: Run, now: Run, base_name: str = "the baseline") -> str:
     """Return a text if a run lost more records than acceptable, else ""."""
-    for whose, run in (("", now), ("of the baseline ", base)):
+    for whose, run in (("", now), (f"of {base_name} ", base)):
         if run.lost_percent > MAX_LOST_PERCENT:
             return f"{percent(run.lost_percent)} of the records {whose}were lost"
     return ""
 
 
-def other_machine(base: Run, now: Run) -> str:
+def other_machine(base: Run, now: Run, base_name: str = "the baseline") -> str:
     """Return a text if machine, sampling or GPU clock differ, else ""."""
     for what, was, other in _machine(base.surroundings, now.surroundings):
         if was != other:
-            return f"another {what}: {other or 'none'}, the baseline has {was or 'none'}"
-    return other_clock(base, now)
+            return f"another {what}: {other or 'none'}, {base_name} has {was or 'none'}"
+    return other_clock(base, now, base_name)
 
 
-def other_clock(base: Run, now: Run) -> str:
+def other_clock(base: Run, now: Run, base_name: str = "the baseline") -> str:
     """Return a text if a GPU ran at a different clock. Return "" if the clocks are alike or unknown."""
     if base.gpu_clock_mhz is None or now.gpu_clock_mhz is None:
         return ""
     if abs(now.gpu_clock_mhz - base.gpu_clock_mhz) <= ALIKE_CLOCK * base.gpu_clock_mhz:
         return ""
-    return f"another GPU clock: {count(now.gpu_clock_mhz)} MHz, of the baseline {count(base.gpu_clock_mhz)}"
+    return f"another GPU clock: {count(now.gpu_clock_mhz)} MHz, of {base_name} {count(base.gpu_clock_mhz)}"
 
 
 def other_pace(base: Run, now: Run) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import exp, expm1, inf, pi, sqrt
+from math import exp, expm1, inf, nan, pi, sqrt
 from statistics import NormalDist
 
 import numpy as np
@@ -28,6 +28,7 @@ MAX_ALIKE = 0.9  # limit for the correlation of neighbouring blocks; above it, t
 _KINDS = 2
 _LEAST_LONGER = 10  # pairs of blocks are only merged into at least this many longer blocks
 _LEAST_WORTH = 2.0  # minimum effective number of blocks
+_LEAST_PACED = 2  # minimum number of runs with a known pace to show a scatter
 _LEAST_RATIO = 3.0  # minimum ratio of two times to compare them by their ratio
 _MOST_EXPONENT = 700.0  # exponents up to this give a finite number
 
@@ -225,14 +226,28 @@ def change(before: Figure, now: Figure, compared: int, shared: float | None = No
     return replace(found, own=replace(own, medians_us=None)) if own.half < found.half else found
 
 
+def change_between_runs(before: Figure, now: Figure, compared: int) -> Change:
+    """Return the change of a figure with an error that is far from normal, such as a p99.
+
+    The interval is the wider one of two: by the scatter between runs, if it is learned, and by the errors inside the
+    runs. `change` multiplies the error inside the new run by the quantile for few base runs, too. The error of the
+    ratio is not used: it is too small for a p99 that jumps to the length of a pause.
+    """
+    inside = _change(replace(before, runs=1, scatter=0.0), now, compared, 1, by_ratio=False)
+    if before.runs == 1:
+        return inside
+    found = _change(before, replace(now, error=0.0), compared, 1, by_ratio=False)
+    return found if found.half > inside.half else replace(inside, least_percent=found.least_percent)
+
+
 def half_of(figure: Figure) -> float:
     """Return how far chance may have moved one figure, in either direction."""
     return change(Figure(figure.mean, 0.0, figure.blocks), figure, 1).half
 
 
-def _change(before: Figure, now: Figure, compared: int, looks: int) -> Change:
+def _change(before: Figure, now: Figure, compared: int, looks: int, *, by_ratio: bool = True) -> Change:
     """Return the change from `before` to `now`, corrected for `compared` figures that are each tested `looks`
-    times.
+    times. `by_ratio` allows the error of the ratio for times that differ by far.
     """
     squares = before.error**2, max(now.error, before.scatter) ** 2
     variance = sum(squares)
@@ -248,7 +263,7 @@ def _change(before: Figure, now: Figure, compared: int, looks: int) -> Change:
     error = sqrt(variance)
     half = error * errors
     # the interval would include negative times, so the error of the ratio may be used instead
-    if half >= before.mean:
+    if by_ratio and half >= before.mean:
         of_ratio = _half_of_ratio(before.mean, now.mean, squares, errors)
         half = of_ratio if abs(now.mean - before.mean) > of_ratio else half
     return Change(before.mean, now.mean, half, medians, least, error)
@@ -269,32 +284,41 @@ def _half_of_ratio(before: float, now: float, squares: tuple[float, float], erro
     return before * (factor - 1) if now > before else before * (1 - 1 / factor)
 
 
-def learned(figures_of_runs: Sequence[Sequence[Figure]], paces: Sequence[float] | None = None) -> list[Figure]:
+def learned(
+    figures_of_runs: Sequence[Sequence[Figure | None]], paces: Sequence[float | None] | None = None
+) -> list[Figure]:
     """Return the mean of each row, and its scatter between runs. A row is one figure in several runs.
 
-    No row is assumed to be steadier than the median row. `paces` is the factor of all places' times in each run.
+    A figure is None if a run lacks it. Each row needs at least two figures. No row is assumed to be steadier than the
+    median row. `paces` is the factor of all places' times in each run, or None for a run if it is unknown.
     """
-    means = np.array([[one.mean for one in row] for row in figures_of_runs])
-    mean, scatter = means.mean(axis=1), _scatter(means)
-    runs = means.shape[1]
-    own_scatter = None if paces is None else _scatter(means / np.array(paces)).tolist()
+    means = np.array([[nan if one is None else one.mean for one in row] for row in figures_of_runs])
+    mean, scatter = np.nanmean(means, axis=1), _scatter(means)
+    beside = None if paces is None else means / np.array([nan if pace is None else pace for pace in paces])
+    is_paced = np.zeros(len(means), np.bool_) if beside is None else np.isfinite(beside).sum(axis=1) >= _LEAST_PACED
+    own_scatter = np.zeros(len(means))
+    if beside is not None and is_paced.any():
+        own_scatter[is_paced] = _scatter(beside[is_paced])
     found = []
-    for at, (row, one, by) in enumerate(zip(figures_of_runs, mean.tolist(), scatter.tolist(), strict=True)):
-        medians = [figure.median_us for figure in row if figure.median_us is not None]
-        own = [figure.own_error for figure in row if figure.own_error is not None]
-        is_own_known = own_scatter is not None and len(own) == runs
-        own_by = own_scatter[at] if own_scatter is not None else 0.0
+    columns = (column.tolist() for column in (mean, scatter, own_scatter, is_paced))
+    for row, one, by, own_by, is_own_known in zip(figures_of_runs, *columns, strict=True):
+        known = [figure for figure in row if figure is not None]
+        runs = len(known)
+        medians = [figure.median_us for figure in known if figure.median_us is not None]
+        own = [figure.own_error for figure in known if figure.own_error is not None]
         found.append(
             Figure(
                 one,
-                max(by / sqrt(runs), _error_of_mean([figure.error for figure in row])),
-                sum(figure.blocks for figure in row),
+                max(by / sqrt(runs), _error_of_mean([figure.error for figure in known])),
+                sum(figure.blocks for figure in known),
                 float(np.mean(medians)) if len(medians) == runs else None,
-                slope=float(np.mean([figure.slope for figure in row])),
-                slope_error=_error_of_mean([figure.slope_error for figure in row]),
+                slope=float(np.mean([figure.slope for figure in known])),
+                slope_error=_error_of_mean([figure.slope_error for figure in known]),
                 scatter=by,
                 runs=runs,
-                own_error=max(own_by / sqrt(runs), _error_of_mean(own)) if is_own_known else None,
+                own_error=max(own_by / sqrt(runs), _error_of_mean(own))
+                if is_own_known and len(own) == runs
+                else None,
                 own_scatter=own_by,
             )
         )
@@ -302,10 +326,10 @@ def learned(figures_of_runs: Sequence[Sequence[Figure]], paces: Sequence[float] 
 
 
 def _scatter(means: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the standard deviation of each row between runs. Relative to the mean, no row is steadier than the
-    median.
+    """Return the standard deviation of each row between runs, without unknown values. Relative to the mean, no row is
+    steadier than the median.
     """
-    mean, scatter = means.mean(axis=1), means.std(axis=1, ddof=1)
+    mean, scatter = np.nanmean(means, axis=1), np.nanstd(means, axis=1, ddof=1)
     known = mean > 0
     if known.any():
         scatter[known] = np.maximum(scatter[known], np.median(scatter[known] / mean[known]) * mean[known])

@@ -12,6 +12,7 @@ from math import inf, sqrt
 from statistics import NormalDist, median
 
 from cbtop.comparison.comparison import ALIKE, PlaceChange, slower
+from cbtop.comparison.drift import Drift, drift_of
 from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, PlaceTimes, judged_change, shared_ratio
 from cbtop.comparison.noise import READINGS, Change, Figure, change
 from cbtop.comparison.runs import Run, StepGroup
@@ -20,7 +21,7 @@ from cbtop.units import count, counted
 
 FOUND = 0.95  # probability that a change of the reported findable size is found
 ALIKE_RATIOS = 0.05  # ratios of bricks may differ this much, relatively, if a slow machine delays all bricks alike
-_OF_PART = 3  # three figures of a whole part are compared together: a step, a unit, and a typical unit
+_OF_PART = 4  # figures of a whole part that are compared together: a step, a unit, a typical unit, and the drift
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ class PartDiff:
     # the machine or the whole program makes all bricks in layers slower by this factor
     shared: float | None = None
     typical: Change | None = None  # a typical step with the time before it, per unit; None if unknown
+    drift: Drift | None = None  # None if unknown
 
     @property
     def phase(self) -> str:
@@ -250,9 +252,7 @@ def part_diff(before: StepGroup, now: StepGroup, base: Run, new: Run, compared: 
     if before.cached is not None and now.cached is not None:
         cached = (before.cached + now.cached) / 2
         for part in (before, now):
-            if not part.cached_least or not part.cached_most:
-                continue
-            if not (1 - ALIKE) * part.cached_least <= cached <= (1 + ALIKE) * part.cached_most:
+            if not covers(part, cached):
                 return (
                     f"{now.phase}: other KV lengths: {count(now.cached_least)} to {count(now.cached_most)} positions "
                     f"cached, {count(before.cached_least)} to {count(before.cached_most)} in the baseline"
@@ -285,6 +285,7 @@ def part_diff(before: StepGroup, now: StepGroup, base: Run, new: Run, compared: 
         balance=_balance(befores, afters, walls, insides),
         shared=shared,
         typical=_typical(before, now, at, parts * _OF_PART),
+        drift=drift_of(before.thirds, now.thirds, before.places[WHOLE_STEP].p50, parts * _OF_PART),
     )
 
 
@@ -375,6 +376,28 @@ def _renamed(
 
     gone, new = traits(befores, afters, kernels_then), traits(afters, befores, kernels_now)
     return {new[key][0]: gone[key][0] for key in new if len(new[key]) == 1 and len(gone.get(key, ())) == 1}
+
+
+def covers(part: StepGroup, cached: float) -> bool:
+    """Whether a part has steps with about `cached` positions. True if it does not report its range."""
+    if part.cached_least is None or part.cached_most is None:
+        return True
+    return (1 - ALIKE) * part.cached_least <= cached <= (1 + ALIKE) * part.cached_most
+
+
+def moved_to(part: StepGroup, cached: float | None) -> StepGroup:
+    """Return a part with its times converted to `cached` positions. None leaves them as they are."""
+    off = _at(cached, part.cached)
+    if not off:
+        return part
+    return replace(
+        part,
+        cached=cached,
+        wall_us=_moved_wall(part.wall_us, off),
+        inside_us=_shifted(part.inside_us, off),
+        typical_us=part.typical_us and _shifted(part.typical_us, off),
+        places=_moved(part, off),
+    )
 
 
 def _moved(part: StepGroup, off: float) -> dict[Place, PlaceTimes]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 from cbtop.comparison.comparison import differences, other_model
 from cbtop.comparison.machine_differences import losses, other_clock, other_load, other_machine, other_pace
 from cbtop.comparison.part_diff import PartDiff, PlaceDiff, part_diff, work_text
-from cbtop.comparison.runs import MIN_LEARNED, Run, StepGroup, TooShort, together
+from cbtop.comparison.run_sets import together
+from cbtop.comparison.runs import MIN_LEARNED, Run, StepGroup, TooShort
 from cbtop.units import count, counted
 
 ALIKE_STEPS = 0.10  # ignored relative difference in steps, for two runs that do not report cached positions
@@ -81,10 +83,15 @@ def diff(
             notes.append(found)
         else:
             parts.append(found)
-            notes += _part_notes(befores[key], afters[key], (base.runs, now.runs))
-    for whose, mine, others in (("the baseline", befores, afters), ("the new run", afters, befores)):
-        notes += [f"only {whose} has {work_text(mine[key])}: left out" for key in mine if key not in others]
-    notes += [note for whose, run in _sides(base, now) for note in _short(whose, run, phase)]
+            notes += _part_notes(befores[key], afters[key])
+    only_base, only_now = (
+        [part for key, part in mine.items() if key not in others]
+        for mine, others in ((befores, afters), (afters, befores))
+    )
+    notes += [f"{lacking_text(part, now, 'the baseline', 'the new run')}: left out" for part in only_base]
+    notes += [f"{lacking_text(part, base, 'the new run', 'the baseline')}: left out" for part in only_now]
+    for whose, run in _sides(base, now):
+        notes += [*_gaps(f" of {whose}" if base is not now else "", run, phase), *_short(whose, run, phase)]
     if parts:
         return _of_parts(base, now, phase, parts, notes)
     if not both and befores and afters:
@@ -110,23 +117,28 @@ def diff_of(
     base = together(bases)
     now = base if news is bases else together(news)
     for runs in (bases, news):
-        if why_not := _not_alike(runs, anyway=anyway):
+        if why_not := _not_alike(runs, anyway=anyway, may_lack_records=may_lack_records):
             return RunDiff(base, now, f"runs that are taken together do not compare: {why_not}")
+    both = next((one.name for one in news for other in bases if is_same_run(one, other)), "")
+    if both and len(bases) + len(news) > 2 and not anyway:
+        return RunDiff(base, now, f"{both} is also in the baseline: a run does not differ from itself")
     found = diff(base, now, phase, anyway=anyway, may_lack_records=may_lack_records)
     # Check the pace only between the means. Different paces of averaged runs are part of the runs' scatter.
     why_not = "" if found.why_not or anyway else other_pace(base, now)
     return RunDiff(base, now, why_not) if why_not else found
 
 
-def _not_alike(runs: Sequence[Run], *, anyway: bool) -> str:
+def _not_alike(runs: Sequence[Run], *, anyway: bool, may_lack_records: bool) -> str:
     """Return the reason why runs cannot be averaged, or "". One reason is that a run is there twice."""
-    if len(runs) < MIN_LEARNED:
-        return ""
-    for at, other in enumerate(runs[1:], 1):
-        if twice := next((one for one in runs[:at] if is_same_run(one, other)), None):
-            return f"{twice.name} is there twice"
-        if found := diff(runs[0], other, anyway=anyway).why_not:
-            return f"{other.name}: {found}"
+    for one, other in combinations(runs, 2):
+        if len(runs) >= MIN_LEARNED and is_same_run(one, other):
+            return f"{one.name} is there twice"
+        why_not = other_model(one.surroundings, other.surroundings, one.name)
+        if not (why_not or anyway):
+            lost = "" if may_lack_records else losses(one, other, one.name)
+            why_not = lost or other_machine(one, other, one.name)
+        if why_not:
+            return f"{other.name}: {why_not}"
     return ""
 
 
@@ -172,7 +184,9 @@ def _of_parts(base: Run, now: Run, phase: str | None, parts: Sequence[PartDiff],
     befores, afters = _by_work(base, phase), _by_work(now, phase)
     order = sorted(parts, key=lambda part: -(part.before.amount + part.now.amount))
     compared_phases = {part.phase for part in parts}
-    left = dict.fromkeys(part.phase for part in befores.values() if part.phase not in compared_phases)
+    # If few of several base runs have a phase, the new run may lack it, too.
+    usual = [part for part in befores.values() if part.runs >= min(base.runs, MIN_LEARNED)]
+    left = dict.fromkeys(part.phase for part in usual if part.phase not in compared_phases)
     notes = [*notes, *(note for part in order for note in _place_notes(part))]
     new = [part for key, part in afters.items() if key not in befores]
     alone = [part_diff(part, part, now, now, len(part.places), 1) for part in new]
@@ -198,7 +212,28 @@ def _place_notes(part: PartDiff) -> Iterator[str]:
         )
 
 
-def _part_notes(before: StepGroup, now: StepGroup, runs: tuple[int, int]) -> Iterator[str]:
+def lacking_text(part: StepGroup, other: Run, has: str, lacks: str) -> str:
+    """Return a text on a part that one run has, and `other` has not or has too little of.
+
+    `has` and `lacks` are the words for the two runs.
+    """
+    short = [one for one in other.too_short if one.phase == part.phase and one.work in (None, part.work)]
+    if not short:
+        return f"only {has} has {work_text(part)}"
+    most = max(short, key=lambda one: one.steps)
+    steps = counted(most.steps, "such step" if most.work else f"{part.phase} step")
+    return f"{has} has {work_text(part)}, {lacks} {steps} of {count(most.needed)} needed"
+
+
+def _gaps(of: str, run: Run, phase: str | None) -> Iterator[str]:
+    """Yield notes on what some of the runs averaged in `run` lack. `of` is for example ` of the baseline`."""
+    for one in run.gaps:
+        if phase in (None, one.phase):
+            few = f"; fewer than {MIN_LEARNED} do not show how runs vary, so {one.only} counts alone"
+            yield f"{one.what}: in {one.runs} of {one.of} runs{of}: {'; '.join(one.why_not)}{few if one.only else ''}"
+
+
+def _part_notes(before: StepGroup, now: StepGroup) -> Iterator[str]:
     has_baseline = before is not now
     if before.warm_up or now.warm_up:
         was = f", {count(before.warm_up)} before" if has_baseline else ""
@@ -207,8 +242,9 @@ def _part_notes(before: StepGroup, now: StepGroup, runs: tuple[int, int]) -> Ite
         failed = f"{counted(now.failed, 'step')} of {count(now.steps)}"
         was = f", {count(before.failed)} of {count(before.steps)} before" if has_baseline else ""
         yield f"{now.phase}: failed: {failed}{was}"
-    then, is_now = before.steps // runs[0], now.steps // runs[1]  # per run, because each begins with an empty cache
-    if before.cached is None and abs(then - is_now) > ALIKE_STEPS * max(then, is_now):
+    # per run, because each begins with an empty cache
+    then, is_now = before.steps // before.runs, now.steps // now.runs
+    if has_baseline and before.cached is None and abs(then - is_now) > ALIKE_STEPS * max(then, is_now):
         steps = f"{counted(is_now, 'step')}, {count(then)} in the baseline"
         yield f"{now.phase}: {steps}, and how much was cached is not said: attention may take another time for that"
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbtop.comparison.baseline import Surroundings
+from cbtop.comparison.drift import Thirds, thirds_of, without_pauses
 from cbtop.comparison.items import (
     WHOLE_STEP,
     Brick,
@@ -27,9 +28,8 @@ from cbtop.comparison.items import (
     PlaceTimes,
     median_of,
     place_times,
-    shared_ratio,
 )
-from cbtop.comparison.noise import MIN_BLOCKS, Figure, figures, learned
+from cbtop.comparison.noise import MIN_BLOCKS, Figure, figures
 from cbtop.comparison.quantiles import MEDIAN, P99, CallTimes
 from cbtop.comparison.step_blocks import StepBlock, StepWork
 from cbtop.profiler.analysis.brick_stats import brick_stats, name_and_category
@@ -42,8 +42,8 @@ from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.vocabulary import NodeKind
 
 WARM_UP_SPREADS = 4.0  # in median absolute deviations above the median; one block in 300 exceeds this by chance
-USUAL_SPREADS = 4.0  # in median absolute deviations from the median time between steps; a longer time is a pause
 MAX_KERNELS = 8  # kernels listed per brick
+MIN_LEARNED = 3  # minimum number of runs; two runs say little about scatter
 
 _KEPT, _KEPT_GIVEN, _SEQUENCES, _SEQUENCES_GIVEN, _PLAIN, _PLAIN_TOKENS, _PLAIN_NS = (
     SPARSE_COLUMNS.index(name)
@@ -72,8 +72,14 @@ class StepGroup:
     # `wall_us` if every step took the median time and no pause came before it. None if unknown.
     typical_us: Figure | None = None
     failed: int = 0  # number of steps that ended by an exception or were cancelled
+    thirds: tuple[Thirds, ...] = ()  # of each run in this group with enough steps
     # Parts of training steps: µs in the median step, over all steps of the phase. Empty for other steps.
     training: Mapping[str, Figure] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> int:
+        """Number of runs averaged in this group."""
+        return self.wall_us.runs
 
     @property
     def amount(self) -> float:
@@ -99,6 +105,19 @@ class TooShort:
     steps: int
     needed: int
     time_us: float = 0.0  # wall time of these steps and the time before them; 0 if not known
+    work: tuple[int | None, int | None] | None = None  # as in `StepGroup`; None in older files
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A group of steps, or bricks in it, that some runs of a set lack."""
+
+    phase: str
+    what: str  # for example `decode (240 steps of about 8 tokens)`
+    runs: int  # number of runs that have it
+    of: int
+    why_not: tuple[str, ...]  # why each other run lacks it, with its name
+    only: str = ""  # if too few runs have it to learn their scatter: the name of the only run used
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +151,7 @@ class Run:
     host_busy_percent: float | None = None  # median use of all processors during the run, by any program
     paces: tuple[Pace, ...] = ()  # the machine's pace directly before and after the run, empty if not measured
     runs: int = 1  # number of runs averaged in this run
+    gaps: tuple[Gap, ...] = ()  # what some of these runs lack
 
     @property
     def lost_percent(self) -> float:
@@ -197,26 +217,25 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
     recorded = (elements - sums.plain_tokens if is_counted else inside)[ran]
     along = None if cached is None else cached[ran]
     places = PhasePlaces(totals)
-    chosen = [growths[at] for at in ran]
-    found, pace = place_times(places, totals, chosen, recorded, inside[ran], along)
+    found, pace = place_times(places, totals, [growths[at] for at in ran], recorded, inside[ran], along)
     paces = None
     if pace is not None:
         paces = np.ones(len(blocks))  # the pace of blocks without recorded steps is unknown: assume 1
         paces[ran] = pace
-    (wall,) = figures(np.array([[block.wall_ns / 1e3] for block in blocks]), every, cached, paces)
-    # Pauses by other programs are rare and long, so few blocks show them. Their scatter is based on half of the
-    # blocks.
-    wall = replace(wall, blocks=max(MIN_BLOCKS, wall.blocks // 2))
+    wall = _wall(blocks, every, cached, paces)
     (whole,) = figures(sums.total_ns[:, None] / 1e3, every, cached, paces)
     outside_us = wall.mean - whole.mean
     (recorded_us,) = figures((sums.total_ns - sums.plain_ns)[ran][:, None] / 1e3, recorded, along, pace)
-    calls = CallTimes(growths, [np.where(np.arange(step + 1) == step, 0, -1)], 1, count, cached, paces)
+    steps_at = np.where(np.arange(step + 1) == step, 0, -1)
+    calls = CallTimes(growths, [steps_at], 1, count, cached, paces)
     p50, p99 = (calls.quantile(fraction) for fraction in (MEDIAN, P99))
     typical = figures(p50.typical_us, every, cached, paces)[0] if p50.figures[0] else None
     whole = replace(whole, median_us=median_of(p50.figures[0]))
     if typical:  # a change of the wall-clock time only counts if the typical step or the time between steps changes
         wall = replace(wall, median_us=typical.mean + outside_us)
-    before_us = _without_pauses(np.array([block.wall_ns for block in blocks]) - sums.total_ns, every) / 1e3
+    between_ns = np.array([block.wall_ns for block in blocks]) - sums.total_ns
+    before_us = without_pauses(between_ns, every) / 1e3
+    thirds = thirds_of(growths, steps_at, between_ns, count, elements if is_counted else count, cached)
     paced = figures(p50.typical_us + before_us[:, None], every, cached, paces)[0] if typical else None
     found[WHOLE_STEP] = PlaceTimes(whole, typical, p50.figures[0], p99.figures[0], 1.0)
     return StepGroup(
@@ -236,19 +255,22 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
         budgets=_budgets(totals),
         typical_us=paced if paced and paced.mean > 0 else None,
         failed=int(sums.failed.sum()),
+        thirds=() if thirds is None else (thirds,),
     )
 
 
-def _without_pauses(between_ns: NDArray[np.float64], units: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the time between steps in each block. A time far from the median per unit is reduced.
+def _wall(
+    blocks: Sequence[StepBlock],
+    units: NDArray[np.float64],
+    along: NDArray[np.float64] | None,
+    pace: NDArray[np.float64] | None,
+) -> Figure:
+    """Return the wall-clock time per unit.
 
-    Rare delays come from other programs. A delay before every step comes from the process and remains.
+    Pauses by other programs are rare and long, so few blocks show them. The scatter is based on half of the blocks.
     """
-    each = between_ns / units
-    usual = np.median(each)
-    most = USUAL_SPREADS * np.median(np.abs(each - usual))
-    found: NDArray[np.float64] = np.clip(each, usual - most, usual + most) * units
-    return found
+    (wall,) = figures(np.array([[block.wall_ns / 1e3] for block in blocks]), units, along, pace)
+    return replace(wall, blocks=max(MIN_BLOCKS, wall.blocks // 2))
 
 
 def _budgets(totals: PhaseTotals) -> dict[Brick, float]:
@@ -268,110 +290,6 @@ def _warm(blocks: Sequence[StepBlock], step: int) -> tuple[Sequence[StepBlock], 
     is_slow = us > usual + WARM_UP_SPREADS * np.median(np.abs(us - usual))
     first = min(int(np.argmin(is_slow)), len(blocks) // 5, len(blocks) - MIN_BLOCKS)
     return blocks[first:], sum(block.steps for block in blocks[:first])
-
-
-MIN_LEARNED = 3  # minimum number of runs; two runs say little about scatter
-
-
-def together(runs: Sequence[Run]) -> Run:
-    """Return the mean of the runs with their scatter, or the first run if there are fewer than MIN_LEARNED.
-
-    Parts and places that any of the runs lacks are left out.
-    """
-    first = runs[0]
-    if len(runs) < MIN_LEARNED:
-        return first
-    parts = []
-    for part in first.parts:
-        alike = [one for run in runs for one in run.parts if (one.phase, one.work, one.unit) == _kind(part)]
-        if len(alike) == len(runs):
-            parts.append(_together(alike))
-    return replace(
-        first,
-        name=f"{len(runs)} runs",
-        covers_s=sum(run.covers_s for run in runs),
-        parts=tuple(parts),
-        too_short=_too_short(runs),
-        lost=sum(run.lost for run in runs),
-        seen=sum(run.seen for run in runs),
-        untrusted=next((run.untrusted for run in runs if run.untrusted), ""),
-        is_cut=any(run.is_cut for run in runs),
-        is_gone=any(run.is_gone for run in runs),
-        gpu_clock_mhz=_mean_of([run.gpu_clock_mhz for run in runs]),
-        host_busy_percent=_mean_of([run.host_busy_percent for run in runs]),
-        paces=tuple(pace for run in runs for pace in run.paces) if all(run.paces for run in runs) else (),
-        failed_checks=tuple(dict.fromkeys(check for run in runs for check in run.failed_checks)),
-        runs=len(runs),
-    )
-
-
-def _too_short(runs: Sequence[Run]) -> tuple[TooShort, ...]:
-    """Return the first entry of each phase, with the total time of all entries."""
-    found: dict[str, TooShort] = {}
-    for one in (one for run in runs for one in run.too_short):
-        known = found.get(one.phase)
-        found[one.phase] = one if known is None else replace(known, time_us=known.time_us + one.time_us)
-    return tuple(found.values())
-
-
-def _kind(part: StepGroup) -> tuple[str, tuple[int | None, int | None], str]:
-    return part.phase, part.work, part.unit
-
-
-def _together(parts: Sequence[StepGroup]) -> StepGroup:
-    first = parts[0]
-    ratios = [shared_ratio(first.places, part.places) for part in parts]
-    usual = _mean_of(ratios)
-    paces = None if usual is None else [ratio / usual for ratio in ratios if ratio is not None]
-    names = [place for place in first.places if all(place in part.places for part in parts)]
-    found: dict[str, list[Figure | None]] = {}
-    for what in ("time", "typical", "p50", "p99"):
-        rows = [[getattr(part.places[name], what) for part in parts] for name in names]
-        one_each: list[Figure | None] = [None] * len(names)
-        # The scatter is learned for bricks, bricks in layers, and layers separately.
-        like: dict[tuple[bool, bool], list[int]] = {}
-        for at, (brick, layer) in enumerate(names):
-            if None not in rows[at]:
-                like.setdefault((bool(brick), bool(layer)), []).append(at)
-        for known in like.values():
-            for at, figure in zip(known, learned([rows[at] for at in known], paces), strict=True):
-                one_each[at] = figure
-        found[what] = one_each
-    (wall,), (inside,) = (
-        learned([row]) for row in ([part.wall_us for part in parts], [part.inside_us for part in parts])
-    )
-    typical = [part.typical_us for part in parts if part.typical_us]
-    places = {}
-    for at, name in enumerate(names):
-        time = found["time"][at]
-        assert time is not None
-        calls = float(np.mean([part.places[name].calls for part in parts]))
-        places[name] = PlaceTimes(time, found["typical"][at], found["p50"][at], found["p99"][at], calls)
-    return replace(
-        first,
-        steps=sum(part.steps for part in parts),
-        failed=sum(part.failed for part in parts),
-        tokens=_mean_of([part.tokens for part in parts]),
-        cached=_mean_of([part.cached for part in parts]),
-        cached_least=min((part.cached_least for part in parts if part.cached_least is not None), default=None),
-        cached_most=max((part.cached_most for part in parts if part.cached_most is not None), default=None),
-        wall_us=wall,
-        inside_us=inside,
-        places=places,
-        typical_us=learned([typical])[0] if len(typical) == len(parts) else None,
-        training=_training_together(parts),
-    )
-
-
-def _training_together(parts: Sequence[StepGroup]) -> dict[str, Figure]:
-    names = [name for name in parts[0].training if all(name in part.training for part in parts)]
-    rows = [[part.training[name] for part in parts] for name in names]
-    return dict(zip(names, learned(rows) if rows else [], strict=True))
-
-
-def _mean_of(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if len(known) == len(values) else None
 
 
 def kernels_of(table: NodeTable) -> dict[Brick, tuple[str, ...]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cbtop.comparison.baseline import Surroundings
+from cbtop.comparison.drift import Thirds
 from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, PlaceTimes
 from cbtop.comparison.noise import Figure
 from cbtop.comparison.runs import Pace, Run, StepGroup, TooShort
@@ -107,7 +108,9 @@ def _run(run: Run) -> dict[str, Any]:
         "host_busy_percent": run.host_busy_percent,
         "paces": [[pace.cache_us, pace.memory_us] for pace in run.paces],
         "failed_checks": list(run.failed_checks),
-        "too_short": [[one.phase, one.steps, one.needed, one.time_us] for one in run.too_short],
+        "too_short": [
+            [one.phase, one.steps, one.needed, one.time_us, one.work and list(one.work)] for one in run.too_short
+        ],
         "kernels": [[*_brick_out(brick), list(names)] for brick, names in run.kernels.items()],
         "parts": [_part(part) for part in run.parts],
     }
@@ -120,6 +123,9 @@ def _part(part: StepGroup) -> dict[str, Any]:
         "inside_us": _figure_out(part.inside_us),
         "typical_us": _figure_out(part.typical_us),
         "budgets": [[*_brick_out(brick), budget_us] for brick, budget_us in part.budgets.items()],
+        "thirds": [
+            [_figure_out(one.first), _figure_out(one.last), one.cached and list(one.cached)] for one in part.thirds
+        ],
         "training": [[name, _figure_out(figure)] for name, figure in part.training.items()],
         "places": [
             {
@@ -154,11 +160,7 @@ def _decoded(document: object) -> Run:
         )
     too_short = []
     for one in _list(said.get("too_short"), "too_short", MAX_LISTED):
-        row = _list(one, "too_short", 4)
-        # older files have no time
-        phase, steps, needed, time_us = _row([*row, *[0.0] * (4 - len(row))], "too_short", 4)
-        counts = _whole(steps, "steps"), _whole(needed, "needed")
-        too_short.append(TooShort(_text(phase, "phase"), *counts, _positive(time_us, "time_us")))
+        too_short.append(_too_short(_list(one, "too_short", 5)))
     return Run(
         name=_text(said.get("name"), "name"),
         key=_text(said.get("key"), "key"),
@@ -183,6 +185,31 @@ def _decoded(document: object) -> Run:
     )
 
 
+def _too_short(row: list[Any]) -> TooShort:
+    # older files have no time, or no work
+    phase, steps, needed, time_us, work = _row([*row, *[0.0, None][len(row) - 3 :]], "too_short", 5)
+    counts = _whole(steps, "steps"), _whole(needed, "needed")
+    return TooShort(
+        _text(phase, "phase"), *counts, _positive(time_us, "time_us"), None if work is None else _work(work)
+    )
+
+
+def _work(value: object) -> tuple[int | None, int | None]:
+    tokens, sequences = (_or_none(_whole)(amount, "work") for amount in _row(value, "work", 2))
+    return tokens, sequences
+
+
+def _thirds(value: object) -> Thirds:
+    first, last, cached = _row(value, "thirds", 3)
+    figures = _figure(first, "thirds"), _figure(last, "thirds")
+    if not min(figure.mean for figure in figures) > 0:
+        raise _WrongError("thirds: no step takes no time")
+    if cached is None:
+        return Thirds(*figures, None)
+    of_first, of_last = (_positive(one, "thirds") for one in _row(cached, "thirds", 2))
+    return Thirds(*figures, (of_first, of_last))
+
+
 def _pace(value: object) -> Pace:
     cache_us, memory_us = (_positive(one, "paces") for one in _row(value, "paces", 2))
     return Pace(cache_us, memory_us)
@@ -190,7 +217,6 @@ def _pace(value: object) -> Pace:
 
 def _part_in(document: object) -> StepGroup:
     said = _mapping(document, "a part")
-    tokens, sequences = _row(said.get("work"), "work", 2)
     said = {"failed": 0, **said}  # older files lack this field
     plain = {name: check(said.get(name), name) for name, check in _PART.items()}
     places: dict[Place, PlaceTimes] = {}
@@ -220,13 +246,15 @@ def _part_in(document: object) -> StepGroup:
     if not (wall_us.mean > 0 and inside_us.mean > 0) or (typical_us and not typical_us.mean > 0):
         raise _WrongError("wall_us, inside_us and typical_us: no step takes no time")
     return StepGroup(
-        work=(_or_none(_whole)(tokens, "work"), _or_none(_whole)(sequences, "work")),
+        work=_work(said.get("work")),
         wall_us=wall_us,
         inside_us=inside_us,
         typical_us=typical_us,
         places=places,
         budgets=budgets,
         training=training,
+        # older files lack this field
+        thirds=tuple(_thirds(one) for one in _list(said.get("thirds", []), "thirds", MAX_RUNS)),
         **plain,
     )
 

@@ -172,7 +172,8 @@ def _run(name: str, source: _Read, damage: str, *, is_cut: bool) -> Run:
         if part is None:
             needed = LEAST_STEPS * max(1, record.sample_every)
             steps, time_us = source.blocks.count_of(work), source.blocks.time_us_of(work)
-            too_short.append(TooShort(display_name(table[work.step]), steps, needed, time_us))
+            amounts = (work.tokens, work.sequences)
+            too_short.append(TooShort(display_name(table[work.step]), steps, needed, time_us, amounts))
         else:
             step = table[work.step]
             parts.append(replace(part, training=source.training.medians(step.name, step.label)))

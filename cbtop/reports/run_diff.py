@@ -11,7 +11,9 @@ from cbtop.comparison.noise import CONFIDENCE, Change
 from cbtop.comparison.part_diff import FOUND, PartDiff, PlaceDiff, findable_percent
 from cbtop.comparison.run_diff import RunDiff
 from cbtop.comparison.runs import Run
+from cbtop.comparison.tails import tails_of
 from cbtop.exporters.differential import DiffStack, folded, speedscope
+from cbtop.reports.other_changes import other_changes
 from cbtop.reports.tables import Table, table
 from cbtop.units import NOT_MEASURED, count, counted, duration, number, percent
 
@@ -89,7 +91,7 @@ def diff_fields(found: RunDiff) -> dict[str, Any]:
     """Return the fields of the JSON document."""
     return {
         "schema": SCHEMA,
-        "base": _run_fields(found.base),
+        "base": _run_fields(found.base) if found.has_baseline else None,
         "now": _run_fields(found.now),
         "not_comparable": found.why_not or None,
         "too_little": found.is_too_little,
@@ -156,9 +158,12 @@ def _part_fields(part: PartDiff) -> dict[str, Any]:
             "between_steps": balance.between_steps,
             "off": balance.off_us,
         },
+        "drift": part.drift
+        and {**(_change_fields(part.drift.change) or {}), "base_ratios": list(part.drift.base_ratios)},
         "step": _place_fields(part.step),
         "training": {name: _change_fields(one) for name, one in part.training.items()},
         "places": [_place_fields(place) for place in part.places],
+        "longer_p99": [tail.place.name for tail in tails_of(part) if tail.is_longer],
         "slower": [[place.brick[0] if place.brick else None, place.layer] for place in part.slower],
     }
 
@@ -272,6 +277,7 @@ def _verdicts(part: PartDiff) -> list[str]:
     lines += [f"faster: {sentence(part, place)}" for place in part.bricks if place.verdict == "faster"]
     if part.is_slower:
         lines.append(f"slower: {part.phase}: a {part.unit} takes {_percents(part.wall)} by the wall clock")
+    lines += other_changes(part, [*part.bricks, *part.layers, *_listed_cells(part)])
     return lines or ["nothing has changed beyond noise"]
 
 

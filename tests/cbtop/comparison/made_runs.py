@@ -42,6 +42,8 @@ class Noise:
     neighbour: float = 0.0  # so much longer while another program runs: a tenth of the time, for 12 steps each
     warm_up: float = 0.0  # so much longer the first step is; the 20th a tenth of that
     bimodal: float = 0.0  # so much longer four calls of ten of Attention in Layer 2 are
+    late: float = 0.0  # so much longer the last 40 % of the steps are
+    tail: float = 0.0  # so much longer DownProjection in all layers takes in 4 steps of 100
     run: float = 0.0  # from run to run, all together, and a third of it each place for itself
 
 
@@ -93,6 +95,9 @@ def made_batch(
         begins = np.flatnonzero(rng.random(steps) < 0.1 / 12)
         for begin in begins.tolist():
             us[begin : begin + 12] *= 1 + noise.neighbour
+    us[int(0.6 * steps) :] *= 1 + noise.late
+    if noise.tail:
+        us[np.ix_(rng.random(steps) < 0.04, np.arange(3, places, len(BRICKS)))] *= 1 + noise.tail
     us *= 1 + noise.warm_up * np.exp(-np.arange(steps) / 8.7)[:, None]
     if noise.bimodal:
         us[rng.random(steps) < 0.4, 2 * len(BRICKS) + 2] *= 1 + noise.bimodal

@@ -12,7 +12,8 @@ from cbtop.comparison.judged import Judged, Outcome
 from cbtop.comparison.noise import Change, Figure
 from cbtop.comparison.part_diff import Balance, PlaceDiff
 from cbtop.comparison.run_diff import diff, diff_of
-from cbtop.comparison.runs import Run, TooShort, together
+from cbtop.comparison.run_sets import together
+from cbtop.comparison.runs import Run, TooShort
 from cbtop.comparison.threshold_grammar import parse
 from cbtop.comparison.thresholds import judge
 from cbtop.protocol.vocabulary import BrickCategory
@@ -45,6 +46,7 @@ BRICKS, RATE = "decode: no brick slower beyond noise", "decode: no fewer tokens/
 
 
 STEP = "decode: no longer step beyond noise"
+STEADY_RULES = ("decode: no more drift beyond noise", "decode: no longer p99 beyond noise")
 
 
 def gate_of(**changed: object) -> dict[str, Judged]:
@@ -151,7 +153,8 @@ def test_what_all_share_is_reported_once_and_the_other_parts_are_judged() -> Non
         ):
             found = replace(steady(), parts=(one, replace(part, now=replace(part.now, phase="prefill"))))
             judged = default_gate(found)
-            assert [each.outcome for each in judged if each.about == "decode"] == [outcome]
+            of_part = [each for each in judged if each.about == "decode"]
+            assert [each.outcome for each in of_part if each.rule not in STEADY_RULES] == [outcome]
             assert f"every brick takes {shared:.2f} times as long" in judged[0].said
             assert judged[0].rule == rule
             assert {each.outcome for each in judged if each.about == "prefill"} == {Outcome.HOLDS}
@@ -389,10 +392,11 @@ def test_a_run_of_which_more_steps_fail_is_no_pass_however_fast_it_is(runs: int)
 @pytest.mark.parametrize(("longer", "outcome"), [(1.06, Outcome.UNSURE), (1.2, Outcome.UNKNOWN)])
 def test_a_shared_slowdown_may_be_the_machine_unless_runs_give_its_scatter(longer: float, outcome: Outcome) -> None:
     bases, now = [made_run(seed, STEADY) for seed in range(6)], made_run(6, STEADY, all_longer=longer)
-    (judged,) = default_gate(diff(bases[0], now))
+    judged, *others = default_gate(diff(bases[0], now))
     assert judged.outcome is outcome
+    assert [(one.rule, one.outcome) for one in others] == [(rule, Outcome.HOLDS) for rule in STEADY_RULES]
     assert "every brick takes 1." in judged.said
-    bricks, *whole = default_gate(diff(together(bases), now))
+    bricks, *whole = (one for one in default_gate(diff(together(bases), now)) if one.rule not in STEADY_RULES)
     for one in whole:
         assert (one.outcome, one.guilty) == (Outcome.BROKEN, "no single brick; most DownProjection")
     assert [one.rule for one in whole] == [STEP, RATE]

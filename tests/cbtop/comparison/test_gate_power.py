@@ -15,7 +15,7 @@ from cbtop.comparison.default_gate import confirmed, default_gate
 from cbtop.comparison.judged import Outcome
 from cbtop.comparison.part_diff import findable_percent
 from cbtop.comparison.run_diff import diff, diff_of
-from cbtop.comparison.runs import together
+from cbtop.comparison.run_sets import together
 from cbtop.reports.run_diff import diff_json, diff_text
 from tests.cbtop.comparison.made_runs import Noise, made_run
 

@@ -13,7 +13,8 @@ from cbtop.comparison.items import BETWEEN_BRICKS, PlaceTimes, shared_ratio
 from cbtop.comparison.noise import Change, Figure, change
 from cbtop.comparison.part_diff import PartDiff, PlaceDiff, findable_percent
 from cbtop.comparison.run_diff import RunDiff, diff, diff_of
-from cbtop.comparison.runs import Pace, Run, TooShort, together
+from cbtop.comparison.run_sets import together
+from cbtop.comparison.runs import Pace, Run, TooShort
 from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.reports.run_diff import sentence
 from tests.cbtop.comparison.made_runs import AT, Noise, made_run
@@ -239,7 +240,7 @@ def test_fewer_than_three_runs_are_not_taken_together_and_a_twin_is_refused() ->
     assert diff_of([one, replace(one)], [new]).base is one
     assert "run 1 is there twice" in diff_of([other, one, replace(one)], [new]).why_not
     elsewhere = replace(other, surroundings=replace(other.surroundings, host="there"))
-    assert "run 2: another host: there, the baseline has here" in diff_of([one, new, elsewhere], [new]).why_not
+    assert "run 2: another host: there, run 1 has here" in diff_of([one, new, elsewhere], [new]).why_not
     assert diff_of([one, new, elsewhere], [new], anyway=True).base.runs == 3
 
 
@@ -360,7 +361,7 @@ def test_figures_at_another_length_move_along_their_line_and_are_less_sure() -> 
         assert one.half > same.wall.half
     assert part.wall.medians_us == (505.0, 495.0)
     assert part.step.change is not None
-    assert part.step.change.half == pytest.approx(change(moved, moved, 3).half)
+    assert part.step.change.half == pytest.approx(change(moved, moved, 4).half)
     between = next(one for one in part.places if one.name == "between bricks")
     assert between.mean is not None
     assert between.mean.medians_us == (1005.0, 995.0)  # of what holds them: the median call

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP, shared_ratio
-from cbtop.comparison.runs import MAX_KERNELS, Run, StepGroup, TooShort, kernels_of, part_of, together
+from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP
+from cbtop.comparison.runs import MAX_KERNELS, Run, StepGroup, kernels_of, part_of
 from cbtop.comparison.step_blocks import StepBlock, StepBlocks, StepWork
 from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.profiler.analysis.growth import Growth
@@ -256,73 +256,6 @@ def test_wall_clock_time_has_half_the_blocks_and_nothing_seen_loses_nothing() ->
     assert [part.wall_us.blocks for part in (short, long)] == [5, 15]  # of 10 and, twice as long, of 30
     run = made_run(1, STEADY, 40)
     assert [replace(run, seen=seen, lost=1).lost_percent for seen in (0, 50)] == [0.0, 2.0]
-
-
-def test_runs_taken_together_are_sums_of_their_work_and_means_of_their_times() -> None:
-    runs = [made_run(seed, Noise(run=0.05), 40 * seed, cached_from=100 * seed) for seed in (1, 2, 3)]
-    runs = [replace(run, lost=seed, covers_s=10.0 * seed) for seed, run in enumerate(runs, 1)]
-    each = [replace(run.parts[0], failed=seed) for seed, run in enumerate(runs, 1)]
-    found = together([replace(run, parts=(part,)) for run, part in zip(runs, each, strict=True)])
-    assert (found.name, found.key, found.runs) == ("3 runs", runs[0].key, 3)
-    assert (found.covers_s, found.lost, found.seen) == (60.0, 6, sum(run.seen for run in runs))
-    (part,) = found.parts
-    assert (part.steps, part.failed, part.tokens) == (sum(one.steps for one in each), 6, 1.0)
-    assert (part.cached_least, part.cached_most) == (each[0].cached_least, each[2].cached_most)
-    for name in ("wall_us", "inside_us", "typical_us"):
-        figures_of = [getattr(one, name) for one in each]
-        figure = getattr(part, name)
-        assert figure.mean == pytest.approx(np.mean([one.mean for one in figures_of]))
-        assert figure.blocks == sum(one.blocks for one in figures_of)
-        assert figure.scatter == pytest.approx(np.std([one.mean for one in figures_of], ddof=1))
-    assert list(part.places) == list(each[0].places)
-    for place, times in part.places.items():
-        assert times.time.mean == pytest.approx(np.mean([one.places[place].time.mean for one in each]))
-        assert times.calls == pytest.approx(each[0].places[place].calls)
-
-
-def test_of_runs_taken_together_what_one_of_them_lacks_is_left_out() -> None:
-    runs = [made_run(seed, STEADY, 40) for seed in (1, 2, 3)]
-    (part,) = runs[1].parts
-    place = next(iter(part.places))
-    without = {name: times for name, times in part.places.items() if name != place}
-    untold = {name: replace(times, p99=None, typical=None) for name, times in part.places.items()}
-
-    def as_second(**changed: object) -> tuple[StepGroup, ...]:
-        second = replace(part, **changed)  # type: ignore[arg-type]
-        return together([runs[0], replace(runs[1], parts=(second,)), runs[2]]).parts
-
-    assert as_second(work=(9, 1)) == as_second(unit="step") == as_second(phase="prefill") == ()
-    (found,) = as_second(places=without)
-    assert set(found.places) == set(without)
-    (found,) = as_second(places=untold, typical_us=None, cached=5.0)
-    assert found.typical_us is None
-    assert found.cached is None
-    assert {(times.typical, times.p99) for times in found.places.values()} == {(None, None)}
-    assert found.places[WHOLE_STEP].p50 is not None
-
-
-def test_bricks_in_a_layer_scatter_beside_what_all_of_a_run_share() -> None:
-    """A run that takes twice as long as the others tells how machines scatter, and of each place nothing."""
-    runs = [made_run(seed, STEADY, 40, all_longer=longer) for seed, longer in ((1, 2.0), (2, 1.0), (3, 1.0))]
-    parts = [run.parts[0] for run in runs]
-    shared = [shared_ratio(parts[0].places, part.places) or 0.0 for part in parts]
-    assert shared == pytest.approx([1.0, 0.5, 0.5], rel=0.05)
-    (found,) = together(runs).parts
-    cells = [place for place in found.places if place[0] and place[1] and place[0] != BETWEEN_BRICKS]
-    means = np.array([[typical.mean for part in parts if (typical := part.places[cell].typical)] for cell in cells])
-    beside = means * np.mean(shared) / shared
-    scatter = beside.std(axis=1, ddof=1)
-    scatter = np.maximum(scatter, np.median(scatter / beside.mean(axis=1)) * beside.mean(axis=1))
-    typical = [times for cell in cells if (times := found.places[cell].typical)]
-    assert [one.own_scatter for one in typical] == pytest.approx(scatter)
-    assert all(one.scatter > 10 * one.own_scatter for one in typical)
-
-
-def test_too_few_steps_of_several_runs_are_one_row_a_phase_with_all_time() -> None:
-    few = [TooShort("prefill", 3, 20, 50.0), TooShort("verify", 2, 20, 10.0), TooShort("prefill", 4, 20, 70.0)]
-    runs = [replace(made_run(seed, STEADY, 40), too_short=(one,)) for seed, one in enumerate(few, 1)]
-    assert together(runs).too_short == (TooShort("prefill", 3, 20, 120.0), few[1])
-    assert TooShort("prefill", 3, 20).time_us == 0
 
 
 def kernels_in(*nodes: Node) -> dict[str, tuple[str, ...]]:

@@ -14,7 +14,8 @@ from cbtop import units
 from cbtop.comparison.judged import Outcome
 from cbtop.comparison.noise import Figure, figures, half_of
 from cbtop.comparison.run_diff import RunDiff, diff
-from cbtop.comparison.runs import Run, together
+from cbtop.comparison.run_sets import together
+from cbtop.comparison.runs import Run
 from cbtop.comparison.threshold_grammar import parse
 from cbtop.comparison.thresholds import judge
 from cbtop.comparison.training_measures import part_p50, samples_per_sec, training_part

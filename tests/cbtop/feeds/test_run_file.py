@@ -14,7 +14,7 @@ import pytest
 
 from cbtop.comparison.default_gate import default_gate
 from cbtop.comparison.run_diff import diff
-from cbtop.comparison.runs import Pace
+from cbtop.comparison.runs import Pace, TooShort
 from cbtop.errors import UsageError
 from cbtop.feeds.run_file import MAX_FILE_BYTES, read_runs, write_runs
 from cbtop.reports.gate import gate_json, gate_text
@@ -35,20 +35,22 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     runs = [made_run(seed, steps=60, cached_from=10, us_a_position=0.1) for seed in (1, 2)]
-    runs[0] = replace(runs[0], paces=(Pace(1.5, 2.5), Pace(1.6, 2.6)))
+    few = (TooShort("prefill", 3, 20, 1.5, (8, None)), TooShort("verify", 1, 20))
+    runs[0] = replace(runs[0], paces=(Pace(1.5, 2.5), Pace(1.6, 2.6)), too_short=few)
     write_runs(tmp_path / "runs.json", runs)
     assert read_runs(tmp_path / "runs.json") == runs
     with pytest.raises(UsageError, match="exists; pass --force"):
         write_runs(tmp_path / "runs.json", runs)
 
 
-def test_a_file_without_failed_steps_and_without_the_machines_pace_is_read(
-    document: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_file_of_an_older_version_is_read(document: dict[str, Any], tmp_path: Path) -> None:
     (run,) = document["runs"]
     del run["parts"][0]["failed"], run["paces"]
+    run["too_short"] = [["prefill", 3, 20], ["prefill", 3, 20, 1.5]]
     (tmp_path / "older.json").write_text(json.dumps({"schema": document["schema"], "runs": [run]}))
-    assert read_runs(tmp_path / "older.json")[0].parts[0].failed == 0
+    (read,) = read_runs(tmp_path / "older.json")
+    assert read.parts[0].failed == 0
+    assert read.too_short == (TooShort("prefill", 3, 20), TooShort("prefill", 3, 20, 1.5))
 
 
 def test_every_value_of_another_type_is_an_error_of_ours(document: dict[str, Any], tmp_path: Path) -> None:

@@ -1,0 +1,133 @@
+"""The derived drift inside a run: the median step of its last third against that of its first third."""
+
+# Rules
+# - A step includes the time before it, without pauses. Warm-up steps are left out before.
+# - More cached positions take more time, which is no drift. The growth with the cache is taken from the baseline,
+#   because in a single run the cache grows as time passes.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import hypot
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.comparison.noise import MIN_BLOCKS, Change, Figure, change_between_runs, figures, learned
+from cbtop.comparison.quantiles import MEDIAN, CallTimes
+from cbtop.profiler.analysis.growth import Growth
+from cbtop.profiler.analysis.histograms import Column
+
+ALIKE_TOKENS = 0.02  # ignored relative difference of the tokens per step of two thirds
+USUAL_SPREADS = 4.0  # in median absolute deviations from the median time between steps; a longer time is a pause
+LEAST_PERCENT = 10.0  # clocks drift by less than this from run to run without a cause in the program
+_MIN_RUNS = 3  # minimum number of runs that show how drift scatters
+
+
+@dataclass(frozen=True, slots=True)
+class Thirds:
+    """The median step of the first and of the last third of a run, in µs with the usual time before it."""
+
+    first: Figure
+    last: Figure
+    cached: tuple[float, float] | None  # mean cached positions of both thirds; None if not reported
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """How many times as long as in the first third a step takes in the last third, before and now."""
+
+    change: Change  # of this ratio, without the growth with the cache
+    base_ratios: tuple[float, ...]  # the ratio of each base run
+
+    @property
+    def base_runs(self) -> int:
+        """Number of base runs that show how drift scatters, or 1 if too few do."""
+        return len(self.base_ratios) if len(self.base_ratios) >= _MIN_RUNS else 1
+
+    @property
+    def percent(self) -> float:
+        """How much longer steps became inside the new run than inside the base runs. 0 if they did not."""
+        least = 100 * (self.change.now - 1)
+        return max(0.0, min(least, self.change.percent or 0.0))
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether steps became longer inside the new run, beyond noise."""
+        return self.percent > LEAST_PERCENT and self.change.delta > self.change.half
+
+
+def without_pauses(between_ns: NDArray[np.float64], units: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the time between steps in each block. A time far from the median per unit is reduced.
+
+    Rare delays come from other programs. A delay before every step comes from the process and remains.
+    """
+    each = between_ns / units
+    usual = np.median(each)
+    most = USUAL_SPREADS * np.median(np.abs(each - usual))
+    found: NDArray[np.float64] = np.clip(each, usual - most, usual + most) * units
+    return found
+
+
+def thirds_of(
+    growths: Sequence[Growth],
+    place_of: Column,
+    between_ns: NDArray[np.float64],
+    steps: NDArray[np.float64],
+    tokens: NDArray[np.float64],
+    cached: NDArray[np.float64] | None,
+) -> Thirds | None:
+    """Return the thirds of a run, or None if they are too short or their steps have different numbers of tokens.
+
+    Each argument except `place_of` has one entry per block. `place_of` is 0 for the step's node and -1 for others.
+    """
+    third = len(growths) // 3
+    if third < MIN_BLOCKS:
+        return None
+    sides = slice(0, third), slice(len(growths) - third, None)
+    first_tokens, last_tokens = (tokens[side].sum() / steps[side].sum() for side in sides)
+    if abs(last_tokens - first_tokens) > ALIKE_TOKENS * max(first_tokens, last_tokens):
+        return None
+    found = []
+    for side in sides:
+        along = None if cached is None else cached[side]
+        (median,) = CallTimes(growths[side], [place_of], 1, steps[side], along).quantile(MEDIAN).figures
+        before_us = without_pauses(between_ns[side], steps[side])[:, None] / 1e3
+        (before,) = figures(before_us, steps[side], along)
+        if median is None:
+            return None
+        error = hypot(median.error, before.error)
+        found.append(Figure(median.mean + before.mean, error, min(median.blocks, before.blocks)))
+    if cached is None:
+        return Thirds(found[0], found[1], None)
+    of_first, of_last = (float(np.average(cached[side], weights=steps[side])) for side in sides)
+    return Thirds(found[0], found[1], (of_first, of_last))
+
+
+def drift_of(before: Sequence[Thirds], now: Sequence[Thirds], step: Figure | None, compared: int) -> Drift | None:
+    """Return the drift of the new runs compared with that of the base runs, or None if it is unknown.
+
+    `step` is the baseline's median step with its slope, its growth with the cache. In total, `compared` figures are
+    compared together.
+    """
+    if not (before and now):
+        return None
+    slope = step.slope if step else 0.0
+    befores, nows = ([_ratio(one, slope) for one in thirds] for thirds in (before, now))
+    if any(figure.mean <= 0 for figure in (*befores, *nows)):
+        return None
+    found = change_between_runs(_mean(befores), _mean(nows), compared)
+    return Drift(found, tuple(figure.mean for figure in befores))
+
+
+def _ratio(thirds: Thirds, slope: float) -> Figure:
+    first, last = thirds.first, thirds.last
+    grown_us = slope * (thirds.cached[1] - thirds.cached[0]) if thirds.cached else 0.0
+    ratio = (last.mean - grown_us / 2) / (first.mean + grown_us / 2)
+    error = abs(ratio) * hypot(first.error / first.mean, last.error / last.mean)
+    return Figure(ratio, error, min(first.blocks, last.blocks))
+
+
+def _mean(ratios: Sequence[Figure]) -> Figure:
+    return learned([ratios])[0] if len(ratios) >= _MIN_RUNS else ratios[0]

@@ -1,0 +1,106 @@
+"""A diff says that nothing has changed only if no figure in it moved beyond its interval."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from cbtop.comparison.noise import Change
+from cbtop.comparison.part_diff import PartDiff
+from cbtop.comparison.run_diff import diff_of
+from cbtop.reports.other_changes import other_changes
+from cbtop.reports.run_diff import diff_json, diff_markdown, diff_text
+from tests.cbtop.comparison.made_runs import STEADY, made_run, steady
+
+NOTHING = "nothing has changed beyond noise"
+
+
+def text_of(**changed: object) -> str:
+    """The text of `steady`, where these of its figures are others."""
+    (part,) = steady().parts
+    return diff_text(replace(steady(), parts=(replace(part, **changed),)))  # type: ignore[arg-type]
+
+
+def quiet() -> PartDiff:
+    """The part of `steady`, in which no figure moves."""
+    (part,) = steady().parts
+    same = Change(100.0, 100.0, 1.0)
+    places = tuple(replace(one, change=same, mean=same, p50=same, p99=same) for one in part.places)
+    step = replace(part.step, change=same, mean=same, p50=same, p99=same)
+    return replace(part, places=places, step=step, wall=same, typical=same, drift=None)
+
+
+def test_nothing_has_changed_if_no_figure_moved_beyond_its_interval() -> None:
+    assert other_changes(quiet(), quiet().places) == []
+    assert NOTHING in diff_text(replace(steady(), parts=(quiet(),)))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("wall", "decode: wall clock +3.0 % ± 1.5"),
+        ("typical", "decode: typical step +3.0 % ± 1.5"),
+    ],
+)
+def test_a_figure_of_the_part_beyond_its_interval_is_named_without_a_verdict(name: str, said: str) -> None:
+    for half, is_named in ((1.5, True), (3.0, False)):
+        part = replace(quiet(), **{name: Change(100.0, 103.0, half, (100.0, 100.0))})  # type: ignore[arg-type]
+        text = diff_text(replace(steady(), parts=(part,)))
+        assert (f"beyond its interval, without a verdict: {said}\n" in text) is is_named
+        assert (NOTHING in text) is not is_named
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("change", "typical time"), ("mean", "mean"), ("p50", "median call"), ("p99", "p99")],
+)
+def test_a_figure_of_a_place_beyond_its_interval_is_named_with_its_sides(name: str, said: str) -> None:
+    part = quiet()
+    moved = replace(part.bricks[0], **{name: Change(100.0, 98.0, 1.5)})
+    places = tuple(moved if one is part.bricks[0] else one for one in part.places)
+    (line,) = other_changes(replace(part, places=places), places)
+    start = f"beyond its interval, without a verdict: decode: {moved.name}: {said}"
+    assert line == f"{start} 100.0 µs → 98.00 µs, -2.0 % ± 1.5"
+    hidden = tuple(replace(one, is_below_resolution=True) for one in places)
+    assert other_changes(replace(part, places=hidden), hidden) == []
+
+
+def test_of_many_figures_beyond_their_interval_the_largest_are_named() -> None:
+    part = quiet()
+    places = tuple(replace(one, mean=Change(100.0, 101.0 + at / 10, 0.5)) for at, one in enumerate(part.places[:9]))
+    (line,) = other_changes(replace(part, places=places), places)
+    assert line.count("mean") == 6
+    assert line.endswith("; and 3 more")
+    assert "+1.8 %" in line
+    assert "+1.2 %" not in line
+
+
+def test_a_rate_that_grew_beyond_noise_is_faster() -> None:
+    text = text_of(wall=Change(1000.0, 800.0, 10.0, (1000.0, 800.0)))
+    assert "faster: decode: a token takes -20.0 % ± 1.0 by the wall clock" in text
+    assert NOTHING not in text
+
+
+def test_drift_and_long_calls_are_lines_of_a_diff_in_text_markdown_and_json() -> None:
+    found = diff_of([made_run(1, STEADY)], [made_run(4, replace(STEADY, late=0.3))])
+    for text in (diff_text(found), diff_markdown(found)):
+        assert "drift: the last third of decode steps takes 1.30 ± 0." in text
+        assert NOTHING not in text
+    (part,) = json.loads(diff_json(found))["parts"]
+    assert part["drift"]["now"] == pytest.approx(1.3, abs=0.02)
+    assert part["drift"]["base_ratios"] == pytest.approx([1.0], abs=0.02)
+    assert part["longer_p99"] == []
+    found = diff_of([made_run(1, STEADY)], [made_run(4, replace(STEADY, tail=9.0))])
+    assert "longer p99: decode: DownProjection: p99 25" in diff_text(found)
+    assert json.loads(diff_json(found))["parts"][0]["longer_p99"] == ["DownProjection"]
+    assert json.loads(diff_json(steady()))["parts"][0]["longer_p99"] == []
+
+
+def test_a_brick_that_is_new_or_gone_is_a_line() -> None:
+    base, now = made_run(1, STEADY, 40), made_run(2, STEADY, 40, rename="Other")
+    now = replace(now, kernels={brick: ("another",) for brick in now.parts[0].bricks if brick[0] == "Other"})
+    text = diff_text(diff_of([base], [now]))
+    assert "\nnew: decode: Other, +14" in text
+    assert "\ngone: decode: DownProjection, -14" in text
