@@ -29,7 +29,7 @@ _KINDS = 2
 _LEAST_LONGER = 10  # pairs of blocks are only merged into at least this many longer blocks
 _LEAST_WORTH = 2.0  # minimum effective number of blocks
 _LEAST_RATIO = 3.0  # minimum ratio of two times to compare them by their ratio
-_MOST_EXPONENT = 700.0  # exponents up to this give a finite number
+MAX_EXPONENT = 700.0  # exponents up to this give a finite number
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +225,9 @@ def change(before: Figure, now: Figure, compared: int, shared: float | None = No
     return replace(found, own=replace(own, medians_us=None)) if own.half < found.half else found
 
 
-def half_of(figure: Figure) -> float:
-    """Return how far chance may have moved one figure, in either direction."""
-    return change(Figure(figure.mean, 0.0, figure.blocks), figure, 1).half
+def half_of(figure: Figure, compared: int = 1) -> float:
+    """Return how far chance may have moved a figure, in either direction. `compared` figures are judged together."""
+    return change(Figure(figure.mean, 0.0, figure.blocks), figure, compared).half
 
 
 def _change(before: Figure, now: Figure, compared: int, looks: int) -> Change:
@@ -265,7 +265,7 @@ def _half_of_ratio(before: float, now: float, squares: tuple[float, float], erro
         return inf
     if max(before, now) < _LEAST_RATIO * min(before, now):
         return inf
-    factor = exp(min(errors * sqrt(squares[0] / before**2 + squares[1] / now**2), _MOST_EXPONENT))
+    factor = exp(min(errors * sqrt(squares[0] / before**2 + squares[1] / now**2), MAX_EXPONENT))
     return before * (factor - 1) if now > before else before * (1 - 1 / factor)
 
 

@@ -30,6 +30,7 @@ from cbtop.comparison.items import (
     shared_ratio,
 )
 from cbtop.comparison.noise import MIN_BLOCKS, Figure, figures, learned
+from cbtop.comparison.phase_rates import PhaseRates, rates_together
 from cbtop.comparison.quantiles import MEDIAN, P99, CallTimes
 from cbtop.comparison.step_blocks import StepBlock, StepWork
 from cbtop.profiler.analysis.brick_stats import brick_stats, name_and_category
@@ -132,6 +133,7 @@ class Run:
     host_busy_percent: float | None = None  # median use of all processors during the run, by any program
     paces: tuple[Pace, ...] = ()  # the machine's pace directly before and after the run, empty if not measured
     runs: int = 1  # number of runs averaged in this run
+    rates: tuple[PhaseRates, ...] = ()  # of each phase, over the whole run
 
     @property
     def lost_percent(self) -> float:
@@ -302,6 +304,7 @@ def together(runs: Sequence[Run]) -> Run:
         paces=tuple(pace for run in runs for pace in run.paces) if all(run.paces for run in runs) else (),
         failed_checks=tuple(dict.fromkeys(check for run in runs for check in run.failed_checks)),
         runs=len(runs),
+        rates=rates_together([run.rates for run in runs]),
     )
 
 
