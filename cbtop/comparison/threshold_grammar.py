@@ -74,11 +74,12 @@ def parse(text: str, where: tuple[str, int] = ("", 1)) -> Threshold:
     figure = names.pop() if names[-1] in FIGURES else ""
     sign, unit = found["sign"], found["unit"] or ""
     names = [name.strip() for name in names]
+    phase = text[: of_batch.start()].strip() if of_batch else ""
+    if of_batch and (not phase or [name.strip() for name in phase.split(".")] != names[:-1]):
+        raise UsageError(f"threshold {shown!r}: write a batch after its phase, as in decode[batch=6].step.p50<=9ms")
     if not names or not all(names):
         raise UsageError(f"threshold {shown!r}: the name of a brick or figure is missing; write it like {EXAMPLE}")
     layer = layer.strip()
-    if of_batch and [name.strip() for name in text[: of_batch.start()].split(".")] != names[:-1]:
-        raise UsageError(f"threshold {shown!r}: write a batch after its phase, as in decode[batch=6].step.p50<=9ms")
     _check(shown, names, layer, figure, sign, value, unit)
     us = value * UNITS[unit] if unit in UNITS else value
     batch = int(of_batch["batch"]) if of_batch else None

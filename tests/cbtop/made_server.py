@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.cbtop.made_recordings import BEGIN_NS, HELLO, frame
 from tests.cbtop.made_runs_on_disk import MANIFEST
 from tests.cbtop.recorded import Clock, profiler_in, source_of
 
-MAX_BATCH = 3
+MAX_BATCH = 2
 STEPS_A_PROMPT = 5
 PROMPT_TOKENS = 64
 
@@ -43,16 +43,19 @@ class Served:
 
 
 class Server:
-    """A server whose steps are noisy by 2 %. `slower`: decode steps take so many times as long."""
+    """A server whose steps are noisy by 2 %."""
 
-    def __init__(self, runtime: Path, seed: int, slower: float = 1.0) -> None:
+    def __init__(self, runtime: Path, seed: int) -> None:
         runtime.mkdir()
         self.clock = Clock()
         self.profiler = profiler_in(runtime, self.clock)
         self.profiler.announce(MANIFEST)
         self._chance = np.random.default_rng(seed)
-        self._slower = slower
-        self.in_steps_s: Counter[str] = Counter()  # type: ignore[assignment]
+        self.forget()
+
+    def forget(self) -> None:
+        """Count from now on."""
+        self.in_steps_s: defaultdict[str, float] = defaultdict(float)
         self.tokens: Counter[str] = Counter()
         self.sequences: Counter[str] = Counter()
 
@@ -63,7 +66,7 @@ class Server:
             for layer in range(2):
                 with self.profiler.layer(layer), self.profiler.brick("Attention", tokens):
                     self.clock.sleep_us(us / 2 * (1 + 0.02 * self._chance.standard_normal()))
-        self.in_steps_s[phase] += (self.clock.now_ns - began_ns) / 1e9  # type: ignore[assignment]
+        self.in_steps_s[phase] += (self.clock.now_ns - began_ns) / 1e9
         self.tokens[phase] += tokens
         self.sequences[phase] += batch
 
@@ -72,16 +75,16 @@ class Server:
         batch = int(self._chance.integers(1, MAX_BATCH + 1))
         self.step("prefill", batch, PROMPT_TOKENS * batch, 800 * batch)
         for _ in range(STEPS_A_PROMPT):
-            self.step("decode", batch, batch, self._slower * (1000 + 80 * batch))
+            self.step("decode", batch, batch, 1000 + 80 * batch)
         self.last_ns = self.clock.now_ns
         self.clock.sleep_us(float(self._chance.exponential(wait_us)))
 
 
 def record_server(
-    path: Path, runtime: Path, *, seed: int = 0, batches: int = 120, wait_us: float = 4000, slower: float = 1.0
+    path: Path, runtime: Path, *, seed: int = 0, batches: int = 90, wait_us: float = 4000, leave_out: int = 0
 ) -> Served:
-    """Record a server that answers so many batches of prompts."""
-    server = Server(runtime, seed, slower)
+    """Record a server that answers so many batches of prompts. The recording begins after `leave_out` of them."""
+    server = Server(runtime, seed)
     source = source_of(runtime)
     writer = RecordingWriter(path, RecordingOrigin("here", BEGIN_NS, HELLO.realtime_ns), 1 << 30)
     for _ in range(3):
@@ -89,9 +92,13 @@ def record_server(
     server.clock.sleep_us(700_000)
     began_ns = server.clock.now_ns
     for number in range(batches):
+        if number == leave_out > 0:
+            _say(None, source, number)
+            began_ns = server.clock.now_ns
+            server.forget()
         server.serve(wait_us)
         if number % 10 == 9:
-            _say(writer, source, number)
+            _say(writer if number >= leave_out else None, source, number)
     server.profiler.close("done")
     _say(writer, source, batches)
     writer.close()
@@ -99,8 +106,11 @@ def record_server(
     return Served(path, runtime, wall_s, server.in_steps_s, server.tokens, server.sequences)
 
 
-def _say(writer: RecordingWriter, source: Source, at: int) -> None:
+def _say(writer: RecordingWriter | None, source: Source, at: int) -> None:
+    """Let a daemon read the process, and record what it says."""
     source.poll()
-    writer.append(frame(FrameKind.RECORDS, at / 10, *source.records()))
+    records = list(source.records())
     source.delta()
-    writer.append(frame(FrameKind.KEYFRAME, at / 10, HELLO, *source.snapshot()))
+    if writer is not None:
+        writer.append(frame(FrameKind.RECORDS, at / 10, *records))
+        writer.append(frame(FrameKind.KEYFRAME, at / 10, HELLO, *source.snapshot()))

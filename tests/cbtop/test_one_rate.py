@@ -10,12 +10,19 @@ import pytest
 
 from cbtop.cli import main
 from cbtop.commands.shared.ring_view import view_of
+from cbtop.comparison.judged import Outcome
+from cbtop.comparison.run_diff import diff_of
+from cbtop.comparison.threshold_grammar import parse
+from cbtop.comparison.thresholds import judge
 from cbtop.daemon.source import Source
+from cbtop.errors import UsageError
 from cbtop.feeds.replay import ReplayFeed
+from cbtop.feeds.run_file import read_runs, write_runs
+from cbtop.feeds.run_reader import runs_in
 from cbtop.reports.summary import summary
 from cbtop.telemetry.metrics import TOKENS
 from cbtop.telemetry.snapshot import snapshot
-from tests.cbtop.made_server import Served, record_server
+from tests.cbtop.made_server import STEPS_A_PROMPT, Served, record_server
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +57,7 @@ def test_every_output_of_a_recording_has_the_tokens_a_second_of_the_programs_clo
     gate = printed(capsys, "check", *three, "--new", new.path, "--format", "json", code=5)
     diff = printed(capsys, "diff", bases[0].path, new.path)
     rates = {one["phase"]: one for one in json.loads(in_json)["diff"]["rates"]}
-    changed = json.loads(printed(capsys, "diff", bases[0].path, new.path, "--format", "json"))["rates"]
+    changed = json.loads(gate)["diff"]["rates"]
     report = printed(capsys, "replay", new.path, "--headless")
     source = json.loads(printed(capsys, "replay", new.path, "--headless", "--format", "json"))["sources"][0]
     with ReplayFeed(new.path) as feed:
@@ -91,3 +98,49 @@ def test_every_output_of_a_recording_has_the_tokens_a_second_of_the_programs_clo
     }
     for where, value in shown.items():
         assert value == pytest.approx(in_steps, rel=5e-4), where
+
+
+def test_a_limit_between_the_rate_and_that_in_steps_is_judged_by_the_first(served: list[Served]) -> None:
+    new, *_ = served
+    runs = runs_in(new.path)
+    found = diff_of(runs, runs)
+    between = (new.rate() * new.rate_in_steps()) ** 0.5
+    for threshold, outcome in (
+        (f"decode.tokens_per_sec>={between}", Outcome.BROKEN),
+        (f"tokens_per_sec>={between}", Outcome.BROKEN),
+        (f"decode.in_steps>={between}", Outcome.HOLDS),
+        (f"decode.tokens_per_sec>={new.rate() / 2}", Outcome.HOLDS),
+        (f"decode[batch=1].in_steps<={new.rate_in_steps()}", Outcome.HOLDS),
+        (f"decode[batch=2].in_steps>={new.rate_in_steps()}", Outcome.HOLDS),
+        (f"decode.samples_per_sec>={new.samples() * 2}", Outcome.BROKEN),
+        (f"decode.samples_per_sec>={new.samples() / 2}", Outcome.HOLDS),
+        (f"prefill.tokens_per_sec>={new.rate('prefill') / 2}", Outcome.HOLDS),
+    ):
+        (judged,) = judge(parse(threshold), found)
+        assert judged.outcome is outcome, judged
+
+
+def test_a_recording_that_began_late_has_the_rates_of_the_recorded_time(tmp_path: Path) -> None:
+    late = record_server(tmp_path / "late.cbtop", tmp_path / "late", leave_out=40)
+    (run,) = runs_in(late.path)
+    (decode,) = [one for one in run.rates if one.phase == "decode"]
+    assert decode.is_headline
+    assert decode.steps == 50 * STEPS_A_PROMPT
+    assert decode.per_sec("tokens_per_sec") == pytest.approx(late.rate(), rel=5e-4)
+    assert decode.per_sec("in_steps") == pytest.approx(late.rate_in_steps(), rel=5e-4)
+
+
+def test_a_file_of_runs_keeps_the_rates_and_one_without_them_is_read(tmp_path: Path, served: list[Served]) -> None:
+    runs = runs_in(served[0].path)
+    write_runs(tmp_path / "runs.json", runs)
+    assert [run.rates for run in read_runs(tmp_path / "runs.json")] == [run.rates for run in runs]
+    document = json.loads((tmp_path / "runs.json").read_text())
+    del document["runs"][0]["rates"]
+    (tmp_path / "older.json").write_text(json.dumps(document))
+    assert read_runs(tmp_path / "older.json")[0].rates == ()
+    document["runs"][0]["rates"] = [{"phase": "decode", "steps": 1, "times_us": {"in_steps": [0.0] * 10}}]
+    document["runs"][0]["rates"][0]["times_us"]["in_steps"][2] = 5
+    document["runs"][0]["rates"][0]["times_us"]["in_steps"][7] = 1
+    (tmp_path / "wrong.json").write_text(json.dumps(document))
+    with pytest.raises(UsageError, match="times_us: no token, step or sample takes no time"):
+        read_runs(tmp_path / "wrong.json")
