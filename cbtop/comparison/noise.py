@@ -29,7 +29,7 @@ _KINDS = 2
 _LEAST_LONGER = 10  # pairs of blocks are only merged into at least this many longer blocks
 _LEAST_WORTH = 2.0  # minimum effective number of blocks
 _LEAST_RATIO = 3.0  # minimum ratio of two times to compare them by their ratio
-MAX_EXPONENT = 700.0  # exponents up to this give a finite number
+_MOST_EXPONENT = 700.0  # exponents up to this give a finite number
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +265,7 @@ def _half_of_ratio(before: float, now: float, squares: tuple[float, float], erro
         return inf
     if max(before, now) < _LEAST_RATIO * min(before, now):
         return inf
-    factor = exp(min(errors * sqrt(squares[0] / before**2 + squares[1] / now**2), MAX_EXPONENT))
+    factor = exp(min(errors * sqrt(squares[0] / before**2 + squares[1] / now**2), _MOST_EXPONENT))
     return before * (factor - 1) if now > before else before * (1 - 1 / factor)
 
 

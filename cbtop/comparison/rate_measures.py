@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import exp, hypot, sqrt
 
-from cbtop.comparison.noise import MAX_EXPONENT, Change, half_of
+from cbtop.comparison.noise import Change, half_of
 from cbtop.comparison.part_diff import PartDiff
 from cbtop.comparison.phase_rates import IN_STEPS, RATE_UNITS, SAMPLES, STEPS, TOKENS, PhaseRates
 from cbtop.comparison.rate_diff import rate_diff
@@ -16,6 +16,7 @@ from cbtop.units import count, counted, number
 
 NO_TOKENS = "not every step reports its tokens"
 NO_RECORD = "some steps left no record, so no rate is known"
+_MOST_EXPONENT = 700.0  # exponents up to this give a finite number
 OLD_FILE = "was written by an older cbtop, which kept no rates: write it again"
 
 
@@ -87,7 +88,7 @@ def _interval(rate: float, part: float) -> tuple[float, float]:
 
     The interval is symmetric in the logarithm, because neither a time nor a rate is negative.
     """
-    factor = exp(min(part, MAX_EXPONENT))
+    factor = exp(min(part, _MOST_EXPONENT))
     return rate / factor, rate * factor
 
 
