@@ -37,7 +37,7 @@ def batches_text(parts: Iterable[StepGroup]) -> str:
 def part_names(parts: Iterable[StepGroup]) -> dict[PartKey, str]:
     """Return a name for each part: its phase, and its batch if the phase has several parts.
 
-    For example `decode, batch 6`, or `prefill, batch 1 of 512 to 639 tokens` if several parts have that batch.
+    For example `decode, batch 6`, or `prefill, batch 1, 512 to 639 tokens` if several parts have that batch.
     """
     by_key = {key_of(part): part for part in parts}
     of_phase = Counter(phase for phase, _ in by_key)
@@ -49,8 +49,7 @@ def part_names(parts: Iterable[StepGroup]) -> dict[PartKey, str]:
             batch, (tokens, _) = batch_text(part), part.work
             words += f", batch {batch}" if batch else ""
             if alike[part.phase, batch] > 1:
-                least = "tokens not reported" if tokens is None else f"{_range(tokens, part.tokens)} tokens"
-                words += f" of {least}" if batch and tokens is not None else f", {least}"
+                words += ", tokens not reported" if tokens is None else f", {_range(tokens, part.tokens)} tokens"
         names[key] = words
     return names
 

@@ -83,10 +83,9 @@ def main_rates(
     is_now = {one.phase: one for one in now}
     found = []
     for phase in order:
-        if phase in then and phase in is_now:
-            both = then[phase], is_now[phase]
-            rate = both[1].main if both[0].main == both[1].main else ""
-            found.append(rate_diff(*both, rate, parts, compared))
+        # If only one of the runs reports its tokens, neither rate can be compared.
+        if phase in then and phase in is_now and then[phase].main == is_now[phase].main:
+            found.append(rate_diff(then[phase], is_now[phase], is_now[phase].main, parts, compared))
     return tuple(one for one in found if one is not None)
 
 

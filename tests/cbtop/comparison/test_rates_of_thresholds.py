@@ -58,12 +58,13 @@ def test_a_batch_is_named_where_a_phase_has_several() -> None:
         (6, 6): "decode, batch 6",
         (2, None): "decode, batch 2",
         (8, 8): "decode, batch 8 to 9",
-        (512, 1): "decode, batch 1 of 512 to 639 tokens",
-        (640, 1): "decode, batch 1 of 640 tokens",
+        (512, 1): "decode, batch 1, 512 to 639 tokens",
+        (640, 1): "decode, batch 1, 640 tokens",
+        (None, 1): "decode, batch 1, tokens not reported",
         (None, None): "decode",
     }
     parts = [replace(part, work=work) for work in of]
-    means = [(6.0, 6.0), (2.0, None), (8.4, 8.4), (600.0, 1.0), (640.0, 1.0), (None, None)]
+    means = [(6.0, 6.0), (2.0, None), (8.4, 8.4), (600.0, 1.0), (640.0, 1.0), (None, 1.0), (None, None)]
     parts = [replace(one, tokens=tokens, sequences=n) for one, (tokens, n) in zip(parts, means, strict=True)]
     assert part_names(parts) == {("decode", work): name for work, name in of.items()}
     alone = replace(parts[0], phase="verify")
