@@ -20,11 +20,11 @@ from cbtop.comparison.items import BETWEEN_BRICKS, Brick
 from cbtop.comparison.judged import Judged, Outcome, about_place, calls_text, not_in_baseline
 from cbtop.comparison.noise import Change, half_of
 from cbtop.comparison.part_diff import PartDiff, PlaceDiff
-from cbtop.comparison.phase_rates import RATE_UNITS
 from cbtop.comparison.rate_measures import NO_TOKENS, batch_measure, phase_measure, shown_rates
 from cbtop.comparison.run_diff import RunDiff
 from cbtop.comparison.threshold_grammar import (
     FIGURES,
+    RATES,
     STEP,
     UNATTRIBUTED,
     Threshold,
@@ -42,6 +42,7 @@ from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, BrickCategory
 from cbtop.units import duration, number
 
 READINGS_OFF = 2  # two clock readings per call, each off by up to the clock's resolution
+_NOT_BEFORE = "the baseline has too few steps of this batch"
 _REACHES_ZERO = "the interval reaches zero, so nothing could break it; use more or longer runs"
 _CATEGORIES = {"attn": BrickCategory.ATTENTION, "mlp": BrickCategory.FFN} | {
     category.display_name.casefold(): category for category in BrickCategory
@@ -61,17 +62,26 @@ def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
     if is_of_records(threshold.names, threshold.unit):
         lost = found.now.lost_percent
         return [_judged(threshold, "records", (lost, lost), threshold.value, f"{number(lost)} % were lost")]
+    phase = ".".join(threshold.names[:-1])
     # An absolute threshold also judges parts in the new run only.
     known = found.parts if threshold.is_relative else found.parts + found.alone
-    phase = ".".join(threshold.names[:-1])
-    if name in RATE_UNITS and threshold.batch is None:
+    if name in RATES and threshold.batch is None:
         judged = [_of_phase(threshold, phase, found)]
+    elif threshold.is_relative and (part := _only_new(threshold, phase, found)):
+        judged = [Judged(threshold.text, part.name, Outcome.UNKNOWN, _NOT_BEFORE, where=threshold.where)]
     else:
         judged = _in_parts(threshold, _named_parts(threshold, phase, known), found)
     if threshold.is_relative:
         alone = [one for one in not_in_baseline(found, threshold.text) if phase in ("", one.about)]
         judged += [replace(one, where=threshold.where) for one in alone]
     return judged
+
+
+def _only_new(threshold: Threshold, phase: str, found: RunDiff) -> PartDiff | None:
+    """Return the part with the batch that a threshold names, if the baseline has too few such steps."""
+    parts = [part for part in found.parts + found.alone if part.phase == phase]
+    of_batch = [part for part in parts if threshold.batch is not None and has_batch(part.now, threshold.batch)]
+    return of_batch[0] if of_batch and not any(part in found.parts for part in of_batch) else None
 
 
 def _named_parts(threshold: Threshold, phase: str, known: Sequence[PartDiff]) -> Sequence[PartDiff]:
@@ -152,7 +162,7 @@ def of_contracts(found: RunDiff, bounds: Mapping[Brick, tuple[float, tuple[str, 
 def _places_in(threshold: Threshold, part: PartDiff) -> Sequence[PlaceDiff | None]:
     """Return the places of a part that a threshold is about. None is a figure of the whole part."""
     name = threshold.names[-1]
-    if name in RATE_UNITS or name == UNATTRIBUTED or training_part(part, name) is not None:
+    if name in RATES or name == UNATTRIBUTED or training_part(part, name) is not None:
         return [None]
     return [part.step] if name == STEP else _places(threshold, part)
 
@@ -162,7 +172,7 @@ def _in_part(threshold: Threshold, part: PartDiff, place: PlaceDiff | None, foun
     if place is not None:
         return _of_place(threshold, part, place, found, compared)
     name, is_relative = threshold.names[-1], threshold.is_relative
-    if name in RATE_UNITS:
+    if name in RATES:
         measure = batch_measure(part, name, is_relative=is_relative, compared=compared)
         return _of_measure(threshold, part.name, measure)
     if (training := training_part(part, name)) is not None:

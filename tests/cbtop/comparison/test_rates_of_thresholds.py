@@ -98,6 +98,17 @@ def test_a_threshold_on_a_batch_is_on_no_other_and_a_missing_one_names_those_the
         judge(parse("prefill[batch=6].step<=1s"), found)
 
 
+def test_a_batch_that_the_baseline_lacks_is_not_compared_and_no_wrong_usage() -> None:
+    found = diff(batches(1, 2), batches(2, 6, 2))
+    judged = judge(parse("decode[batch=6].step<=2x"), found)[0]
+    assert (judged.about, judged.outcome) == ("decode, batch 6", Outcome.UNKNOWN)
+    assert judged.said == "the baseline has too few steps of this batch"
+    assert judged_as(found, "decode[batch=6].step<=1s").outcome is Outcome.HOLDS
+    assert judge(parse("decode[batch=2].step<=2x"), found)[0].outcome is Outcome.HOLDS
+    with pytest.raises(UsageError, match="there is no brick 'steps_per_sec'"):
+        judge(parse("steps_per_sec>=0.9x"), found)
+
+
 def test_the_rate_of_a_batch_is_of_its_own_steps_and_the_time_before_them() -> None:
     found = diff(batches(1, 6, 2), batches(2, 6, 2))
     (six,) = [part for part in found.parts if part.now.work == (6, 6)]
