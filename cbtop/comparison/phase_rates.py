@@ -84,24 +84,23 @@ def phase_rates(
     return tuple(found)
 
 
-def rates_together(runs: Sequence[Sequence[PhaseRates]]) -> tuple[PhaseRates, ...]:
-    """Return the mean rates of several runs, with their scatter. Rates that any run lacks are left out."""
+def rates_together(runs: Sequence[Sequence[PhaseRates]], least: int) -> tuple[PhaseRates, ...]:
+    """Return the mean rates of several runs, with their scatter. A rate that fewer than `least` have is left out."""
     found = []
-    for one in runs[0]:
-        alike = [rates for run in runs for rates in run if rates.phase == one.phase]
-        if len(alike) < len(runs):
-            continue
-        names = [name for name in one.times_us if all(name in rates.times_us for rates in alike)]
-        times_us = {name: learned([[rates.times_us[name] for rates in alike]])[0] for name in names}
-        cached = [rates.cached for rates in alike if rates.cached is not None]
-        found.append(
-            replace(
-                one,
-                steps=sum(rates.steps for rates in alike),
-                times_us=times_us,
-                cached=sum(cached) / len(cached) if len(cached) == len(alike) else None,
+    for phase in dict.fromkeys(rates.phase for run in runs for rates in run):
+        alike = [rates for run in runs for rates in run if rates.phase == phase]
+        rows = {name: [one.times_us[name] for one in alike if name in one.times_us] for name in RATE_UNITS}
+        times_us = {name: learned([row])[0] for name, row in rows.items() if len(row) >= least}
+        cached = [one.cached for one in alike if one.cached is not None]
+        if len(alike) >= least:
+            found.append(
+                replace(
+                    alike[0],
+                    steps=sum(one.steps for one in alike),
+                    times_us=times_us,
+                    cached=sum(cached) / len(cached) if len(cached) == len(alike) else None,
+                )
             )
-        )
     return tuple(found)
 
 

@@ -304,7 +304,7 @@ def together(runs: Sequence[Run]) -> Run:
         paces=tuple(pace for run in runs for pace in run.paces) if all(run.paces for run in runs) else (),
         failed_checks=tuple(dict.fromkeys(check for run in runs for check in run.failed_checks)),
         runs=len(runs),
-        rates=rates_together([run.rates for run in runs]),
+        rates=rates_together([run.rates for run in runs], MIN_LEARNED),
     )
 
 

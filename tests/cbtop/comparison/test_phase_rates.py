@@ -123,15 +123,21 @@ def test_half_of_the_blocks_tell_the_scatter_of_time_with_pauses() -> None:
     assert found.times_us[IN_STEPS].blocks == 2 * found.times_us[TOKENS].blocks
 
 
-def test_rates_of_several_runs_are_their_mean_and_those_that_all_have() -> None:
+def test_rates_of_several_runs_are_their_mean_if_enough_have_them() -> None:
     def run(mean: float, *names: str, phase: str = "decode") -> PhaseRates:
         return PhaseRates(phase, 40, {name: Figure(mean, 0.1, 20) for name in names}, cached=mean, is_headline=True)
 
     runs = [[run(mean, TOKENS, STEPS)] for mean in (9.0, 10.0, 11.0)]
-    (found,) = rates_together(runs)
+    (found,) = rates_together(runs, 3)
     assert (found.per_sec(TOKENS), found.cached, found.steps, found.is_headline) == (1e5, 10.0, 120, True)
     assert (found.times_us[TOKENS].scatter, found.times_us[TOKENS].runs) == (1.0, 3)
     runs[1] = [replace(run(10.0, STEPS), cached=None)]
-    (found,) = rates_together(runs)
+    (found,) = rates_together(runs, 3)
     assert (set(found.times_us), found.cached) == ({STEPS}, None)
-    assert rates_together([*runs, [run(9.0, TOKENS, phase="prefill")]]) == ()
+    assert rates_together(runs, 4) == ()
+
+
+def test_another_run_without_a_phase_takes_no_rate_away() -> None:
+    runs = [[PhaseRates("decode", 40, {TOKENS: Figure(mean, 0.1, 20)})] for mean in (9.0, 10.0, 11.0)]
+    more: list[list[PhaseRates]] = [[PhaseRates("prefill", 40, {})], *runs, []]
+    assert rates_together(more, 3) == rates_together(runs, 3)

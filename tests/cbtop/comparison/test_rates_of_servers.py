@@ -51,7 +51,7 @@ def outside_of(cases: int, bases: int, rate: str, slower: float = 1.0) -> tuple[
     for at in range(cases):
         seeds = range(1000 + (bases + 1) * at, 1000 + (bases + 1) * (at + 1))
         *before, now = (served(seed, slower=slower if seed == seeds[-1] else 1.0) for seed in seeds)
-        base = rates_together(before) if bases > 1 else before[0]
+        base = rates_together(before, bases) if bases > 1 else before[0]
         found = rate_diff(*(next(one for one in run if one.phase == "decode") for run in (base, now)), rate, (), 1)
         assert found
         lower += found.time_us.delta > found.time_us.half
