@@ -73,7 +73,8 @@ def test_time_begins_with_the_first_step_after_the_warm_up() -> None:
 
 
 def test_steps_that_run_at_the_same_time_share_it() -> None:
-    found = collected([(DECODE, 0, 100), (DECODE, 50, 140), (PREFILL, 20, 160), (DECODE, 150, 170)]).whole
+    rows = [(DECODE, 0, 100), (DECODE, 60, 90), (DECODE, 50, 140), (PREFILL, 20, 160), (DECODE, 150, 170)]
+    found = collected(rows).whole
     assert found.wall_ns == 170
     assert found.phases[DECODE].in_steps_ns == 100 + 40 + 20
     assert found.phases[PREFILL].in_steps_ns == 140
@@ -81,10 +82,10 @@ def test_steps_that_run_at_the_same_time_share_it() -> None:
 
 def test_amounts_that_steps_do_not_report_count_as_unknown() -> None:
     rows = [(DECODE, 0, 10), (DECODE, 10, 20), (DECODE, 20, 30)]
-    found = collected(rows, tokens=[5, 0, 5], sequences=[4, -1, -1], cached=[-1, 9, 9]).whole.phases[DECODE]
+    found = collected(rows, tokens=[5, 0, 5], sequences=[4, -1, 0], cached=[-1, 0, 9]).whole.phases[DECODE]
     assert (found.tokens, found.uncounted) == (10, 1)
-    assert (found.sequences, found.told_sequences) == (4, 1)
-    assert (found.cached, found.told_cached) == (18, 2)
+    assert (found.sequences, found.told_sequences) == (4, 2)
+    assert (found.cached, found.told_cached) == (9, 2)
 
 
 def test_sums_add_up_in_every_field() -> None:

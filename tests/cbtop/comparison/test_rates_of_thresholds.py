@@ -223,6 +223,25 @@ def test_a_rate_of_several_batches_names_the_slowest_as_its_cause() -> None:
     assert judged.guilty.startswith("decode, batch 2: ")
 
 
+def test_a_rate_has_the_typical_time_of_a_token_with_the_new_runs_mix_of_batches() -> None:
+    found = diff(batches(1, 6, 2), batches(2, 6, 2, steps=120))
+    (rate,) = found.rates
+    six, two = (next(part for part in found.parts if part.now.work == (size, size)) for size in (6, 2))
+    assert six.wall.medians_us
+    assert two.wall.medians_us
+    mixed = [(6 * six.wall.medians_us[at] + 2 * two.wall.medians_us[at]) / 8 for at in (0, 1)]
+    assert rate.time_us.medians_us == pytest.approx(tuple(mixed))
+    assert rate.phase == "decode"
+    unknown = diff(
+        batches(1, 6), replace(batches(2, 6), parts=tuple(without_median(part) for part in batches(2, 6).parts))
+    )
+    assert unknown.rates[0].time_us.medians_us is None
+
+
+def without_median(part: StepGroup) -> StepGroup:
+    return replace(part, wall_us=replace(part.wall_us, median_us=None))
+
+
 def test_an_unsure_threshold_fails_and_says_the_ways_out() -> None:
     outcomes = (Outcome.UNSURE, Outcome.HOLDS, Outcome.BROKEN)
     unsure, holds, broken = (Judged("a<=1x", "decode", one, "1.01× ± 0.02") for one in outcomes)
