@@ -15,7 +15,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from cbtop.cli import main
-from cbtop.commands.check import FORMATS
+from cbtop.commands.check import FORMATS, budgets
 from cbtop.comparison.runs import Pace
 from cbtop.protocol.messages import Quiet
 from tests.cbtop.made_runs_on_disk import Recordings, record
@@ -143,6 +143,14 @@ def test_where_all_holds_every_format_says_so(runs: dict[str, Path], tmp_path: P
     assert said["github"].startswith("::notice ")
     assert "all 3 hold" in said["text"]
     assert "all 3 hold" in said["markdown"]
+
+
+def test_a_budget_on_one_batch_has_its_phase_in_quotes(tmp_path: Path) -> None:
+    path = tmp_path / "budget.toml"
+    path.write_text('[budgets]\n"decode[batch=6]".step.p50 = "<=9ms"\n"decode[batch=6]".in_steps = ">=61"\n')
+    step, in_steps = budgets(path)
+    assert (step.names, step.batch, step.figure, step.value) == (("decode", "step"), 6, "p50", 9000.0)
+    assert (in_steps.names, in_steps.batch, in_steps.where) == (("decode", "in_steps"), 6, (str(path), 3))
 
 
 @pytest.mark.parametrize("is_allowed", [False, True])
