@@ -101,6 +101,16 @@ def test_slow_first_steps_are_in_a_rate_and_not_in_its_error() -> None:
     assert error_of(slow) == pytest.approx(error_of(even), rel=0.5)
 
 
+def test_a_phase_in_four_blocks_after_the_slow_first_one_has_no_known_error() -> None:
+    """A prompt begins every fifth block; the first of these blocks is slow, and so is left out of the error."""
+    for first_ms, is_known in ((1.0, True), (400.0, False)):
+        rows = steps(first_ms, *[1.0 + at % 3 / 100 for at in range(99)])
+        rows = [(DECODE if at % 20 else PREFILL, begin, end) for at, (_, begin, end) in enumerate(rows)]
+        found = rates_of(rows)
+        assert (found["prefill"].steps, bool(found["prefill"].times_us)) == (5, is_known)
+        assert found["decode"].times_us
+
+
 def test_growth_with_the_cache_is_no_noise() -> None:
     lengths = [1 + at / 200 for at in range(200)]
     cached = list(range(200))

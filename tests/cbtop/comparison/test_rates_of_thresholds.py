@@ -21,7 +21,7 @@ from cbtop.comparison.runs import Run, StepGroup
 from cbtop.comparison.threshold_grammar import parse
 from cbtop.comparison.thresholds import judge
 from cbtop.errors import UsageError
-from cbtop.units import duration
+from cbtop.units import duration, number
 from tests.cbtop.comparison.made_runs import STEADY, Noise, made_run
 
 QUIET = Noise(pauses=0, memory=0.0, machine=0.0, brick=0.0)
@@ -121,10 +121,9 @@ def test_the_rate_of_a_batch_is_of_its_own_steps_and_the_time_before_them() -> N
     assert six.step.now
     in_steps = 1e6 / six.step.now.time.mean
     assert judged_as(found, "decode[batch=6].in_steps>=1").said.startswith(f"{in_steps:.1f} tokens/s in steps (")
-    changed = six.wall
-    assert judged_as(found, "decode[batch=6].tokens_per_sec>=1x").said.startswith(
-        f"{changed.before / changed.now:.2f}×"
-    )
+    said = judged_as(found, "decode[batch=6].tokens_per_sec>=1x").said
+    assert said.startswith(f"{six.wall.before / six.wall.now:.2f}× (")
+    assert said.endswith(f"), {number(1e6 / six.wall.before)} → {number(1e6 / six.wall.now)} tokens/s")
 
 
 def test_a_batch_without_tokens_or_sequences_has_no_such_rate() -> None:
