@@ -67,6 +67,7 @@ class Report:
     outside: Beside | None = None  # time outside of every step; None without such time
     sample_every: int = 1  # one in this many steps is recorded
     window_s: float | None = None  # None if the report covers everything since the beginning or since `reset`
+    phases: int = 1  # number of phases with an ended step; the rates are of all of them together
     ended_why: str = ""  # why recording ended (later work is missing); "" while recording has not ended
 
     @property
@@ -82,7 +83,10 @@ class Report:
 
     @property
     def tokens_per_sec(self) -> float | None:
-        """Tokens per second of wall-clock time, including pauses between steps. None without steps."""
+        """Tokens of all phases per second of wall-clock time, including pauses between steps. None without steps.
+
+        Viewers and `cbtop check` show the rate of one phase.
+        """
         return self._a_second_of(self.elapsed_ns)
 
     @property
@@ -98,6 +102,7 @@ class Report:
         rate = "n/a" if self.tokens_per_sec is None else f"{self.tokens_per_sec:.1f} tokens/s"
         if self.tokens_per_sec_in_steps is not None:
             rate += f" ({self.tokens_per_sec_in_steps:.1f} in steps)"
+            rate += f" of {self.phases} phases together" if self.phases > 1 else ""
         of_it = "it" if self.recorded_steps == self.steps else "what was recorded"
         coverage = "n/a" if self.coverage is None else f"{100 * self.coverage:.1f} % of {of_it} in bricks"
         span = "" if self.window_s is None else f"the last {self.window_s:.1f} s: "
@@ -263,6 +268,7 @@ class Session:
             rejected=rejected,
             uncounted_steps=int(totals.stats.rare("uncounted", steps)),
             window_s=window_s,
+            phases=max(1, len(ran)),
             books=tuple((phase, of) for phase, of in books if of is not None),
             outside=outside_steps(self._table, totals.stats),
             sample_every=self._sample_every,

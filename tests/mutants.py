@@ -115,9 +115,26 @@ MODULES: dict[str, tuple[str, ...]] = {
         "tests/cbtop/commands/test_diff.py",
     ),
     "cbtop.comparison.bisect_verdict": ("tests/cbtop/comparison/test_bisect_verdict.py",),
-    "cbtop.comparison.default_gate": ("tests/cbtop/comparison/test_default_gate.py",),
+    "cbtop.comparison.batches": ("tests/cbtop/comparison/test_rates_of_thresholds.py",),
+    "cbtop.comparison.rate_blocks": ("tests/cbtop/comparison/test_rate_blocks.py",),
+    "cbtop.comparison.phase_rates": ("tests/cbtop/comparison/test_phase_rates.py",),
+    "cbtop.comparison.rate_diff": (
+        "tests/cbtop/comparison/test_rates_of_thresholds.py",
+        "tests/cbtop/comparison/test_default_gate.py",
+    ),
+    "cbtop.comparison.rate_measures": (
+        "tests/cbtop/comparison/test_rates_of_thresholds.py",
+        "tests/cbtop/comparison/test_training_parts.py",
+    ),
+    "cbtop.comparison.default_gate": (
+        "tests/cbtop/comparison/test_default_gate.py",
+        "tests/cbtop/comparison/test_rates_of_thresholds.py",
+    ),
     "cbtop.comparison.threshold_grammar": ("tests/cbtop/comparison/test_threshold_grammar.py",),
-    "cbtop.comparison.thresholds": ("tests/cbtop/comparison/test_thresholds.py",),
+    "cbtop.comparison.thresholds": (
+        "tests/cbtop/comparison/test_thresholds.py",
+        "tests/cbtop/comparison/test_rates_of_thresholds.py",
+    ),
     "cbtop.tuning.paired": ("tests/cbtop/tuning/test_paired.py",),
 }
 # What was loaded before the fork has no assertions to be rewritten.

@@ -40,7 +40,9 @@ DESCRIPTION = (
 )
 EPILOG = f"""\
 thresholds: [PHASE.]WHAT[@LAYER][.FIGURE] <= NUMBER[UNIT]
-  WHAT     a brick (RmsNorm), a category (attn, ffn, norm), step, tokens_per_sec, unattributed, loss
+  PHASE    such as decode, or decode[batch=6] for only its steps of 6 sequences
+  WHAT     a brick (RmsNorm), a category (attn, ffn, norm), step, tokens_per_sec, samples_per_sec, in_steps (tokens
+           a second of the time in steps), unattributed, loss
   FIGURE   p50 of a call (where none is named), p99, or per_token
   UNIT     x (times the baseline), %, ns, us, ms, s;  also < > >= and, of loss, ==
 
@@ -61,14 +63,16 @@ BASE and NEW are each {WHERE}. Budgets are TOML:
 
 A budget that a BrickDefinition gives its brick is always judged, beside the rest.
 
-A threshold is broken where all of the interval of what was measured is beyond it: within it, it is `unsure`, and
-passes, unless that reaches zero, so that nothing could break it: exit code 5. Several --baseline, three or more, or
-one of --learn, tell how runs scatter. A single one does not: without thresholds what looks slower beside it is named
-with exit code 5, never 4, below 3 % nothing is called a change, and what all bricks share is not called slower: a
-clock does that, too. Where a step seems to be longer by over 10 %, or a token by over 25 %, within an interval as
-wide, where more steps fail, or the new run spends over 10 % of its time on steps that the baseline lacks, it is not
-judged: exit code 5. Nor is it where the machine itself took over 10 % longer, or less, for the same work right before
-and behind a command that was run here than it ever did around the baseline; --anyway judges it all the same.
+A threshold is broken where all of the interval of what was measured is beyond it. If the limit is within the
+interval, it is `unsure`: exit code 5, or 0 with --allow-unsure. If the interval reaches zero, nothing could break
+it: exit code 5. tokens_per_sec is the tokens/s of the screen: by the wall clock, waits and other phases included.
+Several --baseline, three or more, or one of --learn, tell how runs scatter. A single one does not: without
+thresholds what looks slower beside it is named with exit code 5, never 4, below 3 % nothing is called a change, and
+what all bricks share is not called slower: a clock does that, too. Where a step seems to be longer by over 10 %, or
+a token by over 25 %, within an interval as wide, where more steps fail, or the new run spends over 10 % of its time
+on steps that the baseline lacks, it is not judged: exit code 5. Nor is it where the machine itself took over 10 %
+longer, or less, for the same work right before and behind a command that was run here than it ever did around the
+baseline; --anyway judges it all the same.
 
 What looks slower without thresholds, in a command that was run here, is confirmed by running it once more: only what
 both runs show is broken, what one alone does is unsure; where each shows something else: exit code 5.
@@ -77,13 +81,13 @@ both runs show is broken, what one alone does is unsure; where each shows someth
 docs/gate.md. Each comparison says what it would have found.
 
 exit codes: 0 all hold, 1 runtime error, 2 usage, 3 nothing recorded or too few steps, 4 something is slower or over
-its budget, or a check of a brick failed, 5 not comparable, not to be trusted, or not to be judged
+its budget, or a check of a brick failed, 5 not comparable, not to be trusted, not to be judged, or unsure of a
+threshold
 """
 CHECKS = "checks of bricks"
 CONTRACTS = "contracts"
 DEMO_RUNS = 7
 FORMATS = ("text", "markdown", "json", "junit", "sarif", "github")
-_FAILS = ("broken", "unknown")  # outcomes that are failures in the reports
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,6 +110,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", type=_format, action="append", metavar="NAME[=FILE]",
         help=f"print it, or write it into FILE: {', '.join(FORMATS)}; more than once for several (default: text)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--allow-unsure", action="store_true",
+        help="let a threshold pass if its limit is within the interval of what was measured (default: exit code 5)",
     )  # fmt: skip
     add_anyway_argument(parser)
     add_runs_arguments(parser)
@@ -138,8 +146,9 @@ def run(options: argparse.Namespace) -> int:
 def gate_of_demo(command: Sequence[str], report: str) -> int:
     """Run the whole gate on the workload of `command`. All runs except the last are the baseline."""
     options = argparse.Namespace(
-        baseline=[], connect=None, server_key=None, key=None, source=None, anyway=False, format=[(report, None)]
-    )
+        baseline=[], connect=None, server_key=None, key=None, source=None, anyway=False, allow_unsure=False,
+        format=[(report, None)],
+    )  # fmt: skip
     runs = [run_of_command(command, "the demo", options, f"run {number + 1}") for number in range(DEMO_RUNS)]
     try:
         again = partial(run_of_command, command, "the demo", options, f"run {DEMO_RUNS + 1}")
@@ -180,12 +189,13 @@ def gate(
     judged = [one for threshold in thresholds for one in judge(threshold, found)]
     if by_contract:
         judged += of_contracts(found, _bounds(found.now))
-    besides = _besides(found, by_definition=by_definition)
+    judged = _allowed(judged, options)
+    besides = _allowed(_besides(found, by_definition=by_definition), options)
     if not judged:
         judged = known_to_scatter(default_gate(found), found.base.runs)
         if again is not None and _is_broken(judged) and not (_is_broken(besides) or found.now.untrusted):
             judged, found = _confirmed(judged, besides, found, bases, options, again)
-            besides = _besides(found, by_definition=by_definition)
+            besides = _allowed(_besides(found, by_definition=by_definition), options)
     judged += besides
     if bases is not news:
         _warn_of_few(len(bases), judged, has_thresholds=bool(thresholds) or by_contract)
@@ -222,16 +232,22 @@ def _confirmed(
 
 def _error_of(judged: Sequence[Judged], found: RunDiff) -> CbtopError | None:
     """Return the error that sets the exit code, or None if the gate passes."""
-    from cbtop.comparison.judged import Outcome
     from cbtop.reports.gate import summary
 
     if untrusted := found.base.untrusted or found.now.untrusted:
         return UntrustedError(untrusted)
     if _is_broken(judged):
         return FailedCheckError(summary(judged))
-    if any(one.outcome is Outcome.UNKNOWN for one in judged):
+    if not all(one.passes for one in judged):
         return UntrustedError(summary(judged))
     return None
+
+
+def _allowed(judged: Sequence[Judged], options: argparse.Namespace) -> list[Judged]:
+    """Return the results of thresholds. `unsure` fails the gate unless it is allowed."""
+    from cbtop.comparison.judged import must_be_sure
+
+    return list(judged) if options.allow_unsure else must_be_sure(judged)
 
 
 def _warn_of_few(base_runs: int, judged: Sequence[Judged], *, has_thresholds: bool) -> None:
@@ -442,14 +458,13 @@ def _written(judged: Sequence[Judged], found: RunDiff, name: str, baselines: Seq
 
     if name == "junit":
         cases = [
-            (one.about or found.now.name, one.rule, [report.line_of(one)] if one.outcome in _FAILS else [], "")
-            for one in judged
+            (one.about or found.now.name, one.rule, [] if one.passes else [report.line_of(one)], "") for one in judged
         ]
         return junit("cbtop check", [("thresholds", cases)]).rstrip("\n")
     if name == "sarif":
         beside = next(iter(baselines), found.now.name)  # file for rules without a file of their own
         rules = {one.rule: SarifRule(one.rule, one.rule, one.where[0] or beside, one.where[1]) for one in judged}
-        failures = [Failure(rules[one.rule], report.line_of(one)) for one in judged if one.outcome in _FAILS]
+        failures = [Failure(rules[one.rule], report.line_of(one)) for one in judged if not one.passes]
         return sarif(list(rules.values()), failures).rstrip("\n")
     writers: dict[str, Callable[[Sequence[Judged], RunDiff], str]] = {
         "text": report.gate_text,

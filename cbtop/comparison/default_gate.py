@@ -18,6 +18,7 @@ from cbtop.comparison.judged import (
 )
 from cbtop.comparison.noise import Change
 from cbtop.comparison.part_diff import PartDiff, PlaceDiff, findable_percent
+from cbtop.comparison.rate_diff import RateDiff
 from cbtop.comparison.run_diff import RunDiff
 from cbtop.comparison.runs import MIN_LEARNED
 from cbtop.comparison.steadiness import steadiness
@@ -42,8 +43,9 @@ def default_gate(found: RunDiff) -> list[Judged]:
     """
     judged: list[Judged] = []
     for part in found.parts:
-        of_part = _of_part(part, base_runs=found.base.runs)
+        of_part = _of_part(found, part)
         judged += known_to_scatter(of_part, part.before.runs) if part.before.runs < found.base.runs else of_part
+    judged += [_rate_is_no_lower(one) for one in found.rates if not _may_be_the_machine(found, one)]
     judged += [
         Judged(f"{phase}: is compared", phase, Outcome.UNKNOWN, _not_compared(found, phase))
         for phase in found.not_judged
@@ -51,17 +53,15 @@ def default_gate(found: RunDiff) -> list[Judged]:
     return judged + not_in_baseline(found)
 
 
-def _of_part(part: PartDiff, *, base_runs: int) -> list[Judged]:
+def _of_part(found: RunDiff, part: PartDiff) -> list[Judged]:
     judged = []
     if part.more_failed_percent > part.wall.least_percent:
         judged.append(_more_failed(part))
-    is_slower = part.slower or part.is_slower or part.is_typically_slower
-    if base_runs == 1 and part.is_shared and is_slower:
+    if _is_slower_as_a_machine(found, part):
         return [*judged, _machine_is_no_slower(part), *_is_steady(part)]
     judged += _bricks_are_no_slower(part)
     if part.typical is not None:
         judged.append(_step_is_no_longer(part, part.typical))
-    judged.append(_units_are_no_fewer(part))
     return [*judged, *_is_steady(part)]
 
 
@@ -121,6 +121,16 @@ def unconfirmed(first: Sequence[Judged], why: str) -> list[Judged]:
     ]
 
 
+def _is_slower_as_a_machine(found: RunDiff, part: PartDiff) -> bool:
+    is_slower = part.slower or part.is_slower or part.is_typically_slower
+    return found.base.runs == 1 and part.is_shared and bool(is_slower)
+
+
+def _may_be_the_machine(found: RunDiff, rate: RateDiff) -> bool:
+    """Whether a slower machine explains all parts of a phase, so that its rate tells no more."""
+    return bool(rate.parts) and all(_is_slower_as_a_machine(found, part) for part in rate.parts)
+
+
 def _machine_is_no_slower(part: PartDiff) -> Judged:
     """Return a result for a change common to all bricks. The machine may be the cause.
 
@@ -132,7 +142,7 @@ def _machine_is_no_slower(part: PartDiff) -> Judged:
         f"every brick takes {part.shared:.2f} times as long: a different clock or load of the machine has the same "
         f"effect; record {MIN_LEARNED} or more runs of the baseline to learn how much that varies"
     )
-    return Judged(f"{part.phase}: nothing slower beyond noise", part.phase, outcome, said)
+    return Judged(f"{part.phase}: nothing slower beyond noise", part.name, outcome, said)
 
 
 def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
@@ -150,7 +160,7 @@ def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
     timed = [one for one in part.bricks if one.p50]
     findable = part.findable(part.bricks)
     if findable is None or (timed and all(one.is_below_resolution for one in timed)):
-        return [Judged(rule, part.phase, Outcome.UNKNOWN, "the clock is too coarse to time any brick")]
+        return [Judged(rule, part.name, Outcome.UNKNOWN, "the clock is too coarse to time any brick")]
     said, outcome = f"none of {len(part.known)} bricks and layers is", Outcome.HOLDS
     if part.slower:
         said = f"every brick takes {number(part.shared)} times as long, and none more than that"
@@ -158,7 +168,7 @@ def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
         outcome = Outcome.UNSURE if findable <= MAX_BLIND_PERCENT else Outcome.UNKNOWN
         said += f"; but in most only a change of {percent(findable)} would have been found"
         said += "; stop other programs, and use longer runs"
-    return [Judged(rule, part.phase, outcome, said)]
+    return [Judged(rule, part.name, outcome, said)]
 
 
 def _step_is_no_longer(part: PartDiff, typical: Change) -> Judged:
@@ -170,11 +180,11 @@ def _step_is_no_longer(part: PartDiff, typical: Change) -> Judged:
     )
     if part.is_typically_slower:
         between_us = typical.delta - (part.step.change.delta if part.step.change else 0.0)
-        return Judged(rule, part.phase, Outcome.BROKEN, said, _cause(part, typical.delta, between_us))
+        return Judged(rule, part.name, Outcome.BROKEN, said, _cause(part, typical.delta, between_us))
     noise, findable = typical.noise_percent or inf, findable_percent(typical) or inf
     if noise > MAX_NOISE_PERCENT or (typical.percent or 0.0) > BLIND_PERCENT:
-        return Judged(rule, part.phase, Outcome.UNKNOWN, f"{said}; {_TOO_WIDE}")
-    return Judged(rule, part.phase, Outcome.UNSURE if findable > BLIND_PERCENT else Outcome.HOLDS, said)
+        return Judged(rule, part.name, Outcome.UNKNOWN, f"{said}; {_TOO_WIDE}")
+    return Judged(rule, part.name, Outcome.UNSURE if findable > BLIND_PERCENT else Outcome.HOLDS, said)
 
 
 def _more_failed(part: PartDiff) -> Judged:
@@ -182,30 +192,42 @@ def _more_failed(part: PartDiff) -> Judged:
     now, before = part.now, part.before
     failed = f"{count(now.failed)} of {counted(now.steps, 'step')} failed"
     said = f"{failed}, {count(before.failed)} of {count(before.steps)} before; unfinished work takes no time"
-    return Judged(f"{part.phase}: no more steps that fail", part.phase, Outcome.UNKNOWN, said)
+    return Judged(f"{part.phase}: no more steps that fail", part.name, Outcome.UNKNOWN, said)
 
 
-def _units_are_no_fewer(part: PartDiff) -> Judged:
-    rule = f"{part.phase}: no fewer {part.unit}s/s beyond noise"
-    before, now = part.units_per_sec
-    said = f"{number(before)} → {number(now)} {part.unit}s/s, ± {number(part.wall.half_percent)} %"
-    between_us = part.balance.between_steps[1] - part.balance.between_steps[0]
-    if part.is_slower:
-        return Judged(rule, part.phase, Outcome.BROKEN, said, _cause(part, part.wall.delta, between_us))
-    longer_percent = part.wall.percent or 0.0
+def _rate_is_no_lower(rate: RateDiff) -> Judged:
+    """Judge the rate of a phase in the wall-clock time of the whole run, with waits and the steps of other phases."""
+    rule = f"{rate.phase}: no fewer {rate.unit} beyond noise"
+    at = f" at {count(rate.cached)} positions cached" if rate.cached is not None else ""
+    change = rate.time_us
+    said = f"{number(rate.before)} → {number(rate.now)} {rate.unit}, ± {number(change.half_percent)} %{at}"
+    if rate.is_lower:
+        return Judged(rule, rate.phase, Outcome.BROKEN, said, _cause_of_rate(rate))
+    longer_percent = change.percent or 0.0
     is_far = longer_percent > FAR_PERCENT
-    if part.is_longer_in_the_mean:
-        cause = _cause(part, part.wall.delta, between_us)
-        said += f"; but the typical step is as long as before: fewer than half became longer ({cause})"
-        return Judged(rule, part.phase, Outcome.UNKNOWN if is_far else Outcome.UNSURE, said)
+    if rate.is_lower_in_the_mean:
+        why = f"fewer than half became longer ({_cause_of_rate(rate)})"
+        if rate.is_by_others:
+            why = "other phases, or another mix of batches, took the time"
+        said += f"; but the typical step is as long as before: {why}"
+        return Judged(rule, rate.phase, Outcome.UNKNOWN if is_far else Outcome.UNSURE, said)
     # Pauses by other programs make this interval wide on any machine. So the result is only `unknown` if more time is
     # lost than pauses explain, or if the typical step is unknown, too.
-    if is_far or (part.typical is None and (part.wall.noise_percent or inf) > MAX_NOISE_PERCENT):
-        return Judged(rule, part.phase, Outcome.UNKNOWN, f"{said}; {_TOO_WIDE}")
-    findable = findable_percent(part.wall)
+    is_typical_known = any(part.typical is not None for part in rate.parts)
+    if is_far or (not is_typical_known and (change.noise_percent or inf) > MAX_NOISE_PERCENT):
+        return Judged(rule, rate.phase, Outcome.UNKNOWN, f"{said}; {_TOO_WIDE}")
+    findable = findable_percent(change)
     is_blind = findable is None or findable > MAX_BLIND_PERCENT
-    is_unsure = is_blind or longer_percent > part.wall.least_percent
-    return Judged(rule, part.phase, Outcome.UNSURE if is_unsure else Outcome.HOLDS, said)
+    is_unsure = is_blind or longer_percent > change.least_percent
+    return Judged(rule, rate.phase, Outcome.UNSURE if is_unsure else Outcome.HOLDS, said)
+
+
+def _cause_of_rate(rate: RateDiff) -> str:
+    """Return the main cause in the part of the phase that took most of the additional time."""
+    worst = max(rate.parts, key=lambda part: part.wall.delta * part.now.amount)
+    balance = worst.balance
+    cause = _cause(worst, worst.wall.delta, balance.between_steps[1] - balance.between_steps[0])
+    return cause if len(rate.parts) == 1 else f"{worst.name}: {cause}"
 
 
 def _not_compared(found: RunDiff, phase: str) -> str:

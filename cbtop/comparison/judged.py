@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from cbtop.comparison.noise import Change
@@ -11,13 +12,16 @@ from cbtop.comparison.run_diff import RunDiff, lacking_text
 from cbtop.units import duration, percent
 
 BLIND_PERCENT = 10.0  # percent; if no smaller change of the median brick can be found, the gate is unsure
+_WAYS_OUT = (
+    "the limit is within the interval, so it is not known: use more or longer runs, a wider limit, or --allow-unsure"
+)
 
 
 class Outcome(StrEnum):
     """The result of a threshold."""
 
     HOLDS = "holds"
-    UNSURE = "unsure"  # the threshold is within the interval of the measurement
+    UNSURE = "unsure"  # the threshold is within the interval of the measurement, or the interval is wide
     BROKEN = "broken"
     UNKNOWN = "unknown"  # the threshold cannot be judged
 
@@ -33,6 +37,20 @@ class Judged:
     guilty: str = ""  # the brick and layer that break the threshold
     where: tuple[str, int] = ("", 1)
     brick: str = ""  # in a default gate: the brick that breaks the rule, in any layer
+    must_be_sure: bool = False  # whether `unsure` does not pass
+
+    @property
+    def passes(self) -> bool:
+        """Whether this does not fail the gate."""
+        return self.outcome is Outcome.HOLDS or (self.outcome is Outcome.UNSURE and not self.must_be_sure)
+
+
+def must_be_sure(judged: Sequence[Judged]) -> list[Judged]:
+    """Return the results of thresholds such that `unsure` fails the gate, and says how to get a clear result."""
+    return [
+        replace(one, must_be_sure=True, said=f"{one.said}; {_WAYS_OUT}") if one.outcome is Outcome.UNSURE else one
+        for one in judged
+    ]
 
 
 def not_in_baseline(found: RunDiff, rule: str = "") -> list[Judged]:
@@ -52,7 +70,7 @@ def not_in_baseline(found: RunDiff, rule: str = "") -> list[Judged]:
 
 
 def about_place(part: PartDiff, place: PlaceDiff) -> str:
-    return f"{part.phase}: {place.name}"
+    return f"{part.name}: {place.name}"
 
 
 def ratio_text(one: Change) -> str:

@@ -240,9 +240,9 @@ def change_between_runs(before: Figure, now: Figure, compared: int) -> Change:
     return found if found.half > inside.half else replace(inside, least_percent=found.least_percent)
 
 
-def half_of(figure: Figure) -> float:
-    """Return how far chance may have moved one figure, in either direction."""
-    return change(Figure(figure.mean, 0.0, figure.blocks), figure, 1).half
+def half_of(figure: Figure, compared: int = 1) -> float:
+    """Return how far chance may have moved a figure, in either direction. `compared` figures are judged together."""
+    return change(Figure(figure.mean, 0.0, figure.blocks), figure, compared).half
 
 
 def _change(before: Figure, now: Figure, compared: int, looks: int, *, by_ratio: bool = True) -> Change:

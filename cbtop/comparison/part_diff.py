@@ -102,10 +102,16 @@ class PartDiff:
     shared: float | None = None
     typical: Change | None = None  # a typical step with the time before it, per unit; None if unknown
     drift: Drift | None = None  # None if unknown
+    batch_name: str = ""  # for example `decode, batch 6`; "" if the phase has no other part
 
     @property
     def phase(self) -> str:
         return self.now.phase
+
+    @property
+    def name(self) -> str:
+        """The phase, and the batch if the phase has several parts: `decode, batch 6`."""
+        return self.batch_name or self.phase
 
     @property
     def work(self) -> str:
@@ -117,20 +123,9 @@ class PartDiff:
         return self.now.unit
 
     @property
-    def units_per_sec(self) -> tuple[float, float]:
-        """Units per second of wall-clock time, before and now."""
-        return 1e6 / self.wall.before, 1e6 / self.wall.now
-
-    @property
-    def samples_per_sec(self) -> tuple[float, float] | None:
-        """Sequences per second of wall-clock time, before and now, or None if not all steps report them."""
-        rates = []
-        for group, rate in zip((self.before, self.now), self.units_per_sec, strict=True):
-            units = group.tokens if group.unit == "token" else 1.0
-            if group.sequences is None or not units:
-                return None
-            rates.append(rate * group.sequences / units)
-        return rates[0], rates[1]
+    def tokens_per_sec(self) -> tuple[float, float] | None:
+        """Tokens per second of the wall-clock time of this part alone, before and now. None if not reported."""
+        return (1e6 / self.wall.before, 1e6 / self.wall.now) if self.unit == "token" else None
 
     @property
     def training(self) -> dict[str, Change]:

@@ -7,17 +7,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+from cbtop.comparison.batches import PartKey, key_of, part_names
 from cbtop.comparison.comparison import differences, other_model
 from cbtop.comparison.machine_differences import losses, other_clock, other_load, other_machine, other_pace
 from cbtop.comparison.part_diff import PartDiff, PlaceDiff, part_diff, work_text
+from cbtop.comparison.rate_diff import RateDiff, main_rates
 from cbtop.comparison.run_sets import together
 from cbtop.comparison.runs import MIN_LEARNED, Run, StepGroup, TooShort
 from cbtop.units import count, counted
 
+RATES_OF_PART = 3  # three figures of a whole phase are compared together: a step, a token, and a typical token
 ALIKE_STEPS = 0.10  # ignored relative difference in steps, for two runs that do not report cached positions
 
 
@@ -38,6 +41,7 @@ class RunDiff:
     alone: tuple[PartDiff, ...] = ()  # parts in the new run only; here both sides of a PartDiff are the new run
     # phases with too few steps to compare, with their additional time in the new run
     alone_short: tuple[TooShort, ...] = ()
+    rates: tuple[RateDiff, ...] = ()  # of each compared phase: tokens/s, or steps/s if tokens are not known
 
     @property
     def has_baseline(self) -> bool:
@@ -75,6 +79,7 @@ def diff(
     befores = _by_work(base, phase)
     afters = _by_work(now, phase)
     both = [key for key in befores if key in afters]
+    names = part_names([*befores.values(), *afters.values()])
     # Correct for the figures of all parts together, so that only one comparison in a hundred has a false alarm.
     compared = sum(len(befores[key].places.keys() & afters[key].places.keys()) for key in both)
     for key in both:
@@ -82,8 +87,8 @@ def diff(
         if isinstance(found, str):
             notes.append(found)
         else:
-            parts.append(found)
-            notes += _part_notes(befores[key], afters[key])
+            parts.append(replace(found, batch_name=names[key]))
+            notes += _part_notes(befores[key], afters[key], names[key])
     only_base, only_now = (
         [part for key, part in mine.items() if key not in others]
         for mine, others in ((befores, afters), (afters, befores))
@@ -93,7 +98,7 @@ def diff(
     for whose, run in _sides(base, now):
         notes += [*_gaps(f" of {whose}" if base is not now else "", run, phase), *_short(whose, run, phase)]
     if parts:
-        return _of_parts(base, now, phase, parts, notes)
+        return _of_parts(base, now, phase, parts, notes, names)
     if not both and befores and afters:
         works = (", ".join(work_text(part) for part in some.values()) for some in (befores, afters))
         return RunDiff(base, now, "another batch or phase: {} in the baseline, {} in the new run".format(*works))
@@ -179,7 +184,14 @@ def _by_work(run: Run, phase: str | None) -> dict[tuple[str, tuple[int | None, i
     return {(part.phase, part.work): part for part in run.parts if phase in (None, part.phase)}
 
 
-def _of_parts(base: Run, now: Run, phase: str | None, parts: Sequence[PartDiff], notes: Sequence[str]) -> RunDiff:
+def _of_parts(
+    base: Run,
+    now: Run,
+    phase: str | None,
+    parts: Sequence[PartDiff],
+    notes: Sequence[str],
+    names: Mapping[PartKey, str],
+) -> RunDiff:
     """Return the comparison of two runs that have at least one part in common."""
     befores, afters = _by_work(base, phase), _by_work(now, phase)
     order = sorted(parts, key=lambda part: -(part.before.amount + part.now.amount))
@@ -196,18 +208,19 @@ def _of_parts(base: Run, now: Run, phase: str | None, parts: Sequence[PartDiff],
         notes=tuple(dict.fromkeys(notes)),
         parts=tuple(order),
         not_judged=tuple(left),
-        alone=tuple(one for one in alone if isinstance(one, PartDiff)),
+        alone=tuple(replace(one, batch_name=names[key_of(one.now)]) for one in alone if isinstance(one, PartDiff)),
         alone_short=tuple(_alone_short(base, now, phase)),
+        rates=main_rates(base.rates, now.rates, order, len(compared_phases) * RATES_OF_PART),
     )
 
 
 def _place_notes(part: PartDiff) -> Iterator[str]:
     for what, verdict in (("no longer there", "gone"), ("new", "new")):
         if names := [one.name for one in part.bricks if one.verdict == verdict]:
-            yield f"{part.phase}: {what}: {', '.join(names)}"
+            yield f"{part.name}: {what}: {', '.join(names)}"
     if ratio := part.machine_ratio:
         yield (
-            f"{part.phase}: every brick takes {ratio:.2f} times as long: "
+            f"{part.name}: every brick takes {ratio:.2f} times as long: "
             "another clock, or another load of the machine, does that, too"
         )
 
@@ -233,20 +246,20 @@ def _gaps(of: str, run: Run, phase: str | None) -> Iterator[str]:
             yield f"{one.what}: in {one.runs} of {one.of} runs{of}: {'; '.join(one.why_not)}{few if one.only else ''}"
 
 
-def _part_notes(before: StepGroup, now: StepGroup) -> Iterator[str]:
+def _part_notes(before: StepGroup, now: StepGroup, name: str) -> Iterator[str]:
     has_baseline = before is not now
     if before.warm_up or now.warm_up:
         was = f", {count(before.warm_up)} before" if has_baseline else ""
-        yield f"{now.phase}: left out as warm-up: {counted(now.warm_up, 'step')}{was}"
+        yield f"{name}: left out as warm-up: {counted(now.warm_up, 'step')}{was}"
     if now.failed or before.failed:
         failed = f"{counted(now.failed, 'step')} of {count(now.steps)}"
         was = f", {count(before.failed)} of {count(before.steps)} before" if has_baseline else ""
-        yield f"{now.phase}: failed: {failed}{was}"
+        yield f"{name}: failed: {failed}{was}"
     # per run, because each begins with an empty cache
     then, is_now = before.steps // before.runs, now.steps // now.runs
     if has_baseline and before.cached is None and abs(then - is_now) > ALIKE_STEPS * max(then, is_now):
         steps = f"{counted(is_now, 'step')}, {count(then)} in the baseline"
-        yield f"{now.phase}: {steps}, and how much was cached is not said: attention may take another time for that"
+        yield f"{name}: {steps}, and how much was cached is not said: attention may take another time for that"
 
 
 def _short(whose: str, run: Run, phase: str | None) -> Iterator[str]:

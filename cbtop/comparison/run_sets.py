@@ -19,6 +19,7 @@ import numpy as np
 from cbtop.comparison.items import Brick, Place, PlaceTimes, shared_ratio
 from cbtop.comparison.noise import Figure, learned
 from cbtop.comparison.part_diff import covers, moved_to, work_text
+from cbtop.comparison.phase_rates import rates_together
 from cbtop.comparison.runs import MIN_LEARNED, Gap, Run, StepGroup, TooShort
 from cbtop.units import count, counted
 
@@ -59,6 +60,7 @@ def together(runs: Sequence[Run]) -> Run:
         failed_checks=tuple(dict.fromkeys(check for run in order for check in run.failed_checks)),
         runs=len(order),
         gaps=tuple(gaps),
+        rates=rates_together([run.rates for run in order], MIN_LEARNED),
     )
 
 

@@ -30,6 +30,7 @@ from cbtop.comparison.items import (
     place_times,
 )
 from cbtop.comparison.noise import MIN_BLOCKS, Figure, figures
+from cbtop.comparison.phase_rates import PhaseRates
 from cbtop.comparison.quantiles import MEDIAN, P99, CallTimes
 from cbtop.comparison.step_blocks import StepBlock, StepWork
 from cbtop.profiler.analysis.brick_stats import brick_stats, name_and_category
@@ -152,6 +153,7 @@ class Run:
     paces: tuple[Pace, ...] = ()  # the machine's pace directly before and after the run, empty if not measured
     runs: int = 1  # number of runs averaged in this run
     gaps: tuple[Gap, ...] = ()  # what some of these runs lack
+    rates: tuple[PhaseRates, ...] = ()  # of each phase, over the whole run
 
     @property
     def lost_percent(self) -> float:

@@ -16,17 +16,28 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from cbtop.comparison.noise import MIN_BLOCKS
+from cbtop.comparison.rate_blocks import STEPS_A_BLOCK, EndedSteps, RateBlocks
 from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.profiler.analysis.growth import Growth
 from cbtop.profiler.analysis.histograms import Column
 from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.record_batch import joined
-from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_LOOSE, FLAG_PLAIN, LANE_SHIFT, LANES
+from cbtop.protocol.ring import (
+    FLAG_AMOUNTS,
+    FLAG_CANCELLED,
+    FLAG_LOOSE,
+    FLAG_PLAIN,
+    FLAG_UNCOUNTED,
+    LANE_SHIFT,
+    LANES,
+)
 from cbtop.protocol.ring_reader import Batch
+from cbtop.protocol.vocabulary import is_warm_up
 
 Flags = NDArray[np.bool_]
 
-STEPS_A_BLOCK = 4  # minimum number of steps in a block
+LEAST_STEPS = MIN_BLOCKS * STEPS_A_BLOCK  # minimum number of steps of a part
 MAX_BLOCKS = 64  # blocks per work; when they reach this number, pairs of blocks are merged
 MAX_WORKS = 256
 MAX_HELD = 1 << 20  # maximum number of records kept while their steps have not ended
@@ -76,6 +87,7 @@ class StepBlocks:
         self._piles: dict[StepWork, _Pile] = {}
         self._held: list[Batch] = []
         self._reached_ns: int | None = None  # the latest end of any step
+        self.rates = RateBlocks()
         self.steps = 0
         self.left_out = 0  # steps left out because of more than MAX_WORKS kinds of work
 
@@ -133,10 +145,11 @@ class StepBlocks:
         # includes the time of cancelled steps before it
         wall_ns[counted] = np.diff(reached, prepend=self._reached_ns)
         self._reached_ns = int(reached[-1])
-        sequences = np.full(len(ends), -1)
+        sequences, cached = np.full(len(ends), -1), np.full(len(ends), -1)
         said = np.flatnonzero(amounts & (owner >= 0) & (owner < len(ends)))
         said = said[batch.node[said] == batch.node[ends[owner[said]]]]
-        sequences[owner[said]] = batch.start_ns[said]
+        sequences[owner[said]], cached[owner[said]] = batch.start_ns[said], batch.end_ns[said]
+        self._take_rates(batch, ends[counted], sequences[counted], cached[counted])
         numbers: dict[StepWork, int] = {}
         of = np.full(len(ends), -1)
         columns = (counted, batch.node[ends[counted]], batch.elements[ends[counted]], sequences[counted])
@@ -150,6 +163,15 @@ class StepBlocks:
             records = np.flatnonzero(work_of_record == number)
             self._pile(work, batch, chosen, records, owner, wall_ns)
         self.steps += len(counted)
+
+    def _take_rates(self, batch: Batch, ends: Column, sequences: Column, cached: Column) -> None:
+        nodes = batch.node[ends]
+        warm_ups = {node for node in np.unique(nodes).tolist() if is_warm_up(self._table[node].name)}
+        is_uncounted = batch.are(FLAG_UNCOUNTED)[ends]
+        steps = EndedSteps(
+            nodes, batch.start_ns[ends], batch.end_ns[ends], batch.elements[ends], sequences, cached, is_uncounted
+        )
+        self.rates.take(steps, warm_ups)
 
     def _pile(
         self, work: StepWork, batch: Batch, chosen: Column, records: Column, owner: Column, wall_ns: Column
@@ -213,3 +235,8 @@ def _alike(amount: int | None) -> int | None:
         return None
     shift = max(0, amount.bit_length() - ALIKE_BITS)
     return amount >> shift << shift
+
+
+def most_alike(least: int) -> int:
+    """Return the largest amount that counts as equal to `least`, which is rounded down."""
+    return least + (1 << max(0, least.bit_length() - ALIKE_BITS)) - 1

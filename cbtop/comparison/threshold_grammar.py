@@ -1,9 +1,9 @@
 """The grammar of thresholds, such as `attn.p50<=1.05x`, absolute or relative to a baseline."""
 
 # Grammar
-#     threshold = [PHASE "."] WHAT ["@" LAYER] ["." FIGURE] OPERATOR NUMBER [UNIT]
-#     WHAT      = a brick, a category (attn, ffn, norm), step, tokens_per_sec, samples_per_sec, unattributed or loss;
-#                 of training steps also a part, such as backward
+#     threshold = [PHASE ["[batch=" NUMBER "]"] "."] WHAT ["@" LAYER] ["." FIGURE] OPERATOR NUMBER [UNIT]
+#     WHAT      = a brick, a category (attn, ffn, norm), step, tokens_per_sec, samples_per_sec, in_steps, unattributed
+#                 or loss; of training steps also a part, such as backward
 #     LAYER     = only after a brick or category
 #     FIGURE    = p50 (of a call; the default), p99, or per_token (µs per token or step)
 #     UNIT      = x (times the baseline), %, ns, us, µs, ms or s
@@ -18,12 +18,13 @@ from math import inf
 from cbtop.errors import UsageError
 
 FIGURES = ("p50", "p99", "per_token")
-RATE, UNATTRIBUTED, LOSS, STEP = "tokens_per_sec", "unattributed", "loss", "step"
-SAMPLES = "samples_per_sec"
+UNATTRIBUTED, LOSS, STEP = "unattributed", "loss", "step"
+RATES = ("tokens_per_sec", "samples_per_sec", "in_steps")
 UNITS = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}
 _FORM = re.compile(
     r"\s*(?P<what>[^<>=]+?)\s*(?P<sign><=|>=|==|<|>)\s*(?P<value>[0-9.eE+-]+)\s*(?P<unit>x|%|[nuµμm]?s)?\s*"
 )
+_BATCH = re.compile(r"\s*\[\s*batch\s*=\s*(?P<batch>[0-9]{1,9})\s*\]")
 EXAMPLE = "attn.p50<=1.05x, RmsNorm.p99<=12us, decode.tokens_per_sec>=40, unattributed<=1%, loss==0"
 MAX_CHARS = 200
 
@@ -40,6 +41,7 @@ class Threshold:
     value: float
     unit: str
     where: tuple[str, int] = ("", 1)  # file and line of the threshold
+    batch: int | None = None  # only steps of so many sequences, or tokens if these are not reported
 
     @property
     def is_relative(self) -> bool:
@@ -49,12 +51,14 @@ class Threshold:
 def parse(text: str, where: tuple[str, int] = ("", 1)) -> Threshold:
     """Parse `text`. Raises UsageError with the wrong part, the expected form, and examples."""
     shown = text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}…"
-    found = _FORM.fullmatch(text) if len(text) <= MAX_CHARS else None
+    of_batch = _BATCH.search(text) if len(text) <= MAX_CHARS else None
+    plain = text if of_batch is None else text[: of_batch.start()] + text[of_batch.end() :]
+    found = _FORM.fullmatch(plain) if len(text) <= MAX_CHARS else None
     if found is None:
-        sign = next((one for one in ("<=", ">=", "==", "<", ">") if one in text), None)
+        sign = next((one for one in ("<=", ">=", "==", "<", ">") if one in plain), None)
         wrong = "it has no <=, >= or =="
         if sign:
-            wrong = f"{text.partition(sign)[2].strip()!r} is not a number with a unit (x, %, ns, us, ms, s or none)"
+            wrong = f"{plain.partition(sign)[2].strip()!r} is not a number with a unit (x, %, ns, us, ms, s or none)"
         raise UsageError(f"threshold {shown!r}: {wrong}; write it like {EXAMPLE}")
     try:
         value = float(found["value"])
@@ -70,13 +74,18 @@ def parse(text: str, where: tuple[str, int] = ("", 1)) -> Threshold:
     figure = names.pop() if names[-1] in FIGURES else ""
     sign, unit = found["sign"], found["unit"] or ""
     names = [name.strip() for name in names]
+    phase = text[: of_batch.start()].strip() if of_batch else ""
+    if of_batch and (not phase or [name.strip() for name in phase.split(".")] != names[:-1]):
+        raise UsageError(f"threshold {shown!r}: write a batch after its phase, as in decode[batch=6].step.p50<=9ms")
     if not names or not all(names):
         raise UsageError(f"threshold {shown!r}: the name of a brick or figure is missing; write it like {EXAMPLE}")
     layer = layer.strip()
     _check(shown, names, layer, figure, sign, value, unit)
     us = value * UNITS[unit] if unit in UNITS else value
+    batch = int(of_batch["batch"]) if of_batch else None
     # The text must be on one line, because annotations and logs are read line by line.
-    return Threshold(" ".join(text.split()), tuple(names), layer or None, figure or FIGURES[0], sign, us, unit, where)
+    one_line = " ".join(text.split())
+    return Threshold(one_line, tuple(names), layer or None, figure or FIGURES[0], sign, us, unit, where, batch)
 
 
 def is_of_records(names: Sequence[str], unit: str) -> bool:
@@ -91,11 +100,11 @@ def _check(text: str, names: Sequence[str], layer: str, figure: str, sign: str, 
         wrong = "loss is a share of the records: write loss==0 or loss<=0.1%"
     elif name == UNATTRIBUTED and (unit != "%" or figure):
         wrong = "unattributed is a share of a step: write unattributed<=1%"
-    elif name in (RATE, SAMPLES) and (unit not in ("", "x") or figure):
+    elif name in RATES and (unit not in ("", "x") or figure):
         wrong = f"{name} is a number or a multiple of the baseline: write {name}>=40 or {name}>=0.97x"
-    elif not is_loss and name not in (UNATTRIBUTED, RATE, SAMPLES) and unit not in ("x", *UNITS):
+    elif not is_loss and name not in (UNATTRIBUTED, *RATES) and unit not in ("x", *UNITS):
         wrong = f"expected a time or a multiple of the baseline: write {name}.p50<=12us or {name}.p50<=1.05x"
-    elif layer and (is_loss or name in (UNATTRIBUTED, RATE, SAMPLES, STEP)):
+    elif layer and (is_loss or name in (UNATTRIBUTED, *RATES, STEP)):
         wrong = f"{name} covers all layers: omit @{layer}"
     elif sign == "==" and not is_loss:
         wrong = "measured values cannot be compared with ==; use <= or >="

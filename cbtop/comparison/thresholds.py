@@ -2,26 +2,29 @@
 
 # Rules
 # - A threshold is broken if the whole interval of the measurement is beyond the threshold. It holds if no part of the
-#   interval is beyond it. Otherwise the result is `unsure` and breaks nothing.
+#   interval is beyond it. Otherwise the result is `unsure`.
+# - A threshold may cover several places and batches. Then its intervals are wider, so that chance breaks it as rarely
+#   as a threshold on one figure.
 # - The interval is widened by the clock's resolution.
 # - A threshold that cannot be judged does not pass. The reason is reported.
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 
+from cbtop.comparison.batches import batches_text, has_batch
 from cbtop.comparison.items import BETWEEN_BRICKS, Brick
 from cbtop.comparison.judged import Judged, Outcome, about_place, calls_text, not_in_baseline
 from cbtop.comparison.noise import Change, half_of
 from cbtop.comparison.part_diff import PartDiff, PlaceDiff
+from cbtop.comparison.rate_measures import NO_TOKENS, batch_measure, phase_measure, shown_rates
 from cbtop.comparison.run_diff import RunDiff
 from cbtop.comparison.threshold_grammar import (
     FIGURES,
-    RATE,
-    SAMPLES,
+    RATES,
     STEP,
     UNATTRIBUTED,
     Threshold,
@@ -32,7 +35,6 @@ from cbtop.comparison.training_measures import (
     Measure,
     bare_name,
     part_p50,
-    samples_per_sec,
     training_part,
 )
 from cbtop.errors import UsageError
@@ -40,8 +42,8 @@ from cbtop.protocol.vocabulary import BACKWARD, RECOMPUTE, BrickCategory
 from cbtop.units import duration, number
 
 READINGS_OFF = 2  # two clock readings per call, each off by up to the clock's resolution
+_NOT_BEFORE = "the baseline has too few steps of this batch"
 _REACHES_ZERO = "the interval reaches zero, so nothing could break it; use more or longer runs"
-_NO_TOKENS = "not every step reports its tokens"
 _CATEGORIES = {"attn": BrickCategory.ATTENTION, "mlp": BrickCategory.FFN} | {
     category.display_name.casefold(): category for category in BrickCategory
 }
@@ -59,39 +61,70 @@ def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
     name = threshold.names[-1]
     if is_of_records(threshold.names, threshold.unit):
         lost = found.now.lost_percent
-        return [_judged(threshold, "records", lost, 0.0, threshold.value, f"{number(lost)} % were lost")]
-    # An absolute threshold also judges parts in the new run only.
-    known = parts = found.parts if threshold.is_relative else found.parts + found.alone
+        return [_judged(threshold, "records", (lost, lost), threshold.value, f"{number(lost)} % were lost")]
     phase = ".".join(threshold.names[:-1])
-    if phase:
-        parts = tuple(part for part in known if part.phase == phase)
-        if not parts and bare_name(phase) in {bare_name(one.name) for part in known for one in part.bricks}:
-            raise UsageError(
-                f"threshold {threshold.text!r}: {name!r} is not a figure of {phase}; there are {', '.join(FIGURES)}"
-            )
-        if not parts:
-            raise _no_such(threshold, "phase", phase, list(dict.fromkeys(part.phase for part in known)))
-    if name == RATE:
-        counted = {part.phase for part in parts if part.unit == "token"}
-        parts = tuple(part for part in parts if part.phase in counted) or parts
-    judged = _in_parts(threshold, parts, found)
+    # An absolute threshold also judges parts in the new run only.
+    known = found.parts if threshold.is_relative else found.parts + found.alone
+    if name in RATES and threshold.batch is None:
+        judged = [_of_phase(threshold, phase, found)]
+    elif threshold.is_relative and (part := _only_new(threshold, phase, found)):
+        judged = [Judged(threshold.text, part.name, Outcome.UNKNOWN, _NOT_BEFORE, where=threshold.where)]
+    else:
+        judged = _in_parts(threshold, _named_parts(threshold, phase, known), found)
     if threshold.is_relative:
         alone = [one for one in not_in_baseline(found, threshold.text) if phase in ("", one.about)]
         judged += [replace(one, where=threshold.where) for one in alone]
     return judged
 
 
+def _only_new(threshold: Threshold, phase: str, found: RunDiff) -> PartDiff | None:
+    """Return the part with the batch that a threshold names, if the baseline has too few such steps."""
+    parts = [part for part in found.parts + found.alone if part.phase == phase]
+    of_batch = [part for part in parts if threshold.batch is not None and has_batch(part.now, threshold.batch)]
+    return of_batch[0] if of_batch and not any(part in found.parts for part in of_batch) else None
+
+
+def _named_parts(threshold: Threshold, phase: str, known: Sequence[PartDiff]) -> Sequence[PartDiff]:
+    """Return the parts of the phase and batch that a threshold names. Raises UsageError without such a part."""
+    parts = [part for part in known if phase in ("", part.phase)]
+    if not parts and bare_name(phase) in {bare_name(one.name) for part in known for one in part.bricks}:
+        name = threshold.names[-1]
+        raise UsageError(
+            f"threshold {threshold.text!r}: {name!r} is not a figure of {phase}; there are {', '.join(FIGURES)}"
+        )
+    if not parts:
+        raise _no_such(threshold, "phase", phase, list(dict.fromkeys(part.phase for part in known)))
+    if threshold.batch is None:
+        return parts
+    found = [part for part in parts if has_batch(part.now, threshold.batch)]
+    if not found:
+        there = batches_text(part.now for part in parts)
+        raise UsageError(
+            f"threshold {threshold.text!r}: there is no batch {threshold.batch} in {phase}; there are {there}"
+        )
+    return found
+
+
+def _of_phase(threshold: Threshold, phase: str, found: RunDiff) -> Judged:
+    """Judge a rate of a whole phase. Raises UsageError if the new run has no such phase."""
+    rates = shown_rates(found.now, phase)
+    if rates is None and found.now.rates:
+        raise _no_such(threshold, "phase", phase, [one.phase for one in found.now.rates])
+    measure = phase_measure(found, threshold.names[-1], phase, is_relative=threshold.is_relative)
+    return _of_measure(threshold, phase if rates is None else rates.phase, measure)
+
+
 def _in_parts(threshold: Threshold, parts: Sequence[PartDiff], found: RunDiff) -> list[Judged]:
     """Return the result in each part that has the named place. Raises UsageError if no part has it."""
-    judged, lacks = [], []
+    places, lacks = [], []
     for part in parts:
         try:
-            judged += list(_in_part(threshold, part, found))
+            places += [(part, place) for place in _places_in(threshold, part)]
         except UsageError as error:
             lacks.append(error)
-    if not judged:
+    if not places:
         raise lacks[0]
-    return judged
+    return [_in_part(threshold, part, place, found, len(places)) for part, place in places]
 
 
 def of_definitions(found: RunDiff) -> list[Judged]:
@@ -102,10 +135,11 @@ def of_definitions(found: RunDiff) -> list[Judged]:
             if one.brick and one.now and (budget_us := part.now.budgets.get(one.brick)) is not None:
                 text = f"{one.brick[0]}.per_token<={budget_us:g}us, its budget"
                 if part.unit != "token":
-                    judged.append(Judged(text, about_place(part, one), Outcome.UNKNOWN, _NO_TOKENS))
+                    judged.append(Judged(text, about_place(part, one), Outcome.UNKNOWN, NO_TOKENS))
                     continue
                 threshold = Threshold(text, (one.brick[0],), None, "per_token", "<=", budget_us, "us")
-                judged.append(_of_place(threshold, part, one, found))
+                parts = len(found.parts + found.alone)
+                judged.append(_of_place(threshold, part, one, found, parts))
     return judged
 
 
@@ -121,58 +155,48 @@ def of_contracts(found: RunDiff, bounds: Mapping[Brick, tuple[float, tuple[str, 
                 limit, where = bounds[one.brick]
                 text = f"{one.brick[0]}<={limit:g}x, by contract"
                 threshold = Threshold(text, (one.brick[0],), None, FIGURES[0], "<=", limit, "x", where)
-                judged.append(_of_place(threshold, part, one, found))
+                judged.append(_of_place(threshold, part, one, found, len(found.parts)))
     return judged
 
 
-def _in_part(threshold: Threshold, part: PartDiff, found: RunDiff) -> Iterator[Judged]:
-    name, limit = threshold.names[-1], threshold.value
-    if name == RATE:
-        before, now = part.units_per_sec
-        if part.unit != "token" and not threshold.is_relative:
-            yield Judged(threshold.text, part.phase, Outcome.UNKNOWN, _NO_TOKENS, where=threshold.where)
-            return
-        half = (part.wall.half / part.wall.before) * (now / before if threshold.is_relative else now)
-        if threshold.is_relative:
-            said = f"{number(now / before)}× ± {number(half)} ({number(before)} → {number(now)} {part.unit}s/s)"
-            yield _judged(threshold, part.phase, now / before, half, limit, said)
-        else:
-            half = half_of(part.now.wall_us) / part.now.wall_us.mean * now
-            yield _judged(threshold, part.phase, now, half, limit, f"{number(now)} ± {number(half)} {part.unit}s/s")
-        return
-    if name == SAMPLES:
-        yield _of_measure(threshold, part, samples_per_sec(part, is_relative=threshold.is_relative))
-        return
+def _places_in(threshold: Threshold, part: PartDiff) -> Sequence[PlaceDiff | None]:
+    """Return the places of a part that a threshold is about. None is a figure of the whole part."""
+    name = threshold.names[-1]
+    if name in RATES or name == UNATTRIBUTED or training_part(part, name) is not None:
+        return [None]
+    return [part.step] if name == STEP else _places(threshold, part)
+
+
+def _in_part(threshold: Threshold, part: PartDiff, place: PlaceDiff | None, found: RunDiff, compared: int) -> Judged:
+    """Judge one of the `compared` figures that a threshold covers."""
+    if place is not None:
+        return _of_place(threshold, part, place, found, compared)
+    name, is_relative = threshold.names[-1], threshold.is_relative
+    if name in RATES:
+        measure = batch_measure(part, name, is_relative=is_relative, compared=compared)
+        return _of_measure(threshold, part.name, measure)
     if (training := training_part(part, name)) is not None:
         is_p50 = threshold.figure == FIGURES[0] and threshold.layer is None
-        measure = (
-            part_p50(part, training, is_relative=threshold.is_relative) if is_p50 else Measure(training, ONLY_P50)
-        )
-        yield _of_measure(threshold, part, measure)
-        return
-    if name == UNATTRIBUTED:
-        # Time between the bricks of a layer counts as time of the layer. All other time between bricks is
-        # unattributed.
-        known, whole = part.now.places, part.now.inside_us.mean
-        named = sum(one.time.mean for (brick, layer), one in known.items() if brick == BETWEEN_BRICKS and layer)
-        between = known[BETWEEN_BRICKS, None].time
-        share, half = 100 * (between.mean - named) / whole, 100 * half_of(between) / whole
-        yield _judged(threshold, part.phase, share, half, limit, f"{number(share)} ± {number(half)} % of a step")
-        return
-    places = [part.step] if name == STEP else _places(threshold, part)
-    for place in places:
-        yield _of_place(threshold, part, place, found)
+        measure = part_p50(part, training, is_relative=is_relative) if is_p50 else Measure(training, ONLY_P50)
+        return _of_measure(threshold, part.name, measure)
+    # Time between the bricks of a layer counts as time of the layer. All other time between bricks is unattributed.
+    known, whole = part.now.places, part.now.inside_us.mean
+    named = sum(one.time.mean for (brick, layer), one in known.items() if brick == BETWEEN_BRICKS and layer)
+    between = known[BETWEEN_BRICKS, None].time
+    share, half = 100 * (between.mean - named) / whole, 100 * half_of(between, compared) / whole
+    said = f"{number(share)} ± {number(half)} % of a step"
+    return _judged(threshold, part.name, (share - half, share + half), threshold.value, said)
 
 
-def _of_measure(threshold: Threshold, part: PartDiff, found: Measure) -> Judged:
-    """Judge a value of training steps, or return why it is not known."""
-    about = f"{part.phase}: {found.name}" if found.name else part.phase
+def _of_measure(threshold: Threshold, where: str, found: Measure) -> Judged:
+    """Judge a value of a phase or part, or return why it is not known."""
+    about = f"{where}: {found.name}" if found.name else where
     if found.why_not:
         return Judged(threshold.text, about, Outcome.UNKNOWN, found.why_not, where=threshold.where)
-    return _judged(threshold, about, found.value, found.half, threshold.value, found.said, found.name)
+    return _judged(threshold, about, (found.least, found.most), threshold.value, found.said, found.name)
 
 
-def _of_place(threshold: Threshold, part: PartDiff, place: PlaceDiff, found: RunDiff) -> Judged:
+def _of_place(threshold: Threshold, part: PartDiff, place: PlaceDiff, found: RunDiff, compared: int) -> Judged:
     about = about_place(part, place)
     side, limit = place.now, threshold.value
     figure = (
@@ -191,19 +215,20 @@ def _of_place(threshold: Threshold, part: PartDiff, place: PlaceDiff, found: Run
             why = "it is new: the baseline lacks it" if place.before is None else "the baseline has too few calls"
             return Judged(threshold.text, about, Outcome.UNKNOWN, why, where=threshold.where)
         half = one.half / one.before + (off_us / place.p50.before if place.p50 and place.p50.before else 0.0)
-        said = f"{number(one.now / one.before)}× ± {number(half)}"
+        ratio = one.now / one.before
+        said = f"{number(ratio)}× ± {number(half)}"
         said += calls_text(place, threshold.figure)
-        return _judged(threshold, about, one.now / one.before, half, limit, said, _guilty(part, place))
-    half = half_of(figure) + off_us
+        return _judged(threshold, about, (ratio - half, ratio + half), limit, said, _guilty(part, place))
+    half = half_of(figure, compared) + off_us
     said = f"{duration(figure.mean)} ± {duration(half)}"
-    return _judged(threshold, about, figure.mean, half, limit, said, _guilty(part, place))
+    return _judged(threshold, about, (figure.mean - half, figure.mean + half), limit, said, _guilty(part, place))
 
 
 def _judged(
-    threshold: Threshold, about: str, value: float, half: float, limit: float, said: str, guilty: str = ""
+    threshold: Threshold, about: str, interval: tuple[float, float], limit: float, said: str, guilty: str = ""
 ) -> Judged:
     holds = _OPERATORS[threshold.sign]
-    least, most = value - half, value + half
+    least, most = interval
     if holds(least, limit) and holds(most, limit):
         outcome = Outcome.HOLDS
     elif threshold.sign in ("<", "<=") and least <= 0 and holds(least, limit):

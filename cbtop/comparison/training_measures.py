@@ -1,4 +1,4 @@
-"""Values of training steps that a threshold may be about: samples/s, and the median time of a part of a step."""
+"""Values of training steps that a threshold may be about: the median time of a part of a step."""
 
 from __future__ import annotations
 
@@ -20,33 +20,20 @@ NOT_BEFORE = "it took no time in the baseline"
 class Measure:
     """A value and its interval, or the reason why it is not known.
 
-    A relative value is a multiple of the baseline. Others are in µs or samples/s.
+    A relative value is a multiple of the baseline. Others are in µs, or per second.
     """
 
     name: str  # part of a training step, or "" for a value of the whole step
     why_not: str = ""
     value: float = 0.0
-    half: float = 0.0
+    least: float = 0.0
+    most: float = 0.0
     said: str = ""  # value and interval as text
 
 
 def bare_name(name: str) -> str:
     """Return the letters and digits of a name in lower case, so that names compare however they are written."""
     return "".join(sign for sign in name.casefold() if sign.isalnum())
-
-
-def samples_per_sec(part: PartDiff, *, is_relative: bool) -> Measure:
-    """Return the samples/s by the wall clock. The time per unit has the same relative interval."""
-    rates = part.samples_per_sec
-    if rates is None:
-        return Measure("", NO_SAMPLES)
-    before, now = rates
-    if not is_relative:
-        half = half_of(part.now.wall_us) / part.now.wall_us.mean * now
-        return Measure("", "", now, half, f"{number(now)} ± {number(half)} samples/s")
-    half = part.wall.half / part.wall.before * now / before
-    said = f"{number(now / before)}× ± {number(half)} ({number(before)} → {number(now)} samples/s)"
-    return Measure("", "", now / before, half, said)
 
 
 def training_part(part: PartDiff, name: str) -> str | None:
@@ -64,9 +51,10 @@ def part_p50(part: PartDiff, name: str, *, is_relative: bool) -> Measure:
         return Measure(name, NO_SUCH_PART if part.now.training and now is None else NO_PARTS)
     if not is_relative or change is None:
         half = half_of(now)
-        return Measure(name, "", now.mean, half, f"{duration(now.mean)} ± {duration(half)}")
+        said = f"{duration(now.mean)} ± {duration(half)}"
+        return Measure(name, "", now.mean, now.mean - half, now.mean + half, said)
     if change.before <= 0:
         return Measure(name, NOT_BEFORE)
     ratio, half = change.now / change.before, change.half / change.before
     said = f"{number(ratio)}× ± {number(half)} (p50 {duration(change.before)} → {duration(change.now)})"
-    return Measure(name, "", ratio, half, said)
+    return Measure(name, "", ratio, ratio - half, ratio + half, said)

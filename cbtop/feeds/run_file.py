@@ -16,6 +16,7 @@ from cbtop.comparison.baseline import Surroundings
 from cbtop.comparison.drift import Thirds
 from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, PlaceTimes
 from cbtop.comparison.noise import Figure
+from cbtop.comparison.phase_rates import RATE_UNITS, PhaseRates
 from cbtop.comparison.runs import Pace, Run, StepGroup, TooShort
 from cbtop.errors import CbtopError, UsageError
 from cbtop.protocol.codec import sanitise
@@ -111,6 +112,7 @@ def _run(run: Run) -> dict[str, Any]:
         "too_short": [
             [one.phase, one.steps, one.needed, one.time_us, one.work and list(one.work)] for one in run.too_short
         ],
+        "rates": [_rates_out(rates) for rates in run.rates],
         "kernels": [[*_brick_out(brick), list(names)] for brick, names in run.kernels.items()],
         "parts": [_part(part) for part in run.parts],
     }
@@ -136,6 +138,16 @@ def _part(part: StepGroup) -> dict[str, Any]:
             }
             for (brick, layer), one in part.places.items()
         ],
+    }
+
+
+def _rates_out(rates: PhaseRates) -> dict[str, Any]:
+    return {
+        "phase": rates.phase,
+        "steps": rates.steps,
+        "cached": rates.cached,
+        "is_headline": rates.is_headline,
+        "times_us": {name: _figure_out(figure) for name, figure in rates.times_us.items()},
     }
 
 
@@ -179,6 +191,8 @@ def _decoded(document: object) -> Run:
         host_busy_percent=_or_none(_positive)(said.get("host_busy_percent"), "host_busy_percent"),
         # older files have no paces
         paces=tuple(_pace(one) for one in _list(said.get("paces", []), "paces", MAX_LISTED)),
+        # older files have no rates
+        rates=tuple(_rates_in(one) for one in _list(said.get("rates", []), "rates", MAX_LISTED)),
         failed_checks=tuple(
             _text(one, "failed_checks") for one in _list(said.get("failed_checks"), "failed_checks", MAX_LISTED)
         ),
@@ -213,6 +227,21 @@ def _thirds(value: object) -> Thirds:
 def _pace(value: object) -> Pace:
     cache_us, memory_us = (_positive(one, "paces") for one in _row(value, "paces", 2))
     return Pace(cache_us, memory_us)
+
+
+def _rates_in(document: object) -> PhaseRates:
+    said = _mapping(document, "rates")
+    times_us = _mapping(said.get("times_us"), "times_us")
+    found = {name: _figure(times_us[name], name) for name in RATE_UNITS if name in times_us}
+    if any(not figure.mean > 0 for figure in found.values()):
+        raise _WrongError("times_us: no token, step or sample takes no time")
+    return PhaseRates(
+        phase=_text(said.get("phase"), "phase"),
+        steps=_whole(said.get("steps"), "steps"),
+        times_us=found,
+        cached=_or_none(_positive)(said.get("cached"), "cached"),
+        is_headline=said.get("is_headline") is True,
+    )
 
 
 def _part_in(document: object) -> StepGroup:

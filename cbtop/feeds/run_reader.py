@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import median
 
 from cbtop.client.source_record import SourceRecord
-from cbtop.comparison.noise import MIN_BLOCKS
+from cbtop.comparison.phase_rates import IN_STEPS, SAMPLES, STEPS, TOKENS, PhaseRates, ShownRates, phase_rates
 from cbtop.comparison.runs import Run, StepGroup, TooShort, kernels_of, part_of
-from cbtop.comparison.step_blocks import STEPS_A_BLOCK, StepBlocks
+from cbtop.comparison.step_blocks import LEAST_STEPS, StepBlocks
 from cbtop.comparison.training_parts import TrainingParts
 from cbtop.feeds.feed import FeedSnapshot, gpus_of
 from cbtop.feeds.replay import ReplayFeed
@@ -29,10 +29,9 @@ from cbtop.protocol.record_batch import RecordTally, unpack
 from cbtop.protocol.recording import FrameKind, RecordingReader
 from cbtop.protocol.training_messages import TrainingTimes
 from cbtop.protocol.vocabulary import DeviceKind, SourceStatus
+from cbtop.viewmodels.selection import shown, shown_phase
 from cbtop.viewmodels.snapshot import surroundings_of
 from cbtop.viewmodels.stall import StallKind, stall_view
-
-LEAST_STEPS = MIN_BLOCKS * STEPS_A_BLOCK
 
 
 @dataclass(slots=True)
@@ -163,6 +162,27 @@ def _stall(name: str, source: _Read) -> str:
     )
 
 
+def _rates(source: _Read) -> tuple[PhaseRates, ...]:
+    """Return the rates of each phase. A recording that has all steps of its process has the rates of a screen."""
+    record, began_ns = source.record, source.blocks.rates.began_ns
+    found, headline = shown(record, window=False), shown_phase(record, None)
+    on_screen = {
+        steps.phase: ShownRates(
+            {
+                TOKENS: steps.tokens_per_sec,
+                STEPS: steps.steps_per_sec,
+                SAMPLES: steps.samples_per_sec,
+                IN_STEPS: steps.tokens_per_sec_in_steps,
+            },
+            steps.phase == headline,
+        )
+        for steps in found.phases
+    }
+    # The daemon also counts steps from before the recording.
+    is_whole = began_ns is not None and found.time_range is not None and found.time_range.begin_ns >= began_ns
+    return phase_rates(source.blocks.rates, record.nodes, on_screen, is_shown_whole=is_whole)
+
+
 def _run(name: str, source: _Read, damage: str, *, is_cut: bool) -> Run:
     record, table = source.record, source.record.nodes
     parts: list[StepGroup] = []
@@ -193,6 +213,7 @@ def _run(name: str, source: _Read, damage: str, *, is_cut: bool) -> Run:
         covers_s=(source.last_ns - (source.first_ns or source.last_ns)) / 1e9,
         parts=tuple(parts),
         too_short=tuple(too_short),
+        rates=_rates(source),
         kernels=kernels_of(table),
         lost=lost,
         seen=lost + tally.taken,

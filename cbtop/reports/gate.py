@@ -15,7 +15,6 @@ from cbtop.reports.tables import Table, table
 
 SCHEMA = "cbtop.check/1"
 _BETWEEN_CLAUSES = "; "  # in `Judged.said`
-_LEVELS = {Outcome.BROKEN: "error", Outcome.UNKNOWN: "error", Outcome.UNSURE: "warning"}
 
 
 def gate_text(judged: Sequence[Judged], found: RunDiff) -> str:
@@ -47,8 +46,12 @@ def gate_markdown(judged: Sequence[Judged], found: RunDiff) -> str:
 
 def gate_json(judged: Sequence[Judged], found: RunDiff) -> str:
     """Return every verdict and the comparison as JSON."""
-    verdicts = [asdict(one) | {"outcome": one.outcome.value, "where": one.where[0] or None} for one in judged]
-    passed = not any(one.outcome in (Outcome.BROKEN, Outcome.UNKNOWN) for one in judged)
+    verdicts = []
+    for one in judged:
+        fields = asdict(one) | {"outcome": one.outcome.value, "where": one.where[0] or None, "passes": one.passes}
+        del fields["must_be_sure"]
+        verdicts.append(fields)
+    passed = all(one.passes for one in judged)
     document = {"schema": SCHEMA, "passed": passed, "verdicts": verdicts, "diff": diff_fields(found)}
     return json.dumps(document, allow_nan=False)
 
@@ -57,7 +60,8 @@ def gate_github(judged: Sequence[Judged], found: RunDiff) -> str:
     """Return workflow commands, at least one line. GitHub shows them next to the commit."""
     lines = []
     for one in judged:
-        if level := _LEVELS.get(one.outcome):
+        if one.outcome is not Outcome.HOLDS:
+            level = "warning" if one.passes else "error"
             file, line = one.where
             place = f"file={_property(file)},line={line}," if file else ""
             lines.append(f"::{level} {place}title={_property(f'cbtop check: {one.rule}')}::{_message(line_of(one))}")

@@ -9,6 +9,7 @@ from typing import Any
 
 from cbtop.comparison.noise import CONFIDENCE, Change
 from cbtop.comparison.part_diff import FOUND, PartDiff, PlaceDiff, findable_percent
+from cbtop.comparison.phase_rates import IN_STEPS, RATE_UNITS
 from cbtop.comparison.run_diff import RunDiff
 from cbtop.comparison.runs import Run
 from cbtop.comparison.tails import tails_of
@@ -22,6 +23,7 @@ SCHEMA = "cbtop.diff/1"
 LISTED_CELLS = 8
 _HEAD = ("", "median", "now", "ratio", "p99", "now", "Δ µs/{unit}", "")
 _NAME_COLUMNS = 1
+_RATE_KEYS = {IN_STEPS: "tokens_per_sec_in_steps"}  # as in other JSON documents
 
 
 def diff_text(found: RunDiff, *, with_verdicts: bool = True) -> str:
@@ -30,6 +32,7 @@ def diff_text(found: RunDiff, *, with_verdicts: bool = True) -> str:
     lines += [f"  {note}" for note in found.notes]
     if found.why_not:
         return "\n".join([*lines, f"not comparable: {found.why_not}"])
+    lines += ["", *rate_lines(found)]
     for part in found.parts:
         lines += ["", head(part), *(f"  {line}" for line in _sums(part)), ""]
         lines.append(table(_rows(part, part.bricks), left=_NAME_COLUMNS))
@@ -49,6 +52,7 @@ def diff_markdown(found: RunDiff, *, with_verdicts: bool = True) -> str:
     lines += [f"- {escaped(note)}" for note in found.notes]
     if found.why_not:
         return "\n".join([*lines, f"**Not comparable**: {escaped(found.why_not)}"])
+    lines += ["", *(f"{escaped(line)}  " for line in rate_lines(found))]
     for part in found.parts:
         lines += ["", f"**{escaped(head(part))}**", "", *(f"{escaped(line)}  " for line in _sums(part)), ""]
         lines += [f"- {escaped(line)}" for line in (_verdicts(part) if with_verdicts else ())]
@@ -66,6 +70,7 @@ def diff_tree(found: RunDiff) -> str:
     lines = [f"{named(found.base)} → {named(found.now)}"]
     if found.why_not:
         return "\n".join([*lines, f"not comparable: {found.why_not}"])
+    lines += ["", *rate_lines(found)]
     for part in found.parts:
         rows: Table = [("", f"µs/{part.unit}", "now", "Δ", "ratio", "")]
         lines += ["", head(part), table([*rows, *_tree(part)], left=_NAME_COLUMNS)]
@@ -97,6 +102,7 @@ def diff_fields(found: RunDiff) -> dict[str, Any]:
         "too_little": found.is_too_little,
         "notes": list(found.notes),
         "confidence": CONFIDENCE,
+        "rates": _rates_fields(found),
         "parts": [_part_fields(part) for part in found.parts],
     }
 
@@ -108,10 +114,25 @@ def head(part: PartDiff) -> str:
 
 
 def work_done(part: PartDiff) -> str:
-    """Return for example `decode of 4 tokens on 4 sequences`."""
+    """Return for example `decode of 4 tokens on 4 sequences`, or `decode, batch 6` if there are several batches."""
+    if part.name != part.phase:
+        return part.name
     batch = f" on {number(part.now.sequences)} sequences" if part.now.sequences not in (None, 1.0) else ""
     tokens = f" of {number(part.now.tokens)} tokens" if part.now.tokens not in (None, 1.0) else ""
     return f"{part.phase}{tokens}{batch}"
+
+
+def rate_lines(found: RunDiff) -> list[str]:
+    """Return for example `decode: 27.62 → 27.55 tokens/s, wall clock a token +0.3 % ± 1.2`."""
+    lines = []
+    for one in found.rates:
+        at = f" at {count(one.cached)} positions cached" if one.cached is not None else ""
+        a_unit = one.unit.partition("s/")[0]
+        lines.append(
+            f"{one.phase}: {number(one.before)} → {number(one.now)} {one.unit}, "
+            f"a {a_unit} takes {_percents(one.time_us)}{at} by the wall clock"
+        )
+    return lines
 
 
 def sentence(part: PartDiff, place: PlaceDiff) -> str:
@@ -123,7 +144,7 @@ def sentence(part: PartDiff, place: PlaceDiff) -> str:
     cost = f"{_signed(place.delta_us)} µs/{part.unit}{place.moved_by}"
     own = place.change.own if place.change.is_told_by_others else None
     beside = f", {_ratio(own)} beside all others" if own else ""
-    return f"{part.phase}: {place.name} is {_ratio(place.change)} of before{beside}{calls}, {cost}"
+    return f"{part.name}: {place.name} is {_ratio(place.change)} of before{beside}{calls}, {cost}"
 
 
 def _run_fields(run: Run) -> dict[str, Any]:
@@ -137,18 +158,33 @@ def _run_fields(run: Run) -> dict[str, Any]:
     }
 
 
+def _rates_fields(found: RunDiff) -> list[dict[str, Any]]:
+    """Return the rates of each phase over the whole runs, as [before, now], and the change of the time of a token."""
+    before = {rates.phase: rates for rates in found.base.rates}
+    changes = {one.phase: one for one in found.rates}
+    fields = []
+    for now in found.now.rates:
+        then = before.get(now.phase)
+        change = changes.get(now.phase)
+        named = {
+            _RATE_KEYS.get(rate, rate): [then.per_sec(rate) if then else None, now.per_sec(rate)]
+            for rate in RATE_UNITS
+        }
+        fields.append({"phase": now.phase, **named, "wall_us": _change_fields(change.time_us if change else None)})
+    return fields
+
+
 def _part_fields(part: PartDiff) -> dict[str, Any]:
-    before, now = part.units_per_sec
     balance = part.balance
     return {
         "phase": part.phase,
+        "name": part.name,
         "unit": part.unit,
         "steps": [part.before.steps, part.now.steps],
         "tokens_a_step": [part.before.tokens, part.now.tokens],
         "sequences": [part.before.sequences, part.now.sequences],
         "cached": [part.before.cached, part.now.cached],
         "compared_at_cached": part.cached,
-        f"{part.unit}s_per_sec": [before, now],
         "wall_us": _change_fields(part.wall),
         "balance_us": {
             "wall": balance.wall,
@@ -203,7 +239,7 @@ def named(run: Run) -> str:
 
 
 def _sums(part: PartDiff) -> list[str]:
-    balance, (before, now) = part.balance, part.units_per_sec
+    balance = part.balance
     named = (
         ("bricks", balance.bricks),
         ("between bricks", balance.between_bricks),
@@ -213,9 +249,10 @@ def _sums(part: PartDiff) -> list[str]:
     terms = [f"{name} {_signed(now - then)}" for name, (then, now) in named if name != named[2][0] or then or now]
     then_us, now_us = balance.wall
     change = f"{_signed(now_us - then_us)} µs = {', '.join(terms)}"
+    # If a phase has a single part, the line of its rate has the interval.
+    of_batch = f", {_percents(part.wall)}" if part.name != part.phase else ""
     return [
-        f"{part.unit}s/s {number(before)} → {number(now)}: {number(then_us)} → {number(now_us)} µs/{part.unit}, "
-        f"{_percents(part.wall)}",
+        f"wall clock {number(then_us)} → {number(now_us)} µs/{part.unit}{of_batch}",
         change,
         *(f"{name} p50 {_then_now(one)}" for name, one in part.training.items()),
     ]
@@ -276,7 +313,7 @@ def _verdicts(part: PartDiff) -> list[str]:
     lines = [f"slower: {sentence(part, place)}" for place in part.slower]
     lines += [f"faster: {sentence(part, place)}" for place in part.bricks if place.verdict == "faster"]
     if part.is_slower:
-        lines.append(f"slower: {part.phase}: a {part.unit} takes {_percents(part.wall)} by the wall clock")
+        lines.append(f"slower: {part.name}: a {part.unit} takes {_percents(part.wall)} by the wall clock")
     lines += other_changes(part, [*part.bricks, *part.layers, *_listed_cells(part)])
     return lines or ["nothing has changed beyond noise"]
 
@@ -322,9 +359,9 @@ def _stacks(found: RunDiff) -> list[DiffStack]:
 
 def _stacks_of(part: PartDiff) -> Iterator[DiffStack]:
     for place in part.cells:
-        yield _stack(part.phase, place.layer, place, _means(place))
+        yield _stack(part.name, place.layer, place, _means(place))
     for place, times in _outside_layers(part):
-        yield _stack(part.phase, None, place, times)
+        yield _stack(part.name, None, place, times)
 
 
 def _outside_layers(part: PartDiff) -> Iterator[tuple[PlaceDiff, tuple[float, float]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cbtop.comparison.part_diff import PartDiff, PlaceDiff
+from cbtop.comparison.phase_rates import IN_STEPS, RATE_UNITS, SAMPLES
 from cbtop.comparison.run_diff import RunDiff
 from cbtop.reports.run_diff import escaped, markdown_table, named, work_done
 from cbtop.reports.tables import Table, table
@@ -13,7 +14,7 @@ from cbtop.units import NOT_MEASURED, counted, duration, number
 
 def run_text(found: RunDiff) -> str:
     """Return the text for terminals and logs."""
-    lines = [named(found.now), *(f"  {note}" for note in found.notes)]
+    lines = [named(found.now), *(f"  {note}" for note in found.notes), "", *_rate_lines(found)]
     for part in found.parts:
         lines += ["", _head(part)]
         for rows in _tables(part):
@@ -24,6 +25,7 @@ def run_text(found: RunDiff) -> str:
 def run_markdown(found: RunDiff) -> str:
     """Return the Markdown summary of a CI step."""
     lines = [f"### {escaped(named(found.now))}", "", *(f"- {escaped(note)}" for note in found.notes)]
+    lines += ["", *(f"{escaped(line)}  " for line in _rate_lines(found))]
     for part in found.parts:
         lines += ["", f"**{escaped(_head(part))}**"]
         for rows in _tables(part):
@@ -31,10 +33,21 @@ def run_markdown(found: RunDiff) -> str:
     return "\n".join(lines)
 
 
+def _rate_lines(found: RunDiff) -> list[str]:
+    """Return for example `decode: 27.62 tokens/s, 61.75 tokens/s in steps`, for each phase with known rates."""
+    lines = []
+    for rates in found.now.rates:
+        names = [name for name in (rates.main, SAMPLES, IN_STEPS) if name in rates.times_us]
+        if names:
+            lines.append(
+                f"{rates.phase}: {', '.join(f'{number(rates.per_sec(name))} {RATE_UNITS[name]}' for name in names)}"
+            )
+    return lines
+
+
 def _head(part: PartDiff) -> str:
-    """Return for example `decode: 300 steps, 1,832 tokens/s`."""
-    rate = part.units_per_sec[1]
-    return f"{work_done(part)}: {counted(part.now.steps, 'step')}, {number(rate)} {part.unit}s/s"
+    """Return for example `decode: 300 steps`."""
+    return f"{work_done(part)}: {counted(part.now.steps, 'step')}"
 
 
 def _tables(part: PartDiff) -> Iterator[Table]:

@@ -18,12 +18,12 @@ import pytest
 
 from cbtop.cli import main
 from cbtop.commands import check as check_command
-from cbtop.commands.check import FORMATS
+from cbtop.commands.check import FORMATS, budgets
 from cbtop.comparison.runs import Pace, Run
 from cbtop.errors import CbtopError, NoDataError
 from cbtop.feeds.run_reader import runs_in
 from cbtop.protocol.messages import Quiet
-from tests.cbtop.made_runs_on_disk import Recordings
+from tests.cbtop.made_runs_on_disk import Recordings, record
 
 GUILTY = "DownProjection in Layer 2"
 
@@ -148,6 +148,43 @@ def test_where_all_holds_every_format_says_so(runs: dict[str, Path], tmp_path: P
     assert said["github"].startswith("::notice ")
     assert "all 5 hold" in said["text"]
     assert "all 5 hold" in said["markdown"]
+
+
+def test_a_budget_on_one_batch_has_its_phase_in_quotes(tmp_path: Path) -> None:
+    path = tmp_path / "budget.toml"
+    path.write_text('[budgets]\n"decode[batch=6]".step.p50 = "<=9ms"\n"decode[batch=6]".in_steps = ">=61"\n')
+    step, in_steps = budgets(path)
+    assert (step.names, step.batch, step.figure, step.value) == (("decode", "step"), 6, "p50", 9000.0)
+    assert (in_steps.names, in_steps.batch, in_steps.where) == (("decode", "in_steps"), 6, (str(path), 3))
+
+
+@pytest.mark.parametrize("is_allowed", [False, True])
+def test_an_unsure_threshold_passes_in_every_format_only_if_that_is_allowed(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], *, is_allowed: bool
+) -> None:
+    """The step takes 1.00 times as long as before, and the limit is that."""
+    allow = ["--allow-unsure"] if is_allowed else []
+    unsure = ("step.p50<=1.001x", "--baseline", runs["base"], "--new", runs["same"], *allow)
+    said = said_in_every_format(tmp_path, *unsure, code=0 if is_allowed else 5)
+    document = json.loads(said["json"])
+    (verdict,) = document["verdicts"]
+    assert verdict["outcome"] == "unsure"
+    assert verdict["passes"] is document["passed"] is is_allowed
+    (suite,) = ET.fromstring(said["junit"])
+    assert (suite.get("tests"), suite.get("failures")) == ("1", "0" if is_allowed else "1")
+    assert len(json.loads(said["sarif"])["runs"][0]["results"]) == (0 if is_allowed else 1)
+    assert said["github"].startswith("::warning " if is_allowed else "::error ")
+    for text in (said["text"], said["markdown"]):
+        assert "1 of 1 unsure" in text
+        assert ("or --allow-unsure" in text.replace("\\", "")) is not is_allowed
+    assert ("use more or longer runs, a wider limit, or --allow-unsure" in capsys.readouterr().err) is not is_allowed
+
+
+def test_a_budget_of_a_definition_is_a_threshold_that_may_not_be_unsure(tmp_path: Path) -> None:
+    """Attention takes 40 µs for a token in each of four layers, and that is its budget."""
+    exact = record(tmp_path / "exact.cbtop", tmp_path / "exact", seed=3, budget_us=40.0)
+    for more, code in ((), 5), (("--allow-unsure",), 0):
+        assert check("loss==0", "--new", exact, *more) == code
 
 
 def test_one_run_is_written_in_several_formats(

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from cbtop.comparison.baseline import Surroundings
 from cbtop.comparison.part_diff import PartDiff, PlaceDiff
+from cbtop.comparison.phase_rates import phase_rates
 from cbtop.comparison.run_diff import RunDiff, diff
 from cbtop.comparison.runs import Run, part_of
 from cbtop.comparison.step_blocks import StepBlocks
@@ -132,6 +133,7 @@ def made_run(seed: int, noise: Noise = Noise(), steps: int = 240, *, rename: str
         kernels={},
         lost=0,
         seen=len(batch.node),
+        rates=phase_rates(blocks.rates, table, {}, is_shown_whole=False),
     )
 
 

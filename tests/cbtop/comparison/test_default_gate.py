@@ -10,8 +10,9 @@ from cbtop.comparison.default_gate import confirmed, default_gate, known_to_scat
 from cbtop.comparison.items import BETWEEN_BRICKS, PlaceTimes
 from cbtop.comparison.judged import Judged, Outcome
 from cbtop.comparison.noise import Change, Figure
-from cbtop.comparison.part_diff import Balance, PlaceDiff
-from cbtop.comparison.run_diff import diff, diff_of
+from cbtop.comparison.part_diff import Balance, PartDiff, PlaceDiff
+from cbtop.comparison.phase_rates import TOKENS
+from cbtop.comparison.run_diff import RunDiff, diff, diff_of
 from cbtop.comparison.run_sets import together
 from cbtop.comparison.runs import Run, TooShort
 from cbtop.comparison.threshold_grammar import parse
@@ -53,7 +54,21 @@ def gate_of(**changed: object) -> dict[str, Judged]:
     """What the default gate says of `steady`, by its rules, where these of its figures are others."""
     (part,) = steady().parts
     changed_part = replace(part, **changed)  # type: ignore[arg-type]
-    return {one.rule: one for one in default_gate(replace(steady(), parts=(changed_part,)))}
+    return {one.rule: one for one in default_gate(found_of(changed_part))}
+
+
+def found_of(*parts: PartDiff) -> RunDiff:
+    """`steady`, with these parts. The time of a token in the first phase is that of its part."""
+    (rate,) = steady().rates
+    return replace(steady(), parts=parts, rates=(replace(rate, time_us=parts[0].wall, parts=parts[:1]),))
+
+
+def with_wall(run: Run, wall: Figure, **changed: object) -> Run:
+    """A run of one part, whose tokens take `wall`."""
+    (part,), (rates,) = run.parts, run.rates
+    times_us = {TOKENS: replace(wall, median_us=None)}
+    part = replace(part, wall_us=wall, **changed)  # type: ignore[arg-type]
+    return replace(run, parts=(part,), rates=(replace(rates, times_us=times_us),))
 
 
 def places_as(one_change: Change | None, **changed: object) -> tuple[PlaceDiff, ...]:
@@ -151,7 +166,7 @@ def test_what_all_share_is_reported_once_and_the_other_parts_are_judged() -> Non
             replace(longer, places=unseen, wall=unsure),
             replace(longer, typical=None, wall=unsure),
         ):
-            found = replace(steady(), parts=(one, replace(part, now=replace(part.now, phase="prefill"))))
+            found = found_of(one, replace(part, now=replace(part.now, phase="prefill"), batch_name="prefill"))
             judged = default_gate(found)
             of_part = [each for each in judged if each.about == "decode"]
             assert [each.outcome for each in of_part if each.rule not in STEADY_RULES] == [outcome]
@@ -159,7 +174,7 @@ def test_what_all_share_is_reported_once_and_the_other_parts_are_judged() -> Non
             assert judged[0].rule == rule
             assert {each.outcome for each in judged if each.about == "prefill"} == {Outcome.HOLDS}
         nothing_shows = replace(longer, places=unseen, typical=unsure, wall=unsure)
-        assert rule not in {one.rule for one in default_gate(replace(steady(), parts=(nothing_shows,)))}
+        assert rule not in {one.rule for one in default_gate(found_of(nothing_shows))}
 
 
 def test_a_new_brick_is_guilty_if_it_takes_over_half_of_what_a_token_grew() -> None:
@@ -234,7 +249,7 @@ def test_fewer_tokens_a_second_within_a_wide_interval_are_unsure() -> None:
     ):
         (part,) = now.parts
         wall = replace(part.wall_us, mean=longer * base.parts[0].wall_us.mean, error=error * part.wall_us.mean)
-        found = outcomes_of(base, replace(now, parts=(replace(part, wall_us=wall),)))
+        found = outcomes_of(base, with_wall(now, wall))
         assert found[RATE].outcome is outcome
 
 
@@ -253,8 +268,8 @@ def test_a_step_with_a_too_wide_interval_is_unknown_and_says_what_to_do() -> Non
         assert found[STEP].outcome is outcome
         assert (outcome is Outcome.UNKNOWN) == ("such as step.p50<=1.05x" in found[STEP].said)
     # A file of runs of which none says it: tokens/s alone tell a gate from none.
-    wide = replace(part, typical_us=None, wall_us=replace(rate, error=0.5 * rate.mean))
-    found = outcomes_of(base, replace(now, parts=(wide,)))
+    wide = with_wall(now, replace(rate, error=0.5 * rate.mean), typical_us=None)
+    found = outcomes_of(base, wide)
     assert STEP not in found
     assert found[RATE].outcome is Outcome.UNKNOWN
     assert "more or longer runs (--learn 6)" in found[RATE].said
@@ -300,7 +315,7 @@ def test_a_new_brick_is_guilty_where_a_token_takes_longer_for_it() -> None:
     down_us = 6 * 240.0
     places = {place: times for place, times in part.places.items() if not place[0] or place[0][0] != "DownProjection"}
     wall = replace(part.wall_us, mean=part.wall_us.mean - down_us, median_us=(part.wall_us.median_us or 0) - down_us)
-    base = replace(base, parts=(replace(part, places=places, wall_us=wall),))
+    base = with_wall(base, wall, places=places)
     found = outcomes_of(base, now)
     assert (found[BRICKS].outcome, found[BRICKS].guilty) == (Outcome.BROKEN, "DownProjection")
     assert found[BRICKS].said.startswith("new: +14")
@@ -437,7 +452,7 @@ def test_what_has_made_a_step_longer_though_no_brick_has_is_named() -> None:
     base, now = made_run(1, STEADY), made_run(2, STEADY)
     (part,) = now.parts
     wall = replace(part.wall_us, mean=1.2 * part.wall_us.mean, median_us=1.2 * (part.wall_us.median_us or 0))
-    found = outcomes_of(base, replace(now, parts=(replace(part, wall_us=wall),)))
+    found = outcomes_of(base, with_wall(now, wall))
     assert (found[RATE].outcome, found[RATE].guilty) == (Outcome.BROKEN, "between steps")
     assert found[BRICKS].outcome is Outcome.HOLDS
 

@@ -37,8 +37,39 @@ def test_a_threshold_is_read(
 
 
 @pytest.mark.parametrize(
+    ("text", "names", "batch", "figure"),
+    [
+        ("decode[batch=6].tokens_per_sec>=61", ("decode", "tokens_per_sec"), 6, "p50"),
+        ("decode [ batch = 16 ] . RmsNorm.p99 <= 9us", ("decode", "RmsNorm"), 16, "p99"),
+        ("Qwen decode[batch=1].step@2.p50<=9x", None, 1, ""),
+        ("a.b[batch=3].norm@2<=9x", ("a", "b", "norm"), 3, "p50"),
+        ("decode.in_steps>=61", ("decode", "in_steps"), None, "p50"),
+        ("in_steps>=0.9x", ("in_steps",), None, "p50"),
+    ],
+)
+def test_a_batch_stands_behind_its_phase(
+    text: str, names: tuple[str, ...] | None, batch: int | None, figure: str
+) -> None:
+    if names is None:
+        with pytest.raises(UsageError, match="step covers all layers"):
+            parse(text)
+        return
+    found = parse(text)
+    assert (found.names, found.batch, found.figure) == (names, batch, figure)
+    assert found.text == " ".join(text.split())
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("[batch=6].step<=1us", "write a batch after its phase, as in decode[batch=6].step.p50<=9ms"),
+        ("decode.step[batch=6]<=1us", "write a batch after its phase"),
+        ("decode.step.p50[batch=6]<=1us", "write a batch after its phase"),
+        ("loss[batch=6]==0", "write a batch after its phase"),
+        ("decode[batch=six].step<=1us", "is not a number with a unit"),
+        ("decode[batch=6.step<=1us", "is not a number with a unit"),
+        ("in_steps<=1us", "write in_steps>=40"),
+        ("in_steps@2>=4", "in_steps covers all layers"),
         ("attn.p50", "it has no <=, >= or =="),
         ("attn.p50<=1,05x", "'1,05x' is not a number with a unit"),
         ("attn.p50<=1.0.5x", "'1.0.5' is not a number"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from math import exp, hypot, sqrt
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +13,14 @@ import pytest
 
 from cbtop import units
 from cbtop.comparison.judged import Outcome
-from cbtop.comparison.noise import Figure, figures, half_of
+from cbtop.comparison.noise import Figure, change, figures, half_of
+from cbtop.comparison.rate_measures import phase_measure
 from cbtop.comparison.run_diff import RunDiff, diff
 from cbtop.comparison.run_sets import together
 from cbtop.comparison.runs import Run
 from cbtop.comparison.threshold_grammar import parse
 from cbtop.comparison.thresholds import judge
-from cbtop.comparison.training_measures import part_p50, samples_per_sec, training_part
+from cbtop.comparison.training_measures import part_p50, training_part
 from cbtop.comparison.training_parts import TrainingParts
 from cbtop.errors import UsageError
 from cbtop.feeds.replay import ReplayFeed
@@ -52,7 +54,12 @@ def medians(reports: int, slower: float = 1.0, seed: int = 0) -> Mapping[str, Fi
 def trains(run: Run, figures: Mapping[str, Figure]) -> Run:
     """The run, had its steps trained."""
     parts = tuple(replace(part, phase=TRAIN, training=figures, sequences=8.0) for part in run.parts)
-    return replace(run, parts=parts)
+    (rates,) = run.rates
+    token_us = rates.times_us["tokens_per_sec"]
+    # A step has one token and eight sequences.
+    sample_us = replace(token_us, mean=token_us.mean / 8, error=token_us.error / 8)
+    rates = replace(rates, phase=TRAIN, times_us={**rates.times_us, "samples_per_sec": sample_us})
+    return replace(run, parts=parts, rates=(rates,))
 
 
 def compared(slower: float = 1.0) -> RunDiff:
@@ -173,41 +180,39 @@ def test_a_part_that_took_no_time_before_has_no_ratio() -> None:
 
 def test_samples_per_second_follow_the_steps() -> None:
     found = compared()
-    (part,) = found.parts
-    before, now = part.units_per_sec
-    tokens = part.now.tokens or 1.0
-    assert part.samples_per_sec == pytest.approx((before * 8 / tokens, now * 8 / tokens))
-    rate = now * 8 / tokens
+    (rates,) = found.now.rates
+    rate = 8 * (rates.per_sec("tokens_per_sec") or 0.0)
     assert outcome(f"train.samples_per_sec>={rate * 0.5:.1f}", found) is Outcome.HOLDS
     assert outcome(f"samples_per_sec>={rate * 2:.1f}", found) is Outcome.BROKEN
     assert outcome("train.samples_per_sec>=0.5x", found) is Outcome.HOLDS
     assert outcome("train.samples_per_sec>=2x", found) is Outcome.BROKEN
 
 
-def test_the_interval_of_samples_per_second_is_that_of_the_time_of_a_unit() -> None:
-    (part,) = compared().parts
-    rates = part.samples_per_sec
-    assert rates
-    before, now = rates
-    found = samples_per_sec(part, is_relative=False)
-    assert found.value == pytest.approx(now)
-    assert found.half / found.value == pytest.approx(half_of(part.now.wall_us) / part.now.wall_us.mean)
-    found = samples_per_sec(part, is_relative=True)
-    assert found.value == pytest.approx(now / before)
-    assert found.half / found.value == pytest.approx(part.wall.half / part.wall.before)
-    assert found.said.startswith(
-        f"{units.number(now / before)}× ± {units.number(found.half)} ({units.number(before)} → {units.number(now)} "
-    )
+def test_the_interval_of_samples_per_second_is_that_of_the_time_of_a_sample() -> None:
+    found = compared()
+    (now,) = (rates.times_us["samples_per_sec"] for rates in found.now.rates)
+    (before,) = (rates.times_us["samples_per_sec"] for rates in found.base.rates)
+    measure = phase_measure(found, "samples_per_sec", TRAIN, is_relative=False)
+    assert measure.value == pytest.approx(1e6 / now.mean)
+    factor = exp(half_of(now) / now.mean)
+    assert (measure.least * factor, measure.most / factor) == pytest.approx((measure.value, measure.value))
+    measure = phase_measure(found, "samples_per_sec", TRAIN, is_relative=True)
+    assert measure.value == pytest.approx(before.mean / now.mean)
+    factor = exp(sqrt(2) * change(before, now, 1).half / hypot(before.mean, now.mean))
+    assert (measure.least * factor, measure.most / factor) == pytest.approx((measure.value, measure.value))
+    assert measure.said.endswith(f", {units.number(1e6 / before.mean)} → {units.number(1e6 / now.mean)} samples/s")
 
 
 def test_the_interval_of_a_part_is_that_of_its_change() -> None:
     (part,) = compared(slower=1.2).parts
     change = part.training["backward"]
     found = part_p50(part, "backward", is_relative=True)
-    assert (found.value, found.half) == pytest.approx((change.now / change.before, change.half / change.before))
+    ratio, half = change.now / change.before, change.half / change.before
+    assert (found.value, found.least, found.most) == pytest.approx((ratio, ratio - half, ratio + half))
     found = part_p50(part, "backward", is_relative=False)
     figure = part.now.training["backward"]
-    assert (found.value, found.half) == pytest.approx((figure.mean, half_of(figure)))
+    least, most = figure.mean - half_of(figure), figure.mean + half_of(figure)
+    assert (found.value, found.least, found.most) == pytest.approx((figure.mean, least, most))
     missing = replace(part, before=replace(part.before, training={}))
     assert part_p50(missing, "backward", is_relative=True).why_not
     assert not part_p50(missing, "backward", is_relative=False).why_not
@@ -215,9 +220,7 @@ def test_the_interval_of_a_part_is_that_of_its_change() -> None:
 
 
 def test_steps_that_do_not_report_their_sequences_have_no_samples() -> None:
-    found = diff(made_run(1), made_run(2))
-    (part,) = (replace(one, now=replace(one.now, sequences=None)) for one in found.parts)
-    (judged,) = judge(parse("samples_per_sec>=1"), replace(found, parts=(part,)))
+    (judged,) = judge(parse("samples_per_sec>=1"), diff(made_run(1), made_run(2)))
     assert (judged.outcome, judged.said) == (Outcome.UNKNOWN, "not every step reports its sequences")
 
 

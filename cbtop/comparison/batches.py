@@ -1,0 +1,68 @@
+"""The batch of a part of a run, in words and in thresholds: its sequences, or its tokens if none are reported."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from cbtop.comparison.runs import StepGroup
+from cbtop.comparison.step_blocks import most_alike
+from cbtop.units import count
+
+PartKey = tuple[str, tuple[int | None, int | None]]  # phase and work
+
+
+def key_of(part: StepGroup) -> PartKey:
+    return part.phase, part.work
+
+
+def has_batch(part: StepGroup, batch: int) -> bool:
+    """Whether steps of `batch` sequences, or else tokens, are in this part."""
+    least, _ = _amounts(part)
+    return least is not None and least <= batch <= most_alike(least)
+
+
+def batch_text(part: StepGroup) -> str:
+    """Return for example `6`, or `8 to 9` if the part may contain both. "" if no batch is reported."""
+    least, mean = _amounts(part)
+    return "" if least is None else _range(least, mean)
+
+
+def batches_text(parts: Iterable[StepGroup]) -> str:
+    """Return the batches of parts, the smallest first: `1, 2, 8 to 9`."""
+    ordered = sorted((least, batch_text(part)) for part in parts if (least := _amounts(part)[0]) is not None)
+    return ", ".join(dict.fromkeys(text for _, text in ordered)) or "none"
+
+
+def part_names(parts: Iterable[StepGroup]) -> dict[PartKey, str]:
+    """Return a name for each part: its phase, and its batch if the phase has several parts.
+
+    For example `decode, batch 6`, or `prefill, batch 1, 512 to 639 tokens` if several parts have that batch.
+    """
+    by_key = {key_of(part): part for part in parts}
+    of_phase = Counter(phase for phase, _ in by_key)
+    alike = Counter((part.phase, batch_text(part)) for part in by_key.values())
+    names = {}
+    for key, part in by_key.items():
+        words = part.phase
+        if of_phase[part.phase] > 1:
+            batch, (tokens, _) = batch_text(part), part.work
+            words += f", batch {batch}" if batch else ""
+            if alike[part.phase, batch] > 1:
+                words += ", tokens not reported" if tokens is None else f", {_range(tokens, part.tokens)} tokens"
+        names[key] = words
+    return names
+
+
+def _amounts(part: StepGroup) -> tuple[int | None, float | None]:
+    """Return the smallest batch in the part, and the mean batch. None if not reported."""
+    tokens, sequences = part.work
+    return (tokens, part.tokens) if sequences is None else (sequences, part.sequences)
+
+
+def _range(least: int, mean: float | None) -> str:
+    """Return the amounts that count as `least`, or the only one of them that has this mean."""
+    most = most_alike(least)
+    if mean in (least, most):
+        return count(least if mean == least else most)
+    return f"{count(least)} to {count(most)}"

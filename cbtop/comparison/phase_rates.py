@@ -1,0 +1,183 @@
+"""The rates of each phase of a run, with the effect of chance: tokens/s, samples/s, and the rate in steps."""
+
+# Rules
+# - A rate is the number that the screen, the reports and the metrics show for the whole run: the tokens of a phase,
+#   divided by the wall-clock time from the begin of the first step after the warm-up to the end. Waits and the steps
+#   of other phases are included. The rate in steps divides by the time in which steps of the phase ran.
+# - A rate is stored as its inverse, the time of one token. Times of blocks have means, rates have not.
+# - Slow steps at the beginning are in a rate. How much they vary shows only in several runs.
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbtop.comparison.noise import MIN_BLOCKS, Figure, figures, learned
+from cbtop.comparison.rate_blocks import PhaseSums, RateBlock, RateBlocks
+from cbtop.profiler.analysis.graph.node_table import NodeTable
+from cbtop.profiler.analysis.graph.nodes import display_name
+
+TOKENS, STEPS, SAMPLES, IN_STEPS = "tokens_per_sec", "steps_per_sec", "samples_per_sec", "in_steps"
+RATE_UNITS = {TOKENS: "tokens/s", STEPS: "steps/s", SAMPLES: "samples/s", IN_STEPS: "tokens/s in steps"}
+WARM_UP_SPREADS = 4.0  # in median absolute deviations above the median; one block in 300 exceeds this by chance
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseRates:
+    """The rates of a phase. `times_us` has the time in µs of one token, step or sample, by the rate's name.
+
+    A rate is missing if it is unknown, or if too few blocks of steps show its error.
+    """
+
+    phase: str
+    steps: int
+    times_us: Mapping[str, Figure] = field(default_factory=dict)
+    cached: float | None = None  # mean positions in the cache before a step
+    is_headline: bool = False  # whether a screen shows this phase first
+
+    @property
+    def main(self) -> str:
+        """The name of the rate to judge: of tokens, or of steps if not every step reports its tokens."""
+        return TOKENS if TOKENS in self.times_us else STEPS
+
+    def per_sec(self, rate: str) -> float | None:
+        """Return a rate by its name."""
+        time_us = self.times_us.get(rate)
+        return None if time_us is None else 1e6 / time_us.mean
+
+
+@dataclass(frozen=True, slots=True)
+class ShownRates:
+    """The rates of a phase as a screen shows them, for the whole run. None if unknown."""
+
+    per_sec: Mapping[str, float | None]
+    is_headline: bool = False
+
+
+def phase_rates(
+    blocks: RateBlocks, table: NodeTable, shown: Mapping[str, ShownRates], *, is_shown_whole: bool
+) -> tuple[PhaseRates, ...]:
+    """Return the rates of each phase, in the order of first appearance.
+
+    `shown` has the rates on a screen by phase. They are used if the screen shows exactly these steps
+    (`is_shown_whole`), and not also steps from before the recording.
+    """
+    whole, found = blocks.whole, []
+    for node, sums in whole.phases.items():
+        phase = display_name(table[node])
+        on_screen = shown.get(phase)
+        own = _per_sec(whole, sums)
+        per_sec = on_screen.per_sec if on_screen is not None and is_shown_whole else own
+        times_us = _times_us(blocks.blocks, node, per_sec)
+        found.append(
+            PhaseRates(
+                phase=phase,
+                steps=sums.steps,
+                times_us=times_us,
+                cached=sums.cached / sums.told_cached if sums.told_cached else None,
+                is_headline=on_screen is not None and on_screen.is_headline,
+            )
+        )
+    return tuple(found)
+
+
+def rates_together(runs: Sequence[Sequence[PhaseRates]], least: int) -> tuple[PhaseRates, ...]:
+    """Return the mean rates of several runs, with their scatter. A rate that fewer than `least` have is left out."""
+    found = []
+    for phase in dict.fromkeys(rates.phase for run in runs for rates in run):
+        alike = [rates for run in runs for rates in run if rates.phase == phase]
+        rows = {name: [one.times_us[name] for one in alike if name in one.times_us] for name in RATE_UNITS}
+        times_us = {name: learned([row])[0] for name, row in rows.items() if len(row) >= least}
+        cached = [one.cached for one in alike if one.cached is not None]
+        if len(alike) >= least:
+            found.append(
+                replace(
+                    alike[0],
+                    steps=sum(one.steps for one in alike),
+                    times_us=times_us,
+                    cached=sum(cached) / len(cached) if len(cached) == len(alike) else None,
+                )
+            )
+    return tuple(found)
+
+
+def _per_sec(whole: RateBlock, sums: PhaseSums) -> dict[str, float | None]:
+    is_counted = not sums.uncounted and sums.tokens > 0
+    amounts = {
+        TOKENS: (sums.tokens if is_counted else 0, whole.wall_ns),
+        STEPS: (sums.steps, whole.wall_ns),
+        SAMPLES: (sums.sequences if sums.told_sequences == sums.steps else 0, whole.wall_ns),
+        IN_STEPS: (sums.tokens if is_counted else 0, sums.in_steps_ns),
+    }
+    return {name: 1e9 * amount / time_ns if time_ns else None for name, (amount, time_ns) in amounts.items()}
+
+
+def _times_us(blocks: Sequence[RateBlock], node: int, per_sec: Mapping[str, float | None]) -> dict[str, Figure]:
+    """Return the time of one token, step and sample, for the rates that are known."""
+    ran = [at for at, block in enumerate(blocks) if node in block.phases]
+    if len(ran) < MIN_BLOCKS:
+        return {}
+    # A phase may end before the others begin, as in a process that first reads all prompts. So the error is that of
+    # the time in which the phase ran.
+    blocks = _warm(blocks[ran[0] : ran[-1] + 1])
+    phases = [block.phases.get(node, PhaseSums()) for block in blocks]
+    if sum(one.steps > 0 for one in phases) < MIN_BLOCKS:
+        return {}
+    wall_us, in_steps_us = (
+        np.array(column, float) / 1e3
+        for column in ([block.wall_ns for block in blocks], [one.in_steps_ns for one in phases])
+    )
+    along = _cached(phases)
+    found = {}
+    for name, time_us, amounts in (
+        (TOKENS, wall_us, [one.tokens for one in phases]),
+        (STEPS, wall_us, [one.steps for one in phases]),
+        (SAMPLES, wall_us, [one.sequences for one in phases]),
+        (IN_STEPS, in_steps_us, [one.tokens for one in phases]),
+    ):
+        rate, weight = per_sec.get(name), np.array(amounts, float)
+        if rate and weight.sum() > 0 and time_us.sum() > 0:
+            (figure,) = figures(time_us[:, None], weight, along)
+            found[name] = _at_mean(figure, 1e6 / rate, halved=time_us is wall_us)
+    return found
+
+
+def _at_mean(figure: Figure, mean_us: float, *, halved: bool) -> Figure:
+    """Return a figure with another mean and the same relative error.
+
+    Pauses by other programs are rare and long, so few blocks show them. Set `halved` if the time includes them: then
+    the scatter is based on half of the blocks.
+    """
+    ratio = mean_us / figure.mean
+    return replace(
+        figure,
+        mean=mean_us,
+        error=figure.error * ratio,
+        slope=figure.slope * ratio,
+        slope_error=figure.slope_error * ratio,
+        blocks=max(MIN_BLOCKS, figure.blocks // 2) if halved else figure.blocks,
+    )
+
+
+def _warm(blocks: Sequence[RateBlock]) -> Sequence[RateBlock]:
+    """Drop blocks at the beginning that are much slower than the median block (at most a fifth of all blocks)."""
+    us = np.array([block.wall_ns / block.steps for block in blocks])
+    usual = np.median(us)
+    is_slow = us > usual + WARM_UP_SPREADS * np.median(np.abs(us - usual))
+    first = min(int(np.argmin(is_slow)), len(blocks) // 5, len(blocks) - MIN_BLOCKS)
+    return blocks[first:]
+
+
+def _cached(phases: Sequence[PhaseSums]) -> NDArray[np.float64] | None:
+    """Return the mean cached positions in each block, or None if any block with steps does not report them.
+
+    A block without steps of the phase gets the mean of the others. It has no weight.
+    """
+    if any(one.told_cached < one.steps for one in phases):
+        return None
+    each = [one.cached / one.steps if one.steps else None for one in phases]
+    known = [one for one in each if one is not None]
+    return np.array([sum(known) / len(known) if one is None else one for one in each])
