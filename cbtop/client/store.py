@@ -47,6 +47,15 @@ from cbtop.protocol.messages import (
     TraceSummary,
     Training,
 )
+from cbtop.protocol.structure_messages import (
+    CompiledCode,
+    Condition,
+    Conditions,
+    GraphBreak,
+    OperationCount,
+    StepAllocations,
+    StepOperations,
+)
 from cbtop.protocol.training_messages import GradientFault, GradientNorm, LossScale, PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import SourceStatus
 
@@ -248,6 +257,13 @@ class Store:
                 | GradientFault()
                 | LossScale()
                 | PartTime()
+                | Conditions()
+                | Condition()
+                | StepOperations()
+                | OperationCount()
+                | StepAllocations()
+                | CompiledCode()
+                | GraphBreak()
                 | Goodbye()
                 | Device()
                 | DeviceProcess()

@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # imported for types only, because numpy loads slowly
     from cbtop.comparison.judged import Judged
     from cbtop.comparison.run_diff import RunDiff
     from cbtop.comparison.runs import Run
+    from cbtop.comparison.structure import Structural
     from cbtop.comparison.threshold_grammar import Threshold
 
 TAKES_COMMAND = True
@@ -111,11 +112,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from cbtop.comparison.threshold_grammar import parse
+    from cbtop.comparison.structure import is_about_base, parse_any, split
 
-    thresholds = [parse(text) for text in options.threshold]
+    parsed = [parse_any(text) for text in options.threshold]
     for where in options.budget:
-        thresholds += [] if where == CONTRACTS else budgets(Path(where))
+        parsed += [] if where == CONTRACTS else budgets(Path(where))
+    thresholds, structural = split(parsed)
     if options.learn is not None:
         return _learn(options)
     if (options.new is None) == (not options.command):
@@ -123,15 +125,17 @@ def run(options: argparse.Namespace) -> int:
     by_contract = CONTRACTS in options.budget
     if by_contract:
         require_engine(f"cbtop check --budget {CONTRACTS}")
-    needs_base = by_contract or not thresholds or any(one.is_relative for one in thresholds)
+    needs_base = by_contract or not parsed or any(one.is_relative for one in thresholds)
+    needs_base |= any(is_about_base(one) for one in structural)
     if not options.baseline and needs_base:
-        raise UsageError("there is no baseline; pass --baseline BASE, or only thresholds without x")
+        raise UsageError("there is no baseline; pass --baseline BASE, or only thresholds without x or base")
     bases = [one for where in options.baseline for one in runs_of(where, options)]
-    if options.new is not None:
-        news = runs_of(options.new, options)
-        return gate(bases or news, news, thresholds, options, by_contract=by_contract)
-    news, again = [_run_of(options)], partial(_run_of, options, "the second run")
-    return gate(bases or news, news, thresholds, options, again, by_contract=by_contract)
+    again = None if options.new is not None else partial(_run_of, options, "the second run")
+    news = runs_of(options.new, options) if options.new is not None else [_run_of(options)]
+    known = _judged_structure(structural, bases, news)
+    if structural and not (thresholds or by_contract):
+        return _gate_of_structure(known, bases or news, news, options)
+    return gate(bases or news, news, thresholds, options, again, by_contract=by_contract, known=known)
 
 
 def gate_of_demo(command: Sequence[str], report: str) -> int:
@@ -159,23 +163,26 @@ def gate(
     *,
     by_contract: bool = False,
     by_definition: bool = True,
+    known: Sequence[Judged] = (),
 ) -> int:
     """Judge the runs, print the result, and raise the error that sets the exit code.
+
+    `known` are results that do not depend on times.
 
     If a slowdown is found without thresholds, `again` makes another new run, which must confirm the slowdown.
     `by_contract` also judges the factors in contracts, and `by_definition` the budgets of definitions. The demo
     derives its budgets from a roof that each run measures anew, so its budgets are not judged.
     """
+    from cbtop.comparison.causes import with_causes
     from cbtop.comparison.default_gate import confirmed, default_gate, known_to_scatter
-    from cbtop.comparison.judged import Outcome
     from cbtop.comparison.threshold_grammar import LOSS
     from cbtop.comparison.thresholds import judge, of_contracts
-    from cbtop.reports.gate import summary, tally
+    from cbtop.reports.gate import tally
 
     if len(news) == 2:
         raise UsageError(f"{options.new} contains 2 runs; pass 1 run, or at least 3 so that their variation is known")
     judges_loss = any(one.names[-1] == LOSS for one in thresholds)
-    found = _compared(bases, news, options, may_lack_records=judges_loss)
+    found = _compared(bases, news, options, may_lack_records=judges_loss, known=known)
     judged = [one for threshold in thresholds for one in judge(threshold, found)]
     if by_contract:
         judged += of_contracts(found, _bounds(found.now))
@@ -184,12 +191,22 @@ def gate(
         judged = known_to_scatter(default_gate(found), found.base.runs)
         if again is not None and _is_broken(judged) and not (_is_broken(besides) or found.now.untrusted):
             sys.stderr.write(f"cbtop: {tally(judged)}; another run checks whether that persists\n")
-            found = _compared(bases, [again()], options, may_lack_records=judges_loss)
+            found = _compared(bases, [again()], options, may_lack_records=judges_loss, known=known)
             judged = confirmed(judged, default_gate(found))
             besides = _besides(found, by_definition=by_definition)
-    judged += besides
+    if bases is not news:
+        judged = with_causes(judged, found)
+    judged = [*known, *judged, *besides]
     if bases is not news:
         _warn_of_few(len(bases), judged, has_thresholds=bool(thresholds) or by_contract)
+    return _reported(judged, found, options)
+
+
+def _reported(judged: Sequence[Judged], found: RunDiff, options: argparse.Namespace) -> int:
+    """Write the results, and raise the error that sets the exit code."""
+    from cbtop.comparison.judged import Outcome
+    from cbtop.reports.gate import summary
+
     _write(judged, found, options)
     if untrusted := found.base.untrusted or found.now.untrusted:
         raise UntrustedError(untrusted)
@@ -198,6 +215,30 @@ def gate(
     if any(one.outcome is Outcome.UNKNOWN for one in judged):
         raise UntrustedError(summary(judged))
     return 0
+
+
+def _judged_structure(thresholds: Sequence[Structural], bases: Sequence[Run], news: Sequence[Run]) -> list[Judged]:
+    """Judge the thresholds on contents, which hold on any machine."""
+    from cbtop.comparison.contents import contents_together
+    from cbtop.comparison.structure import judge_structure, of_lost_records
+
+    if not thresholds:
+        return []
+    if lost := of_lost_records(thresholds, [*bases, *news]):
+        return lost
+    base = contents_together([run.contents for run in bases]) if bases else None
+    now = contents_together([run.contents for run in news])
+    return [one for threshold in thresholds for one in judge_structure(threshold, base, now)]
+
+
+def _gate_of_structure(
+    judged: Sequence[Judged], bases: Sequence[Run], news: Sequence[Run], options: argparse.Namespace
+) -> int:
+    """Report results that do not depend on times. So the runs need not be comparable or long."""
+    from cbtop.comparison.run_diff import RunDiff
+
+    found = RunDiff(bases[0], news[0])
+    return _reported([*judged, *_besides(found, by_definition=False)], found, options)
 
 
 def _warn_of_few(base_runs: int, judged: Sequence[Judged], *, has_thresholds: bool) -> None:
@@ -217,16 +258,25 @@ def _warn_of_few(base_runs: int, judged: Sequence[Judged], *, has_thresholds: bo
 
 
 def _compared(
-    bases: Sequence[Run], news: Sequence[Run], options: argparse.Namespace, *, may_lack_records: bool
+    bases: Sequence[Run],
+    news: Sequence[Run],
+    options: argparse.Namespace,
+    *,
+    may_lack_records: bool,
+    known: Sequence[Judged] = (),
 ) -> RunDiff:
-    """Return the comparison. If the runs are not comparable, report that and raise an error."""
+    """Return the comparison. If there is none, report why with the `known` results, and raise an error."""
     from cbtop.comparison.judged import Judged, Outcome
     from cbtop.comparison.run_diff import diff_of
+    from cbtop.reports.gate import summary
 
     found = diff_of(bases, news, anyway=options.anyway, may_lack_records=may_lack_records)
     if found.why_not:
         rule = "comparable" if found.has_baseline else "judged"
-        _write([Judged(rule, "", Outcome.UNKNOWN, found.why_not)], found, options)
+        judged = [*known, Judged(rule, "", Outcome.UNKNOWN, found.why_not)]
+        _write(judged, found, options)
+        if _is_broken(known):
+            raise FailedCheckError(summary(judged))
         raise (NoDataError if found.is_too_little else UntrustedError)(f"not judged: {found.why_not}")
     return found
 
@@ -255,9 +305,9 @@ def _is_broken(judged: Sequence[Judged]) -> bool:
     return any(one.outcome is Outcome.BROKEN for one in judged)
 
 
-def budgets(path: Path) -> list[Threshold]:
+def budgets(path: Path) -> list[Threshold | Structural]:
     """Return the thresholds in a TOML file. Raises UsageError if the file or one of its thresholds is invalid."""
-    from cbtop.comparison.threshold_grammar import parse
+    from cbtop.comparison.structure import parse_any
 
     try:
         text = path.read_text(encoding="utf-8")
@@ -272,7 +322,7 @@ def budgets(path: Path) -> list[Threshold]:
         raise UsageError(f"{path}: the file has no table [budgets] or [tool.cbtop.budgets]; add one")
     lines = text.splitlines()
     return [
-        parse(f"{name}{value}", (str(path), _line(lines, name, value)))
+        parse_any(f"{name}{value}", (str(path), _line(lines, name, value)))
         for table in tables
         for name, value in _flat(path, table, ())
     ]

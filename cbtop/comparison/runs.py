@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbtop.comparison.baseline import Surroundings
+from cbtop.comparison.contents import Contents, contents_together
 from cbtop.comparison.items import (
     WHOLE_STEP,
     Brick,
@@ -132,6 +133,7 @@ class Run:
     host_busy_percent: float | None = None  # median use of all processors during the run, by any program
     paces: tuple[Pace, ...] = ()  # the machine's pace directly before and after the run, empty if not measured
     runs: int = 1  # number of runs averaged in this run
+    contents: Contents = field(default_factory=Contents)  # what its steps contain
 
     @property
     def lost_percent(self) -> float:
@@ -302,6 +304,7 @@ def together(runs: Sequence[Run]) -> Run:
         paces=tuple(pace for run in runs for pace in run.paces) if all(run.paces for run in runs) else (),
         failed_checks=tuple(dict.fromkeys(check for run in runs for check in run.failed_checks)),
         runs=len(runs),
+        contents=contents_together([run.contents for run in runs]),
     )
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from cbtop.comparison.step_counts import StepCounts
 from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.profiler.analysis.growth import Growth
 from cbtop.profiler.analysis.histograms import Column
@@ -77,6 +78,7 @@ class StepBlocks:
         self._held: list[Batch] = []
         self._reached_ns: int | None = None  # the latest end of any step
         self.steps = 0
+        self.counts = StepCounts(table)
         self.left_out = 0  # steps left out because of more than MAX_WORKS kinds of work
 
     def take(self, batch: Batch) -> None:
@@ -122,6 +124,7 @@ class StepBlocks:
         return batch.only((owner == -1) | (owner >= done))
 
     def _count_steps(self, batch: Batch, ends: Column, owner: Column, amounts: Flags) -> None:
+        self.counts.take(batch, ends, owner)
         counted = np.flatnonzero(~batch.are(FLAG_CANCELLED)[ends])
         if not len(counted):
             return

@@ -42,7 +42,7 @@ from cbtop.profiler.instrument.swapping import (
     swapped_in,
     swaps,
 )
-from cbtop.profiler.instrument.torch_internals import dispatch_modes, without_torch_function
+from cbtop.profiler.instrument.torch_internals import modes_of_host, without_torch_function
 from cbtop.profiler.instrument.trampolines import is_plain
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.profiler.instrument.wrapping import elements_of
@@ -279,7 +279,7 @@ _compiled: Callable[[Function], Function] | None = None
 if chosen() is not HotPath:
     from cbtop.profiler import _hot_path
 
-    _hot_path.compile_function_calls(FunctionCall, BrickDefinition, swapped_in, _HIDE, dispatch_modes)
+    _hot_path.compile_function_calls(FunctionCall, BrickDefinition, swapped_in, _HIDE, modes_of_host)
     _compiled = _hot_path.compile_wrapper
 
 
