@@ -34,7 +34,7 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class OperationCount:
-    """How often a step runs the operation `name` in the brick, layer or step `node`.
+    """The number of times that a step runs the operation `name` in the brick, layer or step `node`.
 
     `dtype` is the type of its first result, or "" if it returns no tensor. Over the counted steps, the number is
     between `fewest` and `most`.
@@ -70,7 +70,7 @@ class StepOperations:
 
 @dataclass(frozen=True, slots=True)
 class StepAllocations:
-    """How often a step allocates memory of a GPU from torch, between `fewest` and `most` in `steps` steps.
+    """The number of times that a step allocates memory of a GPU from torch: `fewest` to `most` in `steps` steps.
 
     A message replaces the previous one of the same phase and model. A warm-up has the phase of the steps after it.
     """

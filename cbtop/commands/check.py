@@ -43,11 +43,14 @@ thresholds: [PHASE.]WHAT[@LAYER][.FIGURE] <= NUMBER[UNIT]
   WHAT     a brick (RmsNorm), a category (attn, ffn, norm), step, tokens_per_sec, unattributed, loss
   FIGURE   p50 of a call (where none is named), p99, or per_token
   UNIT     x (times the baseline), %, ns, us, ms, s;  also < > >= and, of loss, ==
+what a step contains, exact from three steps on, on any machine: [PHASE.]WHAT == NUMBER|base
+  WHAT     graph (==base), bricks, launches, transfers.h2d, allocations, graph_breaks, recompilations
 
 examples:
   cbtop check --baseline learned.json --new new.cbtop              of six runs, by --learn 6
   cbtop check --baseline base.json 'attn.p50<=1.05x' 'decode.tokens_per_sec>=40' --new new.cbtop
   cbtop check --baseline base.json 'RmsNorm.p99<=12us' 'unattributed<=1%' 'loss==0' --new 4711
+  cbtop check --baseline base.json 'graph==base' 'graph_breaks==0' -- python bench.py --steps 3
   cbtop check --baseline learned.json --learn 6 -- python bench.py    run it six times, keep how runs scatter
   cbtop check --baseline base.json --format text --format junit=check.xml -- python bench.py
   cbtop check --baseline base.json --budget pyproject.toml --new new.cbtop

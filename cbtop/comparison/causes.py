@@ -1,6 +1,6 @@
-"""What changed between two runs that may explain a change of times: versions, settings, launches of kernels.
+"""Changes between two runs that may explain a change of times: versions, settings, launches of kernels.
 
-Only properties that both runs have recorded are compared. An unknown property is no change.
+Only properties that both runs have recorded are compared. An unknown property does not count as a change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the steps of a run contain: layers, bricks, kernels and operations, with how often a step runs each.
+"""The contents of the steps of a run: layers, bricks, kernels and operations, and how often a step runs each.
 
 A number is a range over the steps of a phase, `fewest` to `most`. It is exact if both are equal.
 """

@@ -137,8 +137,10 @@ def _inside(
     if gone and new:
         yield kind, f"{_named(gone)} → {_named(new)}", is_sure
     else:
-        for name, number in new.items():
-            yield kind, _more(number, kind, name), bool(number[0])
+        if len(new) > 1 and is_sure:
+            yield kind, f"more {kind}s: {_named(new)}", True
+        else:
+            yield from ((kind, _more(number, kind, name), bool(number[0])) for name, number in new.items())
         for name, number in gone.items():
             yield kind, _fewer(number, kind, name), bool(number[0])
     for name in (name for name in now if name in before):

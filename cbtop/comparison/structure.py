@@ -60,7 +60,7 @@ _NOT_WATCHED = "the process did not report its compilations; run a torch model u
 
 @dataclass(frozen=True, slots=True)
 class Structural:
-    """A parsed threshold on contents. `value` is None if it is that of the baseline."""
+    """A parsed threshold on contents. `value` is None if the baseline has it."""
 
     text: str
     phase: str  # "" for all phases

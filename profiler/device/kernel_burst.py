@@ -77,7 +77,7 @@ class Durations:
         self.min_ns, self.max_ns = min(self.min_ns, duration_ns), max(self.max_ns, duration_ns)
 
     def end_step(self) -> None:
-        """Count the launches since the last ended step as those of one step."""
+        """Count the launches since the last ended step as one step."""
         launches, self._ended = self.count - self._ended, self.count
         if launches:
             self._count_step(1, launches, launches)
@@ -88,7 +88,7 @@ class Durations:
         self.steps += steps
 
     def merge(self, other: Durations) -> None:
-        """Add all launches of `other`, whose steps have ended."""
+        """Add all launches of `other`. Its steps must have ended."""
         if other.steps:
             self._count_step(other.steps, other.fewest, other.most)
         self._ended += other.count
@@ -124,7 +124,7 @@ class KernelBurstResults:
         self.covered_ns: Counter[Keys] | None = None
 
     def end_step(self, step: Hashable) -> None:
-        """End a step with the key `step`. The kernels since the last ended step are those of this step."""
+        """End a step with the key `step`. The kernels since the last ended step belong to this step."""
         self.steps[step] += 1
         for durations in self.kernels.values():
             durations.end_step()

@@ -12,7 +12,7 @@ from cbtop.protocol.structure_messages import Conditions
 if TYPE_CHECKING:
     from torch import nn
 
-# Libraries whose version is reported if the process has imported them: module and name.
+# The versions of these libraries are reported if the process has imported them: module and name.
 _LIBRARIES = {
     "torch": "torch",
     "transformers": "transformers",

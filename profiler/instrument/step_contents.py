@@ -39,7 +39,7 @@ Kind = tuple[str, str]  # phase and model
 
 
 class CountedModel(Protocol):
-    """The model whose steps are counted."""
+    """A model with counted steps."""
 
     model: str
     path: HotPath | Path
@@ -49,7 +49,7 @@ class CountedModel(Protocol):
 
 
 class StepContents:
-    """What the counted steps of one model contained, by kind of step."""
+    """The contents of the counted steps of one model, by kind of step."""
 
     def __init__(self, steps: CountedModel) -> None:
         self._steps = steps
@@ -102,7 +102,7 @@ class StepContents:
 
 
 class CountedAllocations:
-    """One step in which the allocations of the GPU `device` are counted."""
+    """Counts the allocations of the GPU `device` in one step."""
 
     def __init__(self, device: int, ended: Callable[[int], None]) -> None:
         self._device = device
@@ -115,7 +115,7 @@ class CountedAllocations:
 
 
 class CountedOperations:
-    """One step in which the operations of this thread are counted."""
+    """Counts the operations of this thread in one step."""
 
     def __init__(self, steps: CountedModel, ended: Callable[[Counter[Operation]], None]) -> None:
         self._ended = ended
@@ -152,7 +152,7 @@ class _CountingMode(TorchDispatchMode):  # type: ignore[misc]  # torch declares 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         try:
-            if not func.is_view:
+            if not func.is_view and func.name() != "aten::_unsafe_view":
                 scope: Any = self._path.position.scope
                 self._counts[max(NO_NODE, int(scope.node)), _name_of(func), _dtype_of(result)] += 1
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host

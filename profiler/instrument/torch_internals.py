@@ -57,7 +57,7 @@ foreach_norm: Callable[..., list[Tensor]] = _foreach_norm
 is_profiled: Callable[[], bool] = _profiler_enabled
 
 
-counting: set[int] = set()  # threads in which a mode of cbtop counts operations
+counting: set[int] = set()  # threads with a mode of cbtop that counts operations
 
 
 def modes_of_host() -> int:

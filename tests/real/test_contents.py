@@ -28,7 +28,7 @@ def test_a_copy_a_type_and_a_lost_fusion_are_named_after_three_steps(run: Run, t
     to = tmp_path / "check.json"
     (equal, few) = verdicts(healthy, healthy, "graph==base", "forward.bricks==29", code=0, to=to)
     assert (equal["outcome"], few["outcome"]) == ("holds", "holds")
-    assert equal["said"] == "4 layers, 29 bricks, 41 operations are equal"
+    assert equal["said"] == "4 layers, 29 bricks, 53 operations are equal"
     found = {one["said"]: one["guilty"] for one in verdicts(faulty, healthy, "graph==base", code=4, to=to)}
     assert found["Layer 1: one more operation clone"] == "Layer 1"
     assert found["Layer 2 › DownProjection: float32 → bfloat16"] == "Layer 2 › DownProjection"
