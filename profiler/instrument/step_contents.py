@@ -128,7 +128,7 @@ class CountedOperations:
         """End counting, because the model's call has returned."""
         counting.discard(get_ident())
         self._mode.__exit__(None, None, None)
-        if not self._mode.has_failed:
+        if not (self._mode.has_failed or is_compile_used()):
             self._ended(self._counts)
 
 
@@ -137,6 +137,8 @@ CountedStep = CountedAllocations | CountedOperations
 
 class _CountingMode(TorchDispatchMode):  # type: ignore[misc]  # torch declares no type for it
     """Counts the operations of a thread, and runs them unchanged."""
+
+    supports_higher_order_operators = True  # otherwise torch raises an error where the host calls one
 
     def __init__(self, steps: CountedModel, counts: Counter[Operation]) -> None:
         super().__init__()
@@ -149,10 +151,16 @@ class _CountingMode(TorchDispatchMode):  # type: ignore[misc]  # torch declares 
         """Let Dynamo compile as usual. Otherwise code that is first called in this mode would never be compiled."""
         return True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keep torch from wrapping this class, which imports all of Dynamo at the first operation (a second)."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         try:
-            if not func.is_view and func.name() != "aten::_unsafe_view":
+            # an operation of higher order has no `is_view`
+            if not getattr(func, "is_view", False) and func.name() != "aten::_unsafe_view":
                 scope: Any = self._path.position.scope
                 self._counts[max(NO_NODE, int(scope.node)), _name_of(func), _dtype_of(result)] += 1
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host

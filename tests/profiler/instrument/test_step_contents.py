@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Iterator
 from typing import Any
 
@@ -129,6 +130,40 @@ def test_nothing_is_counted_once_the_process_compiles(profiler: BrickProfiler, m
     finally:
         torch._dynamo.eval_frame.cached_backends.clear()
         torch._dynamo.reset()
+
+
+def test_counting_imports_nothing(profiler: BrickProfiler, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Stack()
+    attach(model, profiler)
+    imported: list[str] = []
+    known = builtins.__import__
+
+    def noted(name: str, *rest: Any) -> Any:
+        imported.append(name)
+        return known(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", noted)
+    model(torch.ones(INPUT))
+    assert not [name for name in imported if "_dynamo" in name]
+    assert operations(memory)
+
+
+def test_an_operation_of_higher_order_runs_in_a_counted_step(profiler: BrickProfiler, memory: Memory) -> None:
+    from torch._higher_order_ops import while_loop
+
+    class Conditional(Stack):
+        def forward(self, x: Any) -> Any:
+            x = super().forward(x)
+            return while_loop(lambda x: x.sum() < 0, lambda x: (x + 1,), (x,))[0]
+
+    model = Conditional()
+    expected = model(torch.ones(INPUT))
+    torch._dynamo.eval_frame.cached_backends.clear()
+    attach(model, profiler)
+    for _ in range(COUNTED):
+        assert torch.equal(model(torch.ones(INPUT)), expected)
+        torch._dynamo.eval_frame.cached_backends.clear()  # it compiles by itself, and each step is to be counted
+    assert operations(memory) == []
 
 
 def test_too_many_operations_are_not_announced_at_all(
