@@ -16,6 +16,7 @@ from cbtop.protocol.attributes import Grid
 from cbtop.units import count, counted
 
 LISTED_LAYERS = 2
+LISTED_NAMES = 8
 _INNER = (PieceKind.KERNEL, PieceKind.OPERATION, PieceKind.TRANSFER)
 _Pieces = Mapping[Piece, Range]
 
@@ -172,7 +173,9 @@ def _sizes(grids: Sequence[Grid]) -> str:
 
 
 def _named(numbers: Mapping[str, Range]) -> str:
-    return " + ".join(name if number == (1, 1) else f"{_text(number)} {name}" for name, number in numbers.items())
+    names = [name if number == (1, 1) else f"{_text(number)} {name}" for name, number in numbers.items()]
+    more = [f"{len(names) - LISTED_NAMES} more"] if len(names) > LISTED_NAMES else []
+    return " + ".join([*names[:LISTED_NAMES], *more])
 
 
 def _more(number: Range, kind: PieceKind, name: str) -> str:

@@ -61,6 +61,13 @@ def test_a_lost_fusion_is_named_by_all_its_kernels() -> None:
     assert said(layers(), now) == ["Layer 1 › DownProjection: gemm → silu + mul"]
 
 
+def test_several_new_kernels_of_a_brick_are_one_line_of_limited_length() -> None:
+    copies = {kernel("Layer 1", f"copy_{number}"): ONE for number in range(10)}
+    assert said(layers(), layers() | copies) == [
+        "Layer 1 › DownProjection: more kernels: " + " + ".join(f"copy_{n}" for n in range(8)) + " + 2 more"
+    ]
+
+
 def test_a_changed_type_is_said_once_for_a_brick_and_its_operations() -> None:
     types = ("float32", "bfloat16")
     before, now = (layers(1, dtype=dtype) | {replace(ADD, dtype=dtype): ONE} for dtype in types)

@@ -145,8 +145,8 @@ def test_a_graph_without_any_brick_is_unknown() -> None:
 
 
 def test_a_long_list_of_differences_ends_with_their_number() -> None:
-    copies = {kernel("Layer 0", f"copy_{number}"): ONE for number in range(MAX_DIFFERENCES + 5)}
-    found = judged("graph==base", contents(phase(layers() | copies)), contents())
+    experts = {Piece(PieceKind.BRICK, "Layer 0", f"Expert {number}"): ONE for number in range(MAX_DIFFERENCES + 5)}
+    found = judged("graph==base", contents(phase(layers() | experts)), contents())
     assert len(found) == MAX_DIFFERENCES + 1
     assert found[-1].said == "and 5 more differences"
 
