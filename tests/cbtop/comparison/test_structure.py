@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbtop.comparison.contents import Break, Compiled, Contents, Piece, PieceKind, Range, Total
+from cbtop.comparison.judged import Judged, Outcome
 from cbtop.comparison.structure import (
     MAX_DIFFERENCES,
     Structural,
@@ -18,7 +19,7 @@ from cbtop.comparison.structure import (
     parse_any,
     split,
 )
-from cbtop.comparison.thresholds import Judged, Outcome, Threshold
+from cbtop.comparison.threshold_grammar import Threshold
 from cbtop.errors import UsageError
 from tests.cbtop.comparison.made_contents import ONE, contents, kernel, layers, phase
 from tests.cbtop.comparison.made_runs import made_run

@@ -13,8 +13,8 @@ from cbtop.client.announcements import apply_announcement
 from cbtop.client.source_record import SourceRecord
 from cbtop.client.window import Window
 from cbtop.comparison.contents import Break, Compiled, Contents, PhaseContents, Piece, PieceKind, Total
+from cbtop.comparison.judged import Judged
 from cbtop.comparison.structure import Structural, judge_structure, parse_any
-from cbtop.comparison.thresholds import Judged
 from cbtop.feeds.run_contents import contents_of
 from cbtop.feeds.run_reader import runs_in
 from cbtop.protocol.attributes import KernelAttributes
