@@ -21,15 +21,7 @@ from cbtop.protocol.attributes import (
     quantity,
 )
 from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample, Unknown
-from cbtop.protocol.structure_messages import (
-    CompiledCode,
-    Condition,
-    Conditions,
-    GraphBreak,
-    OperationCount,
-    StepAllocations,
-    StepOperations,
-)
+from cbtop.protocol.structure_messages import StructureMessage, StructurePart
 from cbtop.protocol.training_messages import GradientFault, GradientNorm, LossScale, PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance, SourceStatus
 
@@ -390,26 +382,12 @@ CatalogMessage = (
     | GradientNorm
     | GradientFault
     | LossScale
-    | Conditions
-    | StepOperations
-    | StepAllocations
-    | CompiledCode
+    | StructureMessage
     | Goodbye
 )
+DevicePart = Device | DeviceProcess | Unknown
 # Messages that exist only inside other messages.
-Part = (
-    TraceNumber
-    | TraceAnomaly
-    | KernelTimes
-    | BrickHostTime
-    | PartTime
-    | Condition
-    | OperationCount
-    | GraphBreak
-    | Device
-    | DeviceProcess
-    | Unknown
-)
+Part = TraceNumber | TraceAnomaly | KernelTimes | BrickHostTime | PartTime | StructurePart | DevicePart
 
 # --- messages of the daemon to every viewer --------------------------------------------------------------------
 

@@ -124,6 +124,7 @@ class CompiledCode:
 
 
 StructureMessage = Conditions | StepOperations | StepAllocations | CompiledCode
+StructurePart = Condition | OperationCount | GraphBreak  # they exist only inside other messages
 
 
 def _check_range(what: str, least: int, most: int) -> None:
