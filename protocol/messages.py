@@ -1,6 +1,6 @@
 """The message classes. Messages are frozen data, and the name of a message's class is its kind on the wire.
 
-To add a message, write its class here, add the class to the union below, and add a `case` in `cbtop/client/store.py`.
+To add a message, write its class here, add the class to the union below. mypy names the other places.
 """
 
 from __future__ import annotations

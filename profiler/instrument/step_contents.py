@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cbtop.profiler.instrument.torch_internals import allocations_of, counting, dispatch_modes, is_compile_used
+from cbtop.profiler.instrument.torch_internals import (
+    allocations_of,
+    counting,
+    dispatch_modes,
+    is_compile_used,
+    modes_of_host,
+)
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.profiler.instrument.wrapping import is_compiled
 from cbtop.protocol.ring import NO_NODE
@@ -36,6 +42,18 @@ if TYPE_CHECKING:
 COUNTED = 3
 Operation = tuple[int, str, str]  # node, name, type of the first result
 Kind = tuple[str, str]  # phase and model
+
+
+_modes_askers: list[Callable[[Callable[[], int]], object]] = []
+
+
+def ask_for_modes(ask_by: Callable[[Callable[[], int]], object]) -> None:
+    """Let `ask_by` set the function by which compiled code asks for the number of modes of the host.
+
+    It is one of torch, except while operations are counted. So all other steps run no Python for it.
+    """
+    _modes_askers.append(ask_by)
+    ask_by(dispatch_modes)
 
 
 class CountedModel(Protocol):
@@ -123,10 +141,14 @@ class CountedOperations:
         self._mode = _CountingMode(steps, self._counts)
         self._mode.__enter__()
         counting.add(get_ident())
+        for ask_by in _modes_askers:
+            ask_by(modes_of_host)
 
     def end_step(self) -> None:
         """End counting, because the model's call has returned."""
         counting.discard(get_ident())
+        for ask_by in _modes_askers if not counting else ():
+            ask_by(dispatch_modes)
         self._mode.__exit__(None, None, None)
         if not (self._mode.has_failed or is_compile_used()):
             self._ended(self._counts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,8 @@ INPUT = (1, 1, 3, 4)
 
 @pytest.fixture(autouse=True)
 def _first_steps_are_a_warm_up(profiler: BrickProfiler) -> Iterator[None]:
+    if frames := sys.modules.get("torch._dynamo.eval_frame"):
+        frames.cached_backends.clear()  # of other tests of this process
     profiler.parts.steps.warm_ups = WarmUps()
     with torch.no_grad():
         yield
