@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from cbtop.compute.errors import ComputeError, NoTokenError
 from cbtop.compute.settings import DecoderSettings, WorkloadOptions
+from cbtop.profiler.conditions import conditions
 from cbtop.protocol.messages import Manifest
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from cbtop.compute.places import ComputeTarget
     from cbtop.compute.tokenizer import Tokenizer
     from cbtop.protocol.messages import Ceiling, CheckResult
+    from cbtop.protocol.structure_messages import Conditions
 
 Progress = Callable[[str, float | None], None]
 Write = Callable[[str], None]
@@ -85,6 +87,7 @@ def run(
     context = _context(options, model)
     _warn_of_less_context(options, context, progress)
     profiler.announce(manifest_of(model, place, context, ranks=1 if options.rank is None else options.rank.count))
+    profiler.announce(conditions_of(place))
     decoder = place.decoder(model, profiler, context)
     prompt = _prompt(model, context)
     if tokenizer is not None and options.prompt is not None:
@@ -436,3 +439,11 @@ def manifest_of(model: Model, place: ComputeTarget, context: int, ranks: int) ->
         weights_bytes=model.weights_bytes,
         ranks=ranks,
     )
+
+
+def conditions_of(place: ComputeTarget) -> Conditions:
+    """Return the conditions of this process that may change its times."""
+    from cbtop.compute.jit.cpu import HAS_TILES, TIER
+
+    known = {} if place.threads is None else {"instructions": f"{TIER}, AMX" if HAS_TILES else TIER}
+    return conditions(known, {"numba": "Numba", "llvmlite": "llvmlite", "numpy": "NumPy", "cupy": "CuPy"})

@@ -27,6 +27,7 @@ from cbtop.protocol.messages import (
     TraceSummary,
     Training,
 )
+from cbtop.protocol.structure_messages import CompiledCode, Conditions, StepAllocations, StepOperations
 from cbtop.protocol.training_messages import GradientFault, GradientNorm, LossScale, TrainingTimes
 
 MAX_ANNOUNCED = 10_000  # limit for each kind of announcement
@@ -53,6 +54,10 @@ Announcement = (
     | GradientNorm
     | GradientFault
     | LossScale
+    | Conditions
+    | StepOperations
+    | StepAllocations
+    | CompiledCode
 )
 Kept = TypeVar("Kept")
 Key = tuple[type, Hashable]
@@ -73,9 +78,9 @@ def key_of(message: CatalogMessage) -> Key:
             about = message.trace
         case Compilation():
             about = message.number % MAX_COMPILATIONS
-        case TrainingTimes() | GradientNorm() | GradientFault() | LossScale():
+        case TrainingTimes() | GradientNorm() | GradientFault() | LossScale() | StepOperations() | StepAllocations():
             about = message.phase, message.model
-        case Activity() | Sampling() | Training() | KernelBurst() | HostTimes():
+        case Activity() | Sampling() | Training() | KernelBurst() | HostTimes() | Conditions() | CompiledCode():
             about = None
         case Manifest() | HostHello() | Goodbye():
             about = None

@@ -1,6 +1,6 @@
 """The message classes. Messages are frozen data, and the name of a message's class is its kind on the wire.
 
-To add a message, write its class here, add the class to the union below, and add a `case` in `cbtop/client/store.py`.
+To add a message, write its class here, add the class to the union below. mypy names the other places.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from cbtop.protocol.attributes import (
     quantity,
 )
 from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample, Unknown
+from cbtop.protocol.structure_messages import StructureMessage, StructurePart
 from cbtop.protocol.training_messages import GradientFault, GradientNorm, LossScale, PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import BrickCategory, BrickId, NodeKind, Provenance, SourceStatus
 
@@ -29,8 +30,8 @@ UNSURE_PERCENT = 10  # Percent of a roof. If rounds differ by more, the roof is 
 
 PROTOCOL_MAJOR = 2  # 2: histograms are sent as cells
 # Minor version 1 added devices. 2 added the kernels of a burst. 3 added the time with running steps and the node of a
-# quiet process. 4 added the parts of training steps.
-PROTOCOL_MINOR = 4
+# quiet process. 4 added the parts of training steps. 5 added the operations, allocations and conditions.
+PROTOCOL_MINOR = 5
 
 
 Packed = NewType("Packed", bytes)  # packed columns, see `cbtop.protocol.columns`
@@ -286,7 +287,8 @@ class Training:
 class KernelTimes:
     """The launches of the kernel `node` that a burst measured, in `steps` steps of the kernel's phase.
 
-    Times are in ns. `deviation_ns` is the standard deviation of the durations.
+    Times are in ns. `deviation_ns` is the standard deviation of the durations. A step has between `fewest` and `most`
+    launches (None: not sent).
     """
 
     node: int
@@ -296,8 +298,12 @@ class KernelTimes:
     deviation_ns: float
     min_ns: int
     max_ns: int
+    fewest: int | None = None
+    most: int | None = None
 
     def __post_init__(self) -> None:
+        if not 0 <= (self.fewest or 0) <= (self.launches if self.most is None else self.most) <= self.launches:
+            raise ValueError(f"kernel {self.node}: {self.fewest} to {self.most} of {self.launches} launches")
         times = (0, self.min_ns, self.mean_ns, self.max_ns, MAX_QUANTITY)
         if (
             min(self.steps, self.launches) < 1
@@ -376,10 +382,12 @@ CatalogMessage = (
     | GradientNorm
     | GradientFault
     | LossScale
+    | StructureMessage
     | Goodbye
 )
+DevicePart = Device | DeviceProcess | Unknown
 # Messages that exist only inside other messages.
-Part = TraceNumber | TraceAnomaly | KernelTimes | BrickHostTime | PartTime | Device | DeviceProcess | Unknown
+Part = TraceNumber | TraceAnomaly | KernelTimes | BrickHostTime | PartTime | StructurePart | DevicePart
 
 # --- messages of the daemon to every viewer --------------------------------------------------------------------
 

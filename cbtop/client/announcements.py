@@ -27,6 +27,7 @@ from cbtop.protocol.messages import (
     TraceSummary,
     Training,
 )
+from cbtop.protocol.structure_messages import CompiledCode, Conditions, StepAllocations, StepOperations
 from cbtop.protocol.training_messages import GradientFault, GradientNorm, LossScale, TrainingTimes
 
 
@@ -79,12 +80,15 @@ def apply_announcement(record: SourceRecord, message: CatalogMessage) -> None:
             record.training_times[message.phase, message.model] = message
         case GradientNorm() | GradientFault() | LossScale():
             record.gradients[type(message), message.phase, message.model] = message
+        case Conditions() | StepOperations() | StepAllocations() | CompiledCode():
+            record.contents.take(message)
         case Goodbye():
             record.goodbye = message
         case _:
             assert_never(message)
     kept = len(record.dependencies), len(record.ceilings), len(record.checks), len(record.traces)
-    if max(*kept, len(record.training_times), len(record.gradients)) > MAX_ANNOUNCED:
+    contents = len(record.contents.operations), len(record.contents.allocations)
+    if max(*kept, *contents, len(record.training_times), len(record.gradients)) > MAX_ANNOUNCED:
         raise DecodeError(f"{record.key}: more than {MAX_ANNOUNCED} announcements of a kind")
 
 

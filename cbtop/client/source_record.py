@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from cbtop.client.busy import SLICES, BusySlices
+from cbtop.client.contents import AnnouncedContents
 from cbtop.client.recent import RecentRecords
 from cbtop.client.trend import BrickTrend
 from cbtop.client.window import Losses, Window
@@ -78,6 +79,7 @@ class SourceRecord:
     host_times: HostTimes | None = None
     training_times: dict[tuple[str, str], TrainingTimes] = field(default_factory=dict)  # by phase and model
     gradients: dict[tuple[type, str, str], GradientMessage] = field(default_factory=dict)  # by kind, phase and model
+    contents: AnnouncedContents = field(default_factory=AnnouncedContents)
     goodbye: Goodbye | None = None
     state: SourceState | None = None
     stats: NodeStats = field(default_factory=NodeStats)
@@ -123,6 +125,7 @@ class SourceRecord:
         traced += len(self.burst.kernels) if self.burst else 0
         traced += len(self.host_times.bricks) if self.host_times else 0
         traced += sum(1 + len(times.parts) for times in self.training_times.values()) + len(self.gradients)
+        traced += len(self.contents)
         return places + len(self.dependencies) + len(self.ceilings) + len(self.checks) + len(self.traces) + traced
 
     @property
@@ -133,6 +136,7 @@ class SourceRecord:
         said += len(self.burst.kernels) if self.burst else 0
         said += len(self.host_times.bricks) if self.host_times else 0
         said += sum(1 + len(times.parts) for times in self.training_times.values()) + len(self.gradients)
+        said += len(self.contents)
         known = SOURCE_BYTES + NODE_BYTES * len(self.nodes) + self.names_bytes + SAID_BYTES * said
         known += DEPENDENCY_BYTES * len(self.dependencies) + PHASE_BYTES * len(self.history)
         slices = BUSY_BYTES * len(self.stats) if self.busy else 0
@@ -173,6 +177,7 @@ class SourceRecord:
         self.burst = self.host_times = None
         self.training_times.clear()
         self.gradients.clear()
+        self.contents = AnnouncedContents()
 
 
 def remember(record: SourceRecord, monotonic_ns: int, growth: Growth | None = None) -> None:

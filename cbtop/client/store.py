@@ -12,42 +12,27 @@ from cbtop.client.source_record import SourceRecord, remember
 from cbtop.client.stats_update import update_stats
 from cbtop.client.window import Losses, Window
 from cbtop.protocol.announcements import AnnouncedTotal
-from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample, Unknown
+from cbtop.protocol.device_messages import DeviceSample
 from cbtop.protocol.errors import DecodeError, LimitError, VersionError
 from cbtop.protocol.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
-    Activity,
-    BrickHostTime,
-    Ceiling,
-    CheckResult,
+    CatalogMessage,
     ClockReading,
-    Compilation,
     DaemonGoodbye,
     DaemonHello,
-    Dependency,
-    Goodbye,
     Heartbeat,
     HistoryPiece,
     HostHello,
-    HostTimes,
-    KernelBurst,
-    KernelTimes,
-    Manifest,
     Message,
     Node,
+    Part,
     RecordBatch,
-    Sampling,
     SourceCatalog,
     SourceGone,
     SourceState,
     StatsUpdate,
-    TraceAnomaly,
-    TraceNumber,
-    TraceSummary,
-    Training,
 )
-from cbtop.protocol.training_messages import GradientFault, GradientNorm, LossScale, PartTime, TrainingTimes
 from cbtop.protocol.vocabulary import SourceStatus
 
 MAX_SOURCES = 1024
@@ -199,6 +184,8 @@ class Store:
         self.window_bytes += now[1] - before[1]
 
     def _apply(self, message: Message) -> None:
+        if isinstance(message, CatalogMessage | Part):
+            raise DecodeError(f"a {type(message).__name__} outside a catalog")
         match message:
             case DaemonHello():
                 self._begin(message)
@@ -225,35 +212,6 @@ class Store:
             case SourceGone():
                 self._forget(message.source)
                 self.left_out.pop(message.source, None)
-            case (
-                HostHello()
-                | Node()
-                | Dependency()
-                | Manifest()
-                | Ceiling()
-                | CheckResult()
-                | TraceSummary()
-                | TraceNumber()
-                | TraceAnomaly()
-                | Activity()
-                | Sampling()
-                | Compilation()
-                | Training()
-                | KernelBurst()
-                | KernelTimes()
-                | HostTimes()
-                | BrickHostTime()
-                | TrainingTimes()
-                | GradientNorm()
-                | GradientFault()
-                | LossScale()
-                | PartTime()
-                | Goodbye()
-                | Device()
-                | DeviceProcess()
-                | Unknown()
-            ):
-                raise DecodeError(f"a {type(message).__name__} outside a catalog")
             case _:
                 assert_never(message)
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # imported for types only, because numpy loads slowly
     from cbtop.comparison.judged import Judged
     from cbtop.comparison.run_diff import RunDiff
     from cbtop.comparison.runs import Run
+    from cbtop.comparison.structure import Structural
     from cbtop.comparison.threshold_grammar import Threshold
 
 TAKES_COMMAND = True
@@ -45,11 +46,14 @@ thresholds: [PHASE.]WHAT[@LAYER][.FIGURE] <= NUMBER[UNIT]
            a second of the time in steps), unattributed, loss
   FIGURE   p50 of a call (where none is named), p99, or per_token
   UNIT     x (times the baseline), %, ns, us, ms, s;  also < > >= and, of loss, ==
+what a step contains, exact from three steps on, on any machine: [PHASE.]WHAT == NUMBER|base
+  WHAT     graph (==base), bricks, launches, transfers.h2d, allocations, graph_breaks, recompilations
 
 examples:
   cbtop check --baseline learned.json --new new.cbtop              of six runs, by --learn 6
   cbtop check --baseline base.json 'attn.p50<=1.05x' 'decode.tokens_per_sec>=40' --new new.cbtop
   cbtop check --baseline base.json 'RmsNorm.p99<=12us' 'unattributed<=1%' 'loss==0' --new 4711
+  cbtop check --baseline base.json 'graph==base' 'graph_breaks==0' -- python bench.py --steps 3
   cbtop check --baseline learned.json --learn 6 -- python bench.py    run it six times, keep how runs scatter
   cbtop check --baseline base.json --format text --format junit=check.xml -- python bench.py
   cbtop check --baseline base.json --budget pyproject.toml --new new.cbtop
@@ -120,11 +124,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from cbtop.comparison.threshold_grammar import parse
+    from cbtop.comparison.structure import is_about_base, parse_any, split
 
-    thresholds = [parse(text) for text in options.threshold]
+    parsed = [parse_any(text) for text in options.threshold]
     for where in options.budget:
-        thresholds += [] if where == CONTRACTS else budgets(Path(where))
+        parsed += [] if where == CONTRACTS else budgets(Path(where))
+    thresholds, structural = split(parsed)
     if options.learn is not None:
         return _learn(options)
     if (options.new is None) == (not options.command):
@@ -132,15 +137,17 @@ def run(options: argparse.Namespace) -> int:
     by_contract = CONTRACTS in options.budget
     if by_contract:
         require_engine(f"cbtop check --budget {CONTRACTS}")
-    needs_base = by_contract or not thresholds or any(one.is_relative for one in thresholds)
+    needs_base = by_contract or not parsed or any(one.is_relative for one in thresholds)
+    needs_base |= any(is_about_base(one) for one in structural)
     if not options.baseline and needs_base:
-        raise UsageError("there is no baseline; pass --baseline BASE, or only thresholds without x")
+        raise UsageError("there is no baseline; pass --baseline BASE, or only thresholds without x or base")
     bases = [one for where in options.baseline for one in runs_of(where, options)]
-    if options.new is not None:
-        news = runs_of(options.new, options)
-        return gate(bases or news, news, thresholds, options, by_contract=by_contract)
-    news, again = [_run_of(options)], partial(_run_of, options, "the second run")
-    return gate(bases or news, news, thresholds, options, again, by_contract=by_contract)
+    again = None if options.new is not None else partial(_run_of, options, "the second run")
+    news = runs_of(options.new, options) if options.new is not None else [_run_of(options)]
+    known = _judged_structure(structural, bases, news)
+    if structural and not (thresholds or by_contract):
+        return _gate_of_structure(known, bases or news, news, options)
+    return gate(bases or news, news, thresholds, options, again, by_contract=by_contract, known=known)
 
 
 def gate_of_demo(command: Sequence[str], report: str) -> int:
@@ -169,23 +176,30 @@ def gate(
     *,
     by_contract: bool = False,
     by_definition: bool = True,
+    known: Sequence[Judged] = (),
 ) -> int:
     """Judge the runs, print the result, and raise the error that sets the exit code.
+
+    `known` are results that do not depend on times.
 
     If a slowdown is found without thresholds, `again` makes another new run, which must confirm the slowdown.
     `by_contract` also judges the factors in contracts, and `by_definition` the budgets of definitions. The demo
     derives its budgets from a roof that each run measures anew, so its budgets are not judged.
     """
+    from cbtop.comparison.causes import with_causes
     from cbtop.comparison.default_gate import default_gate, known_to_scatter
     from cbtop.comparison.threshold_grammar import LOSS
     from cbtop.comparison.thresholds import judge, of_contracts
+    from cbtop.reports.gate import summary
 
     if len(news) == 2:
         raise UsageError(f"{options.new} contains 2 runs; pass 1 run, or at least 3 so that their variation is known")
     judges_loss = any(one.names[-1] == LOSS for one in thresholds)
     found = _compared(bases, news, options, may_lack_records=judges_loss)
     if found.why_not:
-        _end([_not_judged(found)], found, options, _not_comparable(found))
+        judged = [*known, _not_judged(found)]
+        error = FailedCheckError(summary(judged)) if _is_broken(known) else _not_comparable(found)
+        _end(judged, found, options, error)
     judged = [one for threshold in thresholds for one in judge(threshold, found)]
     if by_contract:
         judged += of_contracts(found, _bounds(found.now))
@@ -194,9 +208,11 @@ def gate(
     if not judged:
         judged = known_to_scatter(default_gate(found), found.base.runs)
         if again is not None and _is_broken(judged) and not (_is_broken(besides) or found.now.untrusted):
-            judged, found = _confirmed(judged, besides, found, bases, options, again)
+            judged, found = _confirmed(judged, [*known, *besides], found, bases, options, again)
             besides = _allowed(_besides(found, by_definition=by_definition), options)
-    judged += besides
+    if bases is not news:
+        judged = with_causes(judged, found)
+    judged = [*known, *judged, *besides]
     if bases is not news:
         _warn_of_few(len(bases), judged, has_thresholds=bool(thresholds) or by_contract)
     _end(judged, found, options, _error_of(judged, found))
@@ -250,6 +266,32 @@ def _allowed(judged: Sequence[Judged], options: argparse.Namespace) -> list[Judg
     return list(judged) if options.allow_unsure else must_be_sure(judged)
 
 
+def _judged_structure(thresholds: Sequence[Structural], bases: Sequence[Run], news: Sequence[Run]) -> list[Judged]:
+    """Judge the thresholds on contents, which hold on any machine."""
+    from cbtop.comparison.contents import contents_together
+    from cbtop.comparison.structure import judge_structure, of_lost_records
+
+    if not thresholds:
+        return []
+    if lost := of_lost_records(thresholds, [*bases, *news]):
+        return lost
+    base = contents_together([run.contents for run in bases]) if bases else None
+    now = contents_together([run.contents for run in news])
+    return [one for threshold in thresholds for one in judge_structure(threshold, base, now)]
+
+
+def _gate_of_structure(
+    judged: Sequence[Judged], bases: Sequence[Run], news: Sequence[Run], options: argparse.Namespace
+) -> int:
+    """Report results that do not depend on times. So the runs need not be comparable or long."""
+    from cbtop.comparison.run_diff import RunDiff
+
+    found = RunDiff(bases[0], news[0])
+    judged = [*judged, *_besides(found, by_definition=False)]
+    _end(judged, found, options, _error_of(judged, found))
+    return 0
+
+
 def _warn_of_few(base_runs: int, judged: Sequence[Judged], *, has_thresholds: bool) -> None:
     """Write on stderr what too few base runs mean for the result, unless a verdict says it."""
     from cbtop.comparison.default_gate import SCATTER_UNKNOWN
@@ -270,7 +312,12 @@ def _warn_of_few(base_runs: int, judged: Sequence[Judged], *, has_thresholds: bo
 
 
 def _compared(
-    bases: Sequence[Run], news: Sequence[Run], options: argparse.Namespace, *, may_lack_records: bool
+    bases: Sequence[Run],
+    news: Sequence[Run],
+    options: argparse.Namespace,
+    *,
+    may_lack_records: bool,
+    known: Sequence[Judged] = (),
 ) -> RunDiff:
     from cbtop.comparison.run_diff import diff_of
 
@@ -312,9 +359,9 @@ def _is_broken(judged: Sequence[Judged]) -> bool:
     return any(one.outcome is Outcome.BROKEN for one in judged)
 
 
-def budgets(path: Path) -> list[Threshold]:
+def budgets(path: Path) -> list[Threshold | Structural]:
     """Return the thresholds in a TOML file. Raises UsageError if the file or one of its thresholds is invalid."""
-    from cbtop.comparison.threshold_grammar import parse
+    from cbtop.comparison.structure import parse_any
 
     try:
         text = path.read_text(encoding="utf-8")
@@ -329,7 +376,7 @@ def budgets(path: Path) -> list[Threshold]:
         raise UsageError(f"{path}: the file has no table [budgets] or [tool.cbtop.budgets]; add one")
     lines = text.splitlines()
     return [
-        parse(f"{name}{value}", (str(path), _line(lines, name, value)))
+        parse_any(f"{name}{value}", (str(path), _line(lines, name, value)))
         for table in tables
         for name, value in _flat(path, table, ())
     ]

@@ -16,6 +16,7 @@ from statistics import median
 
 import numpy as np
 
+from cbtop.comparison.contents import contents_together
 from cbtop.comparison.items import Brick, Place, PlaceTimes, shared_ratio
 from cbtop.comparison.noise import Figure, learned
 from cbtop.comparison.part_diff import covers, moved_to, work_text
@@ -61,6 +62,7 @@ def together(runs: Sequence[Run]) -> Run:
         runs=len(order),
         gaps=tuple(gaps),
         rates=rates_together([run.rates for run in order], MIN_LEARNED),
+        contents=contents_together([run.contents for run in order]),
     )
 
 

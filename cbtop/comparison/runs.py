@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbtop.comparison.baseline import Surroundings
+from cbtop.comparison.contents import Contents
 from cbtop.comparison.drift import Thirds, thirds_of, without_pauses
 from cbtop.comparison.items import (
     WHOLE_STEP,
@@ -154,6 +155,7 @@ class Run:
     runs: int = 1  # number of runs averaged in this run
     gaps: tuple[Gap, ...] = ()  # what some of these runs lack
     rates: tuple[PhaseRates, ...] = ()  # of each phase, over the whole run
+    contents: Contents = field(default_factory=Contents)  # what its steps contain
 
     @property
     def lost_percent(self) -> float:

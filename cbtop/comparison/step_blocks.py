@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from cbtop.comparison.noise import MIN_BLOCKS
 from cbtop.comparison.rate_blocks import STEPS_A_BLOCK, EndedSteps, RateBlocks
+from cbtop.comparison.step_counts import StepCounts
 from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.profiler.analysis.growth import Growth
 from cbtop.profiler.analysis.histograms import Column
@@ -89,6 +90,7 @@ class StepBlocks:
         self._reached_ns: int | None = None  # the latest end of any step
         self.rates = RateBlocks()
         self.steps = 0
+        self.counts = StepCounts(table)
         self.left_out = 0  # steps left out because of more than MAX_WORKS kinds of work
 
     def take(self, batch: Batch) -> None:
@@ -134,6 +136,7 @@ class StepBlocks:
         return batch.only((owner == -1) | (owner >= done))
 
     def _count_steps(self, batch: Batch, ends: Column, owner: Column, amounts: Flags) -> None:
+        self.counts.take(batch, ends, owner)
         counted = np.flatnonzero(~batch.are(FLAG_CANCELLED)[ends])
         if not len(counted):
             return

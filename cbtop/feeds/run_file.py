@@ -9,16 +9,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from cbtop.comparison.baseline import Surroundings
+from cbtop.comparison.contents import Break, Compiled, Contents, PhaseContents, Piece, PieceKind, Range, Total
 from cbtop.comparison.drift import Thirds
 from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, PlaceTimes
 from cbtop.comparison.noise import Figure
 from cbtop.comparison.phase_rates import RATE_UNITS, PhaseRates
 from cbtop.comparison.runs import Pace, Run, StepGroup, TooShort
 from cbtop.errors import CbtopError, UsageError
+from cbtop.protocol.attributes import KernelAttributes
 from cbtop.protocol.codec import sanitise
 from cbtop.protocol.vocabulary import BrickCategory
 
@@ -28,6 +31,7 @@ MAX_RUNS, MAX_PARTS, MAX_PLACES, MAX_LISTED, MAX_CHARS = 64, 256, 1 << 16, 1 << 
 MAX_NUMBER = 1e18
 
 FileT = TypeVar("FileT")
+_PIECE_KINDS = frozenset(kind.value for kind in PieceKind)
 _FIGURE = (
     "mean",
     "error",
@@ -115,6 +119,7 @@ def _run(run: Run) -> dict[str, Any]:
         "rates": [_rates_out(rates) for rates in run.rates],
         "kernels": [[*_brick_out(brick), list(names)] for brick, names in run.kernels.items()],
         "parts": [_part(part) for part in run.parts],
+        "contents": _contents_out(run.contents),
     }
 
 
@@ -196,6 +201,7 @@ def _decoded(document: object) -> Run:
         failed_checks=tuple(
             _text(one, "failed_checks") for one in _list(said.get("failed_checks"), "failed_checks", MAX_LISTED)
         ),
+        contents=_contents_in(said.get("contents", {})),  # older files have no contents
     )
 
 
@@ -222,6 +228,109 @@ def _thirds(value: object) -> Thirds:
         return Thirds(*figures, None)
     of_first, of_last = (_positive(one, "thirds") for one in _row(cached, "thirds", 2))
     return Thirds(*figures, (of_first, of_last))
+
+
+def _contents_out(contents: Contents) -> dict[str, Any]:
+    compiled = contents.compiled
+    return {
+        "conditions": dict(contents.conditions),
+        "compiled": None
+        if compiled is None
+        else {
+            "compilations": compiled.compilations,
+            "recompilations": compiled.recompilations,
+            "breaks": [[one.place, one.reason, one.count] for one in compiled.breaks],
+        },
+        "phases": [_phase_out(phase) for phase in contents.phases],
+    }
+
+
+def _phase_out(phase: PhaseContents) -> dict[str, Any]:
+    """Return the fields of a phase. A piece that several layers have alike is one row."""
+    rows: dict[tuple[Piece, Range], list[str]] = {}
+    for piece, number in phase.pieces.items():
+        rows.setdefault((replace(piece, layer=""), number), []).append(piece.layer)
+    return {
+        "phase": phase.phase,
+        "steps": phase.steps,
+        "totals": {total.value: list(number) for total, number in phase.totals.items()},
+        "pieces": [
+            [one.kind.value, one.brick, one.label, one.name, one.dtype, _kernel_out(one.kernel), list(number), layers]
+            for (one, number), layers in rows.items()
+        ],
+    }
+
+
+def _kernel_out(kernel: KernelAttributes) -> dict[str, Any]:
+    return {name: value for name, value in asdict(kernel).items() if value is not None}
+
+
+def _contents_in(document: object) -> Contents:
+    said = _mapping(document, "contents")
+    conditions = _mapping(said.get("conditions", {}), "conditions")
+    compiled = said.get("compiled")
+    phases = tuple(_phase_in(one) for one in _list(said.get("phases", []), "phases", MAX_PARTS))
+    return Contents(
+        phases,
+        None if compiled is None else _compiled_in(_mapping(compiled, "compiled")),
+        {_text(name, "conditions"): _text(value, "conditions") for name, value in conditions.items()},
+    )
+
+
+def _compiled_in(said: Mapping[str, Any]) -> Compiled:
+    breaks = [_row(one, "breaks", 3) for one in _list(said.get("breaks"), "breaks", MAX_LISTED)]
+    return Compiled(
+        _whole(said.get("compilations"), "compilations"),
+        _whole(said.get("recompilations"), "recompilations"),
+        tuple(Break(_text(at, "breaks"), _text(why, "breaks"), _whole(times, "breaks")) for at, why, times in breaks),
+    )
+
+
+def _phase_in(document: object) -> PhaseContents:
+    said = _mapping(document, "a phase")
+    totals = _mapping(said.get("totals"), "totals")
+    pieces: dict[Piece, Range] = {}
+    for one in _list(said.get("pieces"), "pieces", MAX_PLACES):
+        kind, brick, label, name, dtype, kernel, number, layers = _row(one, "pieces", 8)
+        if _text(kind, "pieces") not in _PIECE_KINDS:
+            raise _WrongError(f"pieces: {kind!r} is no kind of piece")
+        alike = Piece(
+            PieceKind(kind),
+            brick=_text(brick, "pieces"),
+            label=_text(label, "pieces"),
+            name=_text(name, "pieces"),
+            dtype=_text(dtype, "pieces"),
+            kernel=_kernel_in(kernel),
+        )
+        for layer in _list(layers, "layers", MAX_PLACES):
+            pieces[replace(alike, layer=_text(layer, "layers"))] = _range(number)
+            if len(pieces) > MAX_PLACES:
+                raise _WrongError(f"pieces: at most {MAX_PLACES} are wanted")
+    return PhaseContents(
+        _text(said.get("phase"), "phase"),
+        _whole(said.get("steps"), "steps"),
+        pieces,
+        {Total(name): _range(number) for name, number in totals.items() if name in {one.value for one in Total}},
+    )
+
+
+def _kernel_in(value: object) -> KernelAttributes:
+    said = _mapping(value, "kernel")
+    found: dict[str, Any] = {}
+    for name in (one.name for one in fields(KernelAttributes) if one.name in said):
+        is_size = name in ("grid", "block")
+        found[name] = tuple(_row(said[name], name, 3)) if is_size else _whole(said[name], name)
+    try:
+        return KernelAttributes(**found)
+    except (TypeError, ValueError) as error:
+        raise _WrongError(f"kernel: {error}") from error
+
+
+def _range(value: object) -> Range:
+    fewest, most = (_whole(one, "a range") for one in _row(value, "a range", 2))
+    if fewest > most:
+        raise _WrongError(f"a range: {fewest} to {most}; the least comes first")
+    return fewest, most
 
 
 def _pace(value: object) -> Pace:

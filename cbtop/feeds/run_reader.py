@@ -14,6 +14,7 @@ from cbtop.comparison.step_blocks import LEAST_STEPS, StepBlocks
 from cbtop.comparison.training_parts import TrainingParts
 from cbtop.feeds.feed import FeedSnapshot, gpus_of
 from cbtop.feeds.replay import ReplayFeed
+from cbtop.feeds.run_contents import contents_of
 from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.profiler.analysis.stats import sane
 from cbtop.protocol.codec import sanitise
@@ -225,4 +226,5 @@ def _run(name: str, source: _Read, damage: str, *, is_cut: bool) -> Run:
         failed_checks=tuple(
             f"{check.brick}: {check.assertion}" for check in record.checks.values() if not check.passed
         ),
+        contents=contents_of(record, source.blocks.counts.phases()),
     )

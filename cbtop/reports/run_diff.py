@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from cbtop.comparison.causes import THREADS, Causes, causes_of
 from cbtop.comparison.noise import CONFIDENCE, Change
 from cbtop.comparison.part_diff import FOUND, PartDiff, PlaceDiff, findable_percent
 from cbtop.comparison.phase_rates import IN_STEPS, RATE_UNITS
@@ -28,38 +29,40 @@ _RATE_KEYS = {IN_STEPS: "tokens_per_sec_in_steps"}  # as in other JSON documents
 
 def diff_text(found: RunDiff, *, with_verdicts: bool = True) -> str:
     """Return the text for terminals and logs. A gate has verdicts of its own."""
+    causes = causes_of(found.base, found.now)
     lines = [f"{named(found.base)} → {named(found.now)}"]
-    lines += [f"  {note}" for note in found.notes]
+    lines += [f"  {note}" for note in (*found.notes, *_conditions(causes))]
     if found.why_not:
         return "\n".join([*lines, f"not comparable: {found.why_not}"])
     lines += ["", *rate_lines(found)]
     for part in found.parts:
         lines += ["", head(part), *(f"  {line}" for line in _sums(part)), ""]
-        lines.append(table(_rows(part, part.bricks), left=_NAME_COLUMNS))
+        lines.append(table(_rows(part, part.bricks, causes), left=_NAME_COLUMNS))
         if part.layers:
-            lines += ["", table(_rows(part, part.layers), left=_NAME_COLUMNS)]
+            lines += ["", table(_rows(part, part.layers, causes), left=_NAME_COLUMNS)]
         if cells := _listed_cells(part):
-            lines += ["", table(_rows(part, cells), left=_NAME_COLUMNS)]
+            lines += ["", table(_rows(part, cells, causes), left=_NAME_COLUMNS)]
             if more := len(part.cells) - len(cells):
                 lines.append(f"{counted(more, 'more brick')} in layers, none of them judged: --format json")
-        lines += ["", *(_verdicts(part) if with_verdicts else ()), power(part)]
+        lines += ["", *(_verdicts(part, causes) if with_verdicts else ()), power(part)]
     return "\n".join(lines)
 
 
 def diff_markdown(found: RunDiff, *, with_verdicts: bool = True) -> str:
     """Return the Markdown summary of a CI step, for GitHub and GitLab. A gate has verdicts of its own."""
+    causes = causes_of(found.base, found.now)
     lines = [f"### {escaped(named(found.base))} → {escaped(named(found.now))}", ""]
-    lines += [f"- {escaped(note)}" for note in found.notes]
+    lines += [f"- {escaped(note)}" for note in (*found.notes, *_conditions(causes))]
     if found.why_not:
         return "\n".join([*lines, f"**Not comparable**: {escaped(found.why_not)}"])
     lines += ["", *(f"{escaped(line)}  " for line in rate_lines(found))]
     for part in found.parts:
         lines += ["", f"**{escaped(head(part))}**", "", *(f"{escaped(line)}  " for line in _sums(part)), ""]
-        lines += [f"- {escaped(line)}" for line in (_verdicts(part) if with_verdicts else ())]
+        lines += [f"- {escaped(line)}" for line in (_verdicts(part, causes) if with_verdicts else ())]
         for title, places in (("", part.bricks), ("layers", part.layers), ("bricks in a layer", _listed_cells(part))):
             if places:
                 lines += ["", *(["<details><summary>" + title + "</summary>", ""] if title else [])]
-                lines += markdown_table(_rows(part, places))
+                lines += markdown_table(_rows(part, places, causes))
                 lines += ["", "</details>"] if title else []
         lines += ["", escaped(power(part))]
     return "\n".join(lines)
@@ -103,6 +106,7 @@ def diff_fields(found: RunDiff) -> dict[str, Any]:
         "notes": list(found.notes),
         "confidence": CONFIDENCE,
         "rates": _rates_fields(found),
+        "causes": asdict(causes_of(found.base, found.now)),
         "parts": [_part_fields(part) for part in found.parts],
     }
 
@@ -264,7 +268,7 @@ def _then_now(one: Change) -> str:
     return f"{duration(one.before)} → {duration(one.now)}{ratio}"
 
 
-def _rows(part: PartDiff, places: list[PlaceDiff]) -> Table:
+def _rows(part: PartDiff, places: list[PlaceDiff], causes: Causes) -> Table:
     rows: Table = [tuple(cell.format(unit=part.unit) for cell in _HEAD)]
     for place in places:
         rows.append(
@@ -274,7 +278,7 @@ def _rows(part: PartDiff, places: list[PlaceDiff]) -> Table:
                 _ratio(place.change) if place.change else NOT_MEASURED,
                 *_then_and_now(place, "p99"),
                 _signed(place.delta_us),
-                _remark(place),
+                _remark(place, _of_kernels(part, place, causes)),
             )
         )
     return rows
@@ -286,7 +290,17 @@ def _then_and_now(place: PlaceDiff, what: str) -> tuple[str, str]:
     return before, now
 
 
-def _remark(place: PlaceDiff) -> str:
+def _of_kernels(part: PartDiff, place: PlaceDiff, causes: Causes) -> list[str]:
+    """Return how the kernels of a brick changed, or of a brick in a layer."""
+    return causes.of_brick(part.phase, place.brick[0], place.layer) if place.brick else []
+
+
+def _conditions(causes: Causes) -> list[str]:
+    """Return the changed conditions, except the threads, about which there is a note."""
+    return [one.text for one in causes.conditions if one.name != THREADS]
+
+
+def _remark(place: PlaceDiff, causes: Sequence[str] = ()) -> str:
     words = [place.verdict]
     if place.renamed_from:
         words.append(f"was {place.renamed_from}")
@@ -296,6 +310,7 @@ def _remark(place: PlaceDiff) -> str:
         )
     if place.is_below_resolution:
         words.append("below the clock's resolution")
+    words += causes
     return ", ".join(word for word in words if word)
 
 
@@ -309,9 +324,13 @@ def _listed_cells(part: PartDiff) -> list[PlaceDiff]:
     ]
 
 
-def _verdicts(part: PartDiff) -> list[str]:
-    lines = [f"slower: {sentence(part, place)}" for place in part.slower]
-    lines += [f"faster: {sentence(part, place)}" for place in part.bricks if place.verdict == "faster"]
+def _verdicts(part: PartDiff, causes: Causes) -> list[str]:
+    moved = [("slower", place) for place in part.slower]
+    moved += [("faster", place) for place in part.bricks if place.verdict == "faster"]
+    lines = []
+    for word, place in moved:
+        why = ", ".join([*_of_kernels(part, place, causes), *causes.of_process])
+        lines.append(f"{word}: {sentence(part, place)}" + (f"; {why}" if why else ""))
     if part.is_slower:
         lines.append(f"slower: {part.name}: a {part.unit} takes {_percents(part.wall)} by the wall clock")
     lines += other_changes(part, [*part.bricks, *part.layers, *_listed_cells(part)])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from cbtop.compute.errors import ComputeError
 from cbtop.compute.settings import WorkloadOptions
-from cbtop.compute.workload import SHORTEST_CONTEXT, Progress, ShouldStop, manifest_of
+from cbtop.compute.workload import SHORTEST_CONTEXT, Progress, ShouldStop, conditions_of, manifest_of
 
 if TYPE_CHECKING:
     from cbtop.compute.brick import Profiler
@@ -51,6 +51,7 @@ def run(
     model = place.model(path)
     tokens = _tokens(options, model)
     profiler.announce(manifest_of(model, place, tokens, ranks=1))
+    profiler.announce(conditions_of(place))
     progress("compiling kernels", None)
     _warm_up(options, place, model, tokens)
     trainer = _trainer(options, place, model, profiler, tokens)

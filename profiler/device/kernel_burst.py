@@ -57,13 +57,18 @@ class LaunchedKernel:
 
 
 class Durations:
-    """The number of launches of a kernel, and their durations."""
+    """The number of launches of a kernel, and their durations.
 
-    __slots__ = ("count", "max_ns", "min_ns", "sum_ns", "sum_of_squares")
+    `steps` is the number of ended steps with a launch. Each of them has between `fewest` and `most` launches.
+    """
+
+    __slots__ = ("_ended", "count", "fewest", "max_ns", "min_ns", "most", "steps", "sum_ns", "sum_of_squares")
 
     def __init__(self) -> None:
         self.count = self.sum_ns = self.sum_of_squares = self.max_ns = 0
         self.min_ns = 1 << 62
+        self.steps = self.fewest = self.most = 0
+        self._ended = 0  # launches in ended steps
 
     def add(self, duration_ns: int) -> None:
         self.count += 1
@@ -71,8 +76,22 @@ class Durations:
         self.sum_of_squares += duration_ns * duration_ns
         self.min_ns, self.max_ns = min(self.min_ns, duration_ns), max(self.max_ns, duration_ns)
 
+    def end_step(self) -> None:
+        """Count the launches since the last ended step as one step."""
+        launches, self._ended = self.count - self._ended, self.count
+        if launches:
+            self._count_step(1, launches, launches)
+
+    def _count_step(self, steps: int, fewest: int, most: int) -> None:
+        self.fewest = min(self.fewest, fewest) if self.steps else fewest
+        self.most = max(self.most, most)
+        self.steps += steps
+
     def merge(self, other: Durations) -> None:
-        """Add all launches of `other`."""
+        """Add all launches of `other`. Its steps must have ended."""
+        if other.steps:
+            self._count_step(other.steps, other.fewest, other.most)
+        self._ended += other.count
         self.count += other.count
         self.sum_ns += other.sum_ns
         self.sum_of_squares += other.sum_of_squares
@@ -103,6 +122,16 @@ class KernelBurstResults:
         #: Time of the kernels by place, in ns. Where kernels overlap, the time counts for the one that began first.
         #: The key () has the kernels without a place. None if it is not wanted.
         self.covered_ns: Counter[Keys] | None = None
+
+    def end_step(self, step: Hashable) -> None:
+        """End a step with the key `step`. The kernels since the last ended step belong to this step."""
+        self.steps[step] += 1
+        for durations in self.kernels.values():
+            durations.end_step()
+
+    def launches_in_step(self, keys: Keys, durations: Durations) -> tuple[int, int]:
+        """Return the fewest and the most launches that a step had of a kernel at `keys`."""
+        return durations.fewest if durations.steps == self.steps[keys[0]] else 0, durations.most
 
     def cover(self, spans: list[tuple[int, int, Keys]]) -> None:
         """Add kernels to `covered_ns`. A span has the begin and the end of a kernel in ns, and its keys."""

@@ -41,6 +41,7 @@ from cbtop.profiler.instrument.candidates import Candidates
 from cbtop.profiler.instrument.collectives import settle_before_groups_end, wrap_collectives
 from cbtop.profiler.instrument.compilations import compilations
 from cbtop.profiler.instrument.compiled_steps import compile_steps
+from cbtop.profiler.instrument.conditions import conditions_of
 from cbtop.profiler.instrument.dynamo import keep_dynamo_out
 from cbtop.profiler.instrument.eager_stamps import Timing, timing_of
 from cbtop.profiler.instrument.functions import GENERATION, TimedFunctions, forget_types
@@ -219,6 +220,7 @@ class Attachment:
         if manifest != self._models.manifest:
             self._models.manifest = manifest
             self._announce(manifest)
+            self.profiler.announce(conditions_of(root))
         self.steps.measured = self._say_measured
         ceilings = {name: replace(one, withdrawn=True) for name, one in self._models.ceilings.items()}
         ceilings |= {one.name: one for one in over}

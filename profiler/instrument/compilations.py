@@ -1,10 +1,13 @@
-"""Announces when Dynamo compiles, from Dynamo's callbacks at the begin and end (torch._dynamo.callback).
+"""Announces when Dynamo compiles, from Dynamo's callbacks at the begin and end (torch._dynamo.callback), and totals.
 
 While Dynamo compiles, the activity of the process is "compiling". So a step that waits for the compiler is not
 reported as a hang.
 
 Compilations that overlap, in several threads or nested, are reported as one compilation. `torch._dynamo.reset` drops
 the callbacks. They are registered again some recorded steps later, when the model is next checked for changes.
+
+Dynamo counts graph breaks by their reasons. A break belongs to the innermost step, layer or brick that ran when the
+compilation ended. The totals are announced also if nothing was compiled, because 0 is known only if it was watched.
 """
 
 from __future__ import annotations
@@ -12,18 +15,23 @@ from __future__ import annotations
 import re
 import sys
 import weakref
+from collections import Counter
 from typing import Any
 
 from cbtop.profiler.instrument.awaited import once_imported
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Activity, Compilation
+from cbtop.protocol.ring import NO_NODE
+from cbtop.protocol.structure_messages import MAX_BREAKS, CompiledCode, GraphBreak
 
 DYNAMO = "torch._dynamo"
 COMPILING, MAIN_LOOP = Activity("compiling"), Activity("")
 # An id of a compilation: the number of the frame, and how often the frame was compiled before ("3/1"). Compiled
 # autograd has a prefix ("!0/3/1"), a new attempt has a suffix ("3/1_1").
 _ID = re.compile(r"(?:!\d+/)?\d+/(\d+)(?:_\d+)?")
+
+_EXPLANATION = "Explanation: "  # begin of a line of a reason
 
 
 class Compilations:
@@ -34,10 +42,19 @@ class Compilations:
         self._number = 0
         self._begun_ns: dict[BrickProfiler, int] = {}  # begin of the running compilation, by each profiler's clock
         self._is_awaited = False
+        self._recompilations = 0
+        # number of breaks by reason and node
+        self._breaks: weakref.WeakKeyDictionary[BrickProfiler, Counter[tuple[str, int]]] = weakref.WeakKeyDictionary()
+        self._seen: Counter[str] = Counter()  # Dynamo's own counts, by reason
 
     def tell(self, profiler: BrickProfiler) -> None:
         """Announce each compilation to `profiler` from now on. May be called again at any time."""
         self._profilers.add(profiler)
+        is_new = profiler not in self._breaks
+        if is_new:
+            self._breaks[profiler] = Counter()
+        if self._take_breaks() or is_new:
+            self._announce_totals()
         if not self._is_awaited:
             self._is_awaited = True
             once_imported(DYNAMO, self._listen)
@@ -80,11 +97,47 @@ class Compilations:
             found = _ID.fullmatch(str(getattr(told[0], "compile_id", ""))) if told else None
             is_again = found is not None and int(found[1]) > 0
             number, self._number = self._number, self._number + 1
+            self._recompilations += is_again
+            self._take_breaks()
             for profiler, began_ns in begun_ns.items():
                 profiler.announce(Compilation(number, began_ns, profiler.parts.now_ns(), is_again))
                 profiler.announce(MAIN_LOOP)
+            self._announce_totals()
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             log_own_error(error, "a compilation is not told of")
+
+    def _take_breaks(self) -> bool:
+        """Count the graph breaks since the last call, at the current place. Returns whether there are any."""
+        counters = getattr(sys.modules.get(f"{DYNAMO}.utils"), "counters", None) or {}
+        now = Counter({str(reason): int(count) for reason, count in dict(counters.get("graph_break", {})).items()})
+        before, self._seen = self._seen, now
+        is_cleared = any([now[reason] < before[reason] for reason in before])
+        new = now if is_cleared else now - before
+        for profiler, breaks in self._breaks.items():
+            node = _node_of(profiler) if new else NO_NODE
+            for reason, count in new.items():
+                breaks[_in_a_line(reason), node] += count
+        return bool(new)
+
+    def _announce_totals(self) -> None:
+        for profiler, breaks in self._breaks.items():
+            known = breaks.most_common()
+            named = [GraphBreak(reason, count, node) for (reason, node), count in known[: MAX_BREAKS - 1]]
+            if more := sum(count for _, count in known[MAX_BREAKS - 1 :]):
+                named.append(GraphBreak("other reasons", more))
+            profiler.announce(CompiledCode(self._number, self._recompilations, tuple(named)))
+
+
+def _node_of(profiler: BrickProfiler) -> int:
+    scope: Any = profiler.parts.paths.own.position.scope
+    return max(NO_NODE, int(scope.node))
+
+
+def _in_a_line(reason: str) -> str:
+    """Return the first line of a reason and Dynamo's explanation of it. Hints are left out."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    explained = [line.removeprefix(_EXPLANATION) for line in lines[1:] if line.startswith(_EXPLANATION)]
+    return ": ".join([*lines[:1], *explained[:1]]) or "a graph break"
 
 
 compilations = Compilations()

@@ -33,6 +33,7 @@ from cbtop.profiler.instrument import classification
 from cbtop.profiler.instrument.generation import Function, assists, chooses, generates, prepares, scores
 from cbtop.profiler.instrument.multiplied import AUTOCAST_DEVICES, multiplied_type
 from cbtop.profiler.instrument.open_step import recorded_here
+from cbtop.profiler.instrument.step_contents import ask_for_modes
 from cbtop.profiler.instrument.swapping import (
     SwapTarget,
     TimedBuiltin,
@@ -42,7 +43,7 @@ from cbtop.profiler.instrument.swapping import (
     swapped_in,
     swaps,
 )
-from cbtop.profiler.instrument.torch_internals import dispatch_modes, without_torch_function
+from cbtop.profiler.instrument.torch_internals import without_torch_function
 from cbtop.profiler.instrument.trampolines import is_plain
 from cbtop.profiler.instrument.trouble import log_own_error
 from cbtop.profiler.instrument.wrapping import elements_of
@@ -279,7 +280,9 @@ _compiled: Callable[[Function], Function] | None = None
 if chosen() is not HotPath:
     from cbtop.profiler import _hot_path
 
-    _hot_path.compile_function_calls(FunctionCall, BrickDefinition, swapped_in, _HIDE, dispatch_modes)
+    ask_for_modes(
+        functools.partial(_hot_path.compile_function_calls, FunctionCall, BrickDefinition, swapped_in, _HIDE)
+    )
     _compiled = _hot_path.compile_wrapper
 
 

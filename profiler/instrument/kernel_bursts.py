@@ -205,7 +205,7 @@ class Bursts:
         request = self._request
         if request is None:
             return
-        self.burst.steps[step] += 1
+        self.burst.end_step(step)
         done = sum(self.burst.steps.values())
         if done < request.steps:
             self._answer(Answer(request.number, State.RUNNING, done))
@@ -252,6 +252,7 @@ class Bursts:
             if node <= NO_NODE:
                 burst.left_out += durations.count
                 continue
+            fewest, most = burst.launches_in_step(keys, durations)
             found.append(
                 KernelTimes(
                     node=node,
@@ -261,6 +262,8 @@ class Bursts:
                     deviation_ns=durations.deviation_ns,
                     min_ns=durations.min_ns,
                     max_ns=durations.max_ns,
+                    fewest=fewest,
+                    most=most,
                 )
             )
         steps = sum(burst.steps.values())

@@ -121,7 +121,7 @@ class KernelSteps:
         """Record `step` from the times of its kernels. The step has ended on the device."""
         burst, self.burst = self.burst, KernelBurstResults()
         self.is_running = False
-        burst.steps[step] += 1
+        burst.end_step(step)
         try:
             if burst.kernels:
                 self._record(step, burst)

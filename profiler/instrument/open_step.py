@@ -28,6 +28,7 @@ from cbtop.profiler.instrument.eager_stamps import Timing
 from cbtop.profiler.instrument.host_steps import HostCalls
 from cbtop.profiler.instrument.kernel_bursts import PlacedCalls, Recording
 from cbtop.profiler.instrument.phases import VERIFY
+from cbtop.profiler.instrument.step_contents import CountedStep
 from cbtop.profiler.instrument.swapping import swapped_in, swaps
 from cbtop.profiler.instrument.timed_model import TimedModel
 from cbtop.profiler.instrument.wrapping import NotedCall
@@ -175,7 +176,7 @@ class OpenStep:
         name = phase if warm_ups is None else warm_ups.named(phase, steps.model)
         step = self.active = ActiveStep(steps.profiler_steps, name, tokens, steps.model)
         step.sequences, step.cached = sequences or None, cached
-        self._in_burst: Recording | HostCalls | None = None
+        self._in_burst: Recording | HostCalls | CountedStep | None = None
         self._noting: Noting | None = None
 
     def begin(self) -> None:
@@ -209,11 +210,15 @@ class OpenStep:
                 steps.follow(None)
             if by_kernels is not None and by_kernels.times_host:
                 self._note_in(by_kernels.begin_host(self.active.key))
+        if self.active.key[1].endswith(WARM_UP) and self._in_burst is None and len(self._unit.open) == 1:
+            self._in_burst = steps.contents.begin(self.active.key[1], is_recorded=self.is_recorded)
 
     @_unless_it_fails
     def ended(self) -> None:
         """Handle the return of the model's call: end the step, or let the step wait for its token."""
         returned_ns = clock.perf_counter_ns()
+        if isinstance(self._in_burst, CountedStep):
+            self._end_in_burst()
         if not self.waits:
             self.active.returned_ns = returned_ns
             self.close()
@@ -332,8 +337,8 @@ class OpenStep:
         recording, self._in_burst = self._in_burst, None
         if recording is not None:
             try:
-                captures.pop(get_ident(), None)
                 if self._noting is not None:
+                    captures.pop(get_ident(), None)
                     self._noting.end()
             finally:
                 recording.end_step()

@@ -19,6 +19,7 @@ from cbtop.profiler.instrument.adapters import state_of_adapters
 from cbtop.profiler.instrument.eager_stamps import Timing
 from cbtop.profiler.instrument.kernel_bursts import bursts_of
 from cbtop.profiler.instrument.multiplied import AUTOCAST_DEVICES, Mode
+from cbtop.profiler.instrument.step_contents import StepContents
 from cbtop.profiler.instrument.swapping import swapped_in, swaps
 from cbtop.profiler.instrument.torch_internals import version_of, without_torch_function
 from cbtop.profiler.instrument.wrapping import BrickCall
@@ -48,6 +49,7 @@ class TimedModel(ABC):
         "calls",
         "calls_are_in",
         "changed",
+        "contents",
         "follow_mode",
         "give_up",
         "in_python",
@@ -85,6 +87,7 @@ class TimedModel(ABC):
         self.changed = changed  # plans the model again if it has changed
         self.give_up = give_up
         self.bursts = bursts_of(profiler)
+        self.contents = StepContents(self)
         self.kernel_steps: KernelSteps | None = None  # records steps by their kernels, if not None
         self.kernels_due_ns = 0  # when `kernel_steps` is next due, on the host's clock; 0: never; C code reads this
         self.calls: Sequence[BrickCall] = ()

@@ -8,6 +8,8 @@ only inside functions.
 from __future__ import annotations
 
 import functools
+import sys
+from _thread import get_ident
 from collections.abc import Callable
 from operator import attrgetter
 from types import CodeType
@@ -55,9 +57,27 @@ foreach_norm: Callable[..., list[Tensor]] = _foreach_norm
 is_profiled: Callable[[], bool] = _profiler_enabled
 
 
+counting: set[int] = set()  # threads with a mode of cbtop that counts operations
+
+
+def modes_of_host() -> int:
+    """Return the number of active `__torch_dispatch__` modes that are not cbtop's own."""
+    modes = int(dispatch_modes())
+    return modes - 1 if counting and get_ident() in counting else modes
+
+
 def compiled_versions(code: CodeType) -> list[Any]:
     """Return Dynamo's cache entries for `code`, one for each compiled version."""
     return list(_C._dynamo.eval_frame._debug_get_cache_entry_list(code))
+
+
+def is_compile_used() -> bool:
+    """Return whether this process has called `torch.compile`. Also True if this torch does not tell."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    if frames is None:
+        return False
+    backends = getattr(frames, "cached_backends", None)
+    return backends is None or any([backend is not None for backend in backends.values()])
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------
@@ -66,6 +86,11 @@ def compiled_versions(code: CodeType) -> list[Any]:
 def is_in_bad_fork() -> bool:
     """Whether this process cannot use CUDA, because it was forked from a process that uses CUDA."""
     return bool(cuda._is_in_bad_fork())
+
+
+def allocations_of(device: int) -> int:
+    """Return how often this process has allocated memory of the CUDA device `device` from torch."""
+    return int(_C._cuda_memoryStats(device)["allocation"]["all"]["allocated"])
 
 
 def current_device() -> int:

@@ -26,6 +26,7 @@ from cbtop.compute.training.trainer import Trainer
 from cbtop.compute.training.workload import run
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Ceiling, CheckResult, Manifest, Node
+from cbtop.protocol.structure_messages import Conditions
 from cbtop.protocol.training_messages import TrainingTimes
 from cbtop.protocol.vocabulary import TRAIN, NodeKind, TrainingPart
 
@@ -283,7 +284,7 @@ def test_the_workload_announces_itself_trains_until_stopped_and_reports_the_loss
     assert list(losses) == list(range(1, 31))
     assert np.mean([losses[n] for n in range(21, 31)]) < np.mean([losses[n] for n in range(1, 11)])
     kinds = list(dict.fromkeys(type(message) for message in recorder.messages))
-    assert kinds[:4] == [Manifest, CheckResult, Ceiling, Node]
+    assert kinds[:5] == [Manifest, Conditions, CheckResult, Ceiling, Node]
     assert told == ["reading the model", "compiling kernels", "checking the bricks", "measuring ceilings", ""]
     assert sum(1 for tag, tokens in recorder.records if tokens == TOKENS) >= 30
 

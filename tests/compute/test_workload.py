@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from cbtop.compute.workload import run, verify_model, verify_pass
 from cbtop.profiler.analysis import roofline
 from cbtop.profiler.profiler import BrickProfiler
 from cbtop.protocol.messages import Ceiling, CheckResult, Manifest, Node
+from cbtop.protocol.structure_messages import Conditions
 from cbtop.protocol.vocabulary import NodeKind, Provenance
 
 from .conftest import ListRecorder
@@ -66,7 +68,7 @@ def test_it_says_what_it_runs_before_it_runs(
     options = WorkloadOptions(model=model_files["qwen2"], steps=3, threads=1)
     run(options, profiler, lambda: False, lambda text, fraction: told.append(text))
     kinds = [type(message) for message in recorder.messages]
-    assert list(dict.fromkeys(kinds)) == [Manifest, CheckResult, Ceiling, Node]
+    assert list(dict.fromkeys(kinds)) == [Manifest, Conditions, CheckResult, Ceiling, Node]
     assert told == ["reading the model", "compiling kernels", "checking the bricks", "measuring ceilings", ""]
     manifest = next(m for m in recorder.messages if isinstance(m, Manifest))
     assert (manifest.architecture, manifest.quantization, manifest.layers) == ("qwen2", "Q4_K+Q6_K", 2)
@@ -460,3 +462,17 @@ def test_two_swapped_logits_fail_alone_though_all_together_are_close_enough(
     together, each = verify_pass(model_files[architecture], 1, is_exact=False)
     assert together.passed
     assert (each.passed, each.brick) == (False, "LmHead")
+
+
+@pytest.mark.parametrize(
+    ("threads", "tiles", "instructions"), [(1, False, "AVX2"), (1, True, "AVX2, AMX"), (None, True, None)]
+)
+def test_its_conditions_name_the_instructions_of_kernels_on_a_processor(
+    monkeypatch: pytest.MonkeyPatch, threads: int | None, tiles: bool, instructions: str | None
+) -> None:
+    monkeypatch.setattr(cpu, "TIER", "AVX2")
+    monkeypatch.setattr(cpu, "HAS_TILES", tiles)
+    place: Any = SimpleNamespace(threads=threads)
+    found = {one.name: one.value for one in workload.conditions_of(place).conditions}
+    assert found.get("instructions") == instructions
+    assert found["NumPy"] == np.__version__

@@ -18,6 +18,15 @@ from hypothesis import strategies as st
 from cbtop.protocol import codec, messages
 from cbtop.protocol.attributes import FunctionAttributes, KernelAttributes, TransferAttributes, Work
 from cbtop.protocol.errors import DecodeError
+from cbtop.protocol.structure_messages import (
+    CompiledCode,
+    Condition,
+    Conditions,
+    GraphBreak,
+    OperationCount,
+    StepAllocations,
+    StepOperations,
+)
 from cbtop.protocol.training_messages import (
     CommunicationTimes,
     GradientFault,
@@ -88,6 +97,31 @@ def loss_scale(phase: str, scales: list[float], counts: list[int], more: int) ->
     return LossScale(phase, "", scales[0], sum(counts) + more, falls + more, scales[1], sum(counts), falls, rises)
 
 
+def in_order(kind: Any, *before: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Messages that end with two counts, the lower one first."""
+    counts = st.tuples(STEPS, STEPS).map(sorted)
+    return st.tuples(*before, counts).map(lambda drawn: kind(*drawn[:-1], *drawn[-1]))
+
+
+NAMES, ANY_STEPS = st.text(max_size=30).map(codec.sanitise), st.integers(1, 1 << 50)
+OPERATIONS = in_order(OperationCount, st.integers(0, 1 << 30), NAMES, NAMES)
+BREAKS = st.builds(GraphBreak, NAMES, ANY_STEPS, st.integers(0, 1 << 30))
+CONDITION = st.builds(Condition, NAMES, NAMES)
+STRUCTURE: dict[Any, st.SearchStrategy[Any]] = {
+    Condition: CONDITION,
+    Conditions: st.lists(CONDITION, max_size=4, unique_by=lambda one: one.name).map(
+        lambda some: Conditions(tuple(some))
+    ),
+    OperationCount: OPERATIONS,
+    StepOperations: st.builds(StepOperations, NAMES, NAMES, ANY_STEPS, st.lists(OPERATIONS, max_size=3).map(tuple)),
+    StepAllocations: in_order(StepAllocations, NAMES, NAMES, ANY_STEPS),
+    GraphBreak: BREAKS,
+    CompiledCode: st.tuples(st.tuples(STEPS, STEPS).map(sorted), st.lists(BREAKS, max_size=3).map(tuple)).map(
+        lambda drawn: CompiledCode(drawn[0][1], drawn[0][0], drawn[1])
+    ),
+}
+
+
 def instances(kind: Any) -> st.SearchStrategy[Any]:
     if kind is messages.RecordBatch:  # its numbers must fit each other
         number = st.integers(0, 1 << 60)
@@ -124,6 +158,8 @@ def instances(kind: Any) -> st.SearchStrategy[Any]:
     if kind is LossScale:
         counts = st.lists(st.integers(0, 20), min_size=3, max_size=3)
         return st.builds(loss_scale, values(str), st.lists(st.floats(0, 1e30), min_size=2), counts, STEPS)
+    if kind in STRUCTURE:
+        return STRUCTURE[kind]
     if kind is messages.KernelTimes:  # and these
         count, time_ns = st.integers(1, 1 << 60), st.integers(0, 1 << 50)
         return st.tuples(values(int), count, count, values(float), time_ns, time_ns, time_ns).map(

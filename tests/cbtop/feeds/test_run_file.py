@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from cbtop.comparison.contents import Break, Compiled, Contents, PhaseContents, Piece, PieceKind, Total
 from cbtop.comparison.default_gate import default_gate
 from cbtop.comparison.run_diff import diff
 from cbtop.comparison.runs import Pace, TooShort
 from cbtop.errors import UsageError
-from cbtop.feeds.run_file import MAX_FILE_BYTES, read_runs, write_runs
+from cbtop.feeds.run_file import MAX_FILE_BYTES, SCHEMA, read_runs, write_runs
 from cbtop.reports.gate import gate_json, gate_text
+from tests.cbtop.comparison.made_contents import contents, layers, phase
 from tests.cbtop.comparison.made_runs import made_run
 
 
@@ -25,7 +27,10 @@ from tests.cbtop.comparison.made_runs import made_run
 def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """One run with few places."""
     path = tmp_path_factory.mktemp("runs") / "made.json"
-    write_runs(path, [made_run(1, steps=40)])
+    write_runs(
+        path,
+        [replace(made_run(1, steps=40), contents=replace(contents(phase(layers(1))), compiled=Compiled(1, 0, ())))],
+    )
     found: dict[str, Any] = json.loads(path.read_text())
     part = found["runs"][0]["parts"][0]
     kept = {(None, None), ("between bricks", None)}
@@ -116,3 +121,24 @@ def _places(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
     for key in keys:
         yield (*above, key)
         yield from _places(value[key], (*above, key))
+
+
+def test_the_contents_of_steps_are_read_as_they_were_written(tmp_path: Path) -> None:
+    run = made_run(1, steps=40)
+    broken = Compiled(2, 1, (Break("Layer 1 › Activation", "call to print", 2),))
+    of_kernels = contents(phase(layers(5)), conditions=(("Triton", "3.7"),))
+    varying = PhaseContents(
+        "prefill", 4, {Piece(PieceKind.OPERATION, name="clone", dtype="int8"): (0, 3)}, {Total.H2D: (0, 0)}
+    )
+    runs = [
+        replace(run, contents=replace(of_kernels, compiled=broken)),
+        replace(run, contents=Contents((varying,))),
+        run,
+    ]
+    write_runs(tmp_path / "runs.json", runs)
+    assert read_runs(tmp_path / "runs.json") == runs
+    written = json.loads((tmp_path / "runs.json").read_text())["runs"]
+    assert len(written[0]["contents"]["phases"][0]["pieces"]) == 5  # layers that are alike are one row
+    del written[2]["contents"]
+    (tmp_path / "older.json").write_text(json.dumps({"schema": SCHEMA, "runs": written[2:]}))
+    assert read_runs(tmp_path / "older.json")[0].contents == Contents()

@@ -7,7 +7,14 @@ import pytest
 from cbtop.profiler.device import kernel_burst
 from cbtop.profiler.device.cupti import CuptiError
 from cbtop.profiler.device.graph_surgery import Order
-from cbtop.profiler.device.kernel_burst import MAX_NAME_CHARS, Durations, KernelBurstResults, KernelWindow, short
+from cbtop.profiler.device.kernel_burst import (
+    MAX_NAME_CHARS,
+    Durations,
+    KernelBurstResults,
+    KernelWindow,
+    LaunchedKernel,
+    short,
+)
 from tests.profiler.device.fake_cupti import CuptiWorld, FakeCupti, kernel_record
 
 STREAM = 7
@@ -239,3 +246,31 @@ def test_of_a_long_name_the_innermost_arguments_go_first() -> None:
     inner = ", ".join(f"second{at}<third>" for at in range(30))
     assert short(f"void f<first<{inner}>, int>(int)") == "f<first<…>, int>"
     assert len(short("x" * 1000)) == MAX_NAME_CHARS
+
+
+def test_the_launches_in_a_step_are_a_range_from_zero_if_a_step_has_none() -> None:
+    burst = KernelBurstResults()
+    for launches, others in ((2, 1), (3, 0), (2, 1)):
+        for name, count in (("gemm", launches), ("copy", others)):
+            for _ in range(count):
+                burst.add(("step", "brick"), made_kernel(name), 10)
+        burst.end_step("step")
+    ranges = {kernel.name: burst.launches_in_step(keys, one) for (keys, kernel), one in burst.kernels.items()}
+    assert ranges == {"gemm": (2, 3), "copy": (0, 1)}
+
+
+def test_merged_durations_have_the_range_of_all_their_steps() -> None:
+    one, other = Durations(), Durations()
+    for durations, launches in ((one, 2), (other, 5)):
+        for _ in range(launches):
+            durations.add(10)
+        durations.end_step()
+    one.merge(other)
+    one.add(10)
+    one.end_step()
+    assert (one.count, one.steps, one.fewest, one.most) == (8, 3, 1, 5)
+    assert (one.copy().fewest, one.copy().most) == (1, 5)
+
+
+def made_kernel(name: str) -> LaunchedKernel:
+    return LaunchedKernel(name, (1, 1, 1), (32, 1, 1), 16, 0, 0)

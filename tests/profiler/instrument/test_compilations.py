@@ -9,7 +9,9 @@ import pytest
 
 from cbtop.profiler.instrument import attach
 from cbtop.profiler.profiler import BrickProfiler
-from cbtop.protocol.messages import Activity, Compilation
+from cbtop.protocol.messages import Activity, Compilation, Node
+from cbtop.protocol.structure_messages import CompiledCode
+from cbtop.protocol.vocabulary import NodeKind
 from tests.profiler.instrument.tiny import model_of, torch, words
 from tests.profiler.memory import Memory
 
@@ -94,3 +96,43 @@ def test_after_a_reset_it_is_told_again_once_the_model_was_looked_at(
     handle._look_again()
     compiled_step(model)(words(1, 4))
     assert told(memory)
+
+
+def test_a_graph_break_is_counted_with_its_reason_at_its_place(profiler: BrickProfiler, memory: Memory) -> None:
+    model = model_of("llama")
+    attach(model, profiler)
+    (watched,) = totals(memory)
+    assert watched == CompiledCode(watched.compilations, watched.recompilations)  # nothing was compiled yet
+
+    class Breaking(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            torch._dynamo.graph_break()
+            return x + 1
+
+    model.model.layers[1].mlp.act_fn = Breaking()
+    model.model.layers[1].mlp.act_fn.compile(backend="eager")
+    with torch.no_grad():
+        model(words(1, 4))
+    found = totals(memory)[-1]
+    assert found.compilations > watched.compilations
+    (one,) = found.breaks
+    assert (one.count, found.graph_breaks) == (1, 1)
+    assert one.reason.startswith("Call to `torch._dynamo.graph_break()`: User-inserted graph break")
+    nodes = {said.id: said for said in memory.said if isinstance(said, Node)}
+    assert (nodes[one.node].kind, nodes[one.node].name) == (NodeKind.LAYER, "1")
+
+
+def test_recompilations_are_counted_among_the_compilations(profiler: BrickProfiler, memory: Memory) -> None:
+    model = model_of("llama")
+    attach(model, profiler)
+    step = compiled_step(model)
+    step(words(1, 4))
+    before = totals(memory)[-1]
+    step(words(1, 5))
+    after = totals(memory)[-1]
+    assert after.recompilations > before.recompilations
+    assert after.compilations - before.compilations >= after.recompilations - before.recompilations
+
+
+def totals(memory: Memory) -> list[CompiledCode]:
+    return [said for said in memory.said if isinstance(said, CompiledCode)]

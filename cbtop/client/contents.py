@@ -1,0 +1,43 @@
+"""The announcements of a source that have no noise: what its steps contain, its compiled code, its conditions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cbtop.protocol.structure_messages import (
+    CompiledCode,
+    Conditions,
+    StepAllocations,
+    StepOperations,
+    StructureMessage,
+)
+
+Phase = tuple[str, str]  # name of the phase without the suffix of a warm-up, and the model
+
+
+@dataclass(slots=True)
+class AnnouncedContents:
+    """The newest announcement of each kind. None, or without an entry: not announced."""
+
+    conditions: dict[str, str] = field(default_factory=dict)
+    operations: dict[Phase, StepOperations] = field(default_factory=dict)
+    allocations: dict[Phase, StepAllocations] = field(default_factory=dict)
+    compiled: CompiledCode | None = None
+
+    def take(self, message: StructureMessage) -> None:
+        """Replace the announcement of the same kind and phase."""
+        match message:
+            case Conditions():
+                self.conditions = {one.name: one.value for one in message.conditions}
+            case StepOperations():
+                self.operations[message.phase, message.model] = message
+            case StepAllocations():
+                self.allocations[message.phase, message.model] = message
+            case CompiledCode():
+                self.compiled = message
+
+    def __len__(self) -> int:
+        """Return the number of entries in all announcements."""
+        operations = sum(1 + len(one.operations) for one in self.operations.values())
+        breaks = 1 + len(self.compiled.breaks) if self.compiled else 0
+        return len(self.conditions) + operations + len(self.allocations) + breaks

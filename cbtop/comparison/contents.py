@@ -1,0 +1,162 @@
+"""The contents of the steps of a run: layers, bricks, kernels and operations, and how often a step runs each.
+
+A number is a range over the steps of a phase, `fewest` to `most`. It is exact if both are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes
+
+Range = tuple[int, int]  # fewest and most
+Place = tuple[str, str, str]  # layer, brick and label; "" outside of layers or bricks
+OUTSIDE: Place = ("", "", "")
+BESIDE = " › "  # between the names of a place
+
+
+class PieceKind(StrEnum):
+    """The kind of a piece of a step."""
+
+    LAYER = "layer"
+    BRICK = "brick"
+    KERNEL = "kernel"
+    OPERATION = "operation"  # of torch on a processor
+    TRANSFER = "transfer"
+
+
+class Total(StrEnum):
+    """A number of a whole step."""
+
+    BRICKS = "bricks"
+    LAUNCHES = "launches"
+    ALLOCATIONS = "allocations"
+    H2D = "transfers.h2d"
+    D2H = "transfers.d2h"
+    D2D = "transfers.d2d"
+
+
+TRANSFERS = (Total.H2D, Total.D2H, Total.D2D)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a step at one place. `name` is "" for a layer or a brick itself.
+
+    `dtype` is the type of the numbers that a brick multiplies, or of the result of an operation. "" means unknown.
+    """
+
+    kind: PieceKind
+    layer: str = ""  # "" outside of layers
+    brick: str = ""  # "" outside of bricks
+    label: str = ""  # distinguishes bricks of one name in a layer
+    name: str = ""
+    dtype: str = ""
+    kernel: KernelAttributes = NO_KERNEL
+
+    @property
+    def place(self) -> Place:
+        return self.layer, self.brick, self.label
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseContents:
+    """The contents of the steps of one phase, warm-up steps among them, without the first step.
+
+    `steps` is the number of recorded steps, the first one among them. A missing entry of `totals` is unknown.
+    """
+
+    phase: str
+    steps: int
+    pieces: Mapping[Piece, Range]
+    totals: Mapping[Total, Range]
+
+    def has(self, kind: PieceKind) -> bool:
+        """Whether pieces of this kind were recorded."""
+        return any(piece.kind is kind for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """Graph breaks of one reason at one place, such as `Layer 3 › Activation`, "" outside of all."""
+
+    place: str
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """The totals of Dynamo in a process that was watched."""
+
+    compilations: int
+    recompilations: int
+    breaks: tuple[Break, ...]
+
+    @property
+    def graph_breaks(self) -> int:
+        return sum(one.count for one in self.breaks)
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The contents of all phases of a run, and the conditions of its process. `compiled` is None if unknown."""
+
+    phases: tuple[PhaseContents, ...] = ()
+    compiled: Compiled | None = None
+    conditions: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, phase: str) -> PhaseContents | None:
+        """Return the contents of one phase, or None if it was not recorded."""
+        return next((one for one in self.phases if one.phase == phase), None)
+
+
+def contents_together(runs: Sequence[Contents]) -> Contents:
+    """Return the contents of several runs as one. Numbers that differ between runs become ranges.
+
+    Conditions that differ between the runs are unknown, and so are totals that a run does not know.
+    """
+    first = runs[0]
+    if len(runs) == 1:
+        return first
+    names = dict.fromkeys(one.phase for run in runs for one in run.phases)
+    phases = [[found for run in runs if (found := run.of(name))] for name in names]
+    return Contents(
+        tuple(_together(one) for one in phases if len(one) == len(runs)),
+        _compiled_together([run.compiled for run in runs]),
+        {
+            name: value
+            for name, value in first.conditions.items()
+            if all(run.conditions.get(name) == value for run in runs)
+        },
+    )
+
+
+def _together(phases: Sequence[PhaseContents]) -> PhaseContents:
+    pieces = dict.fromkeys(piece for one in phases for piece in one.pieces)
+    known = [total for total in phases[0].totals if all(total in one.totals for one in phases)]
+    return replace(
+        phases[0],
+        steps=min(one.steps for one in phases),
+        pieces={piece: _range([one.pieces.get(piece, (0, 0)) for one in phases]) for piece in pieces},
+        totals={total: _range([one.totals[total] for one in phases]) for total in known},
+    )
+
+
+def _compiled_together(runs: Sequence[Compiled | None]) -> Compiled | None:
+    """Return the totals of the run with the most graph breaks, and the most of each other total."""
+    known = [run for run in runs if run is not None]
+    if len(known) < len(runs):
+        return None
+    most = max(known, key=lambda run: run.graph_breaks)
+    return replace(
+        most,
+        compilations=max(run.compilations for run in known),
+        recompilations=max(run.recompilations for run in known),
+    )
+
+
+def _range(ranges: Sequence[Range]) -> Range:
+    return min(fewest for fewest, _ in ranges), max(most for _, most in ranges)

@@ -1,0 +1,35 @@
+"""The conditions of this process that may change its times: versions of libraries, and its processors."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Mapping
+
+from cbtop.protocol.structure_messages import Condition, Conditions
+
+
+def conditions(known: Mapping[str, str], libraries: Mapping[str, str]) -> Conditions:
+    """Return `known` with the version of Python, the processors, and the versions of libraries.
+
+    `libraries` has the names of the libraries by module. Only modules that are already imported have a version.
+    """
+    found = {"Python": platform.python_version(), "processors": processors()}
+    for module, name in libraries.items():
+        found[name] = str(getattr(sys.modules.get(module), "__version__", ""))
+    found |= known
+    return Conditions(tuple(Condition(name, value) for name, value in found.items() if value))
+
+
+def processors() -> str:
+    """Return the numbers of the processors that this thread may run on, such as `0-3, 8`, or "" if unknown."""
+    if not hasattr(os, "sched_getaffinity"):
+        return ""
+    ranges: list[list[int]] = []
+    for number in sorted(os.sched_getaffinity(0)):
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in ranges)

@@ -1,0 +1,36 @@
+"""The conditions of a process with a torch model that may change its times."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from cbtop.profiler.conditions import conditions
+from cbtop.protocol.structure_messages import Conditions
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# The versions of these libraries are reported if the process has imported them: module and name.
+_LIBRARIES = {
+    "torch": "torch",
+    "transformers": "transformers",
+    "triton": "Triton",
+    "flash_attn": "flash-attn",
+    "bitsandbytes": "bitsandbytes",
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+}
+
+
+def conditions_of(model: nn.Module) -> Conditions:
+    """Return the conditions of this process, which runs `model`."""
+    devices = {weight.device.type for weight in model.parameters()}
+    known = {}
+    if "cpu" in devices:
+        known["instructions"] = torch.backends.cpu.get_cpu_capability()
+    if "cuda" in devices:
+        known["CUDA"] = torch.version.cuda or ""
+        known["cuDNN"] = str(torch.backends.cudnn.version() or "")
+    return conditions(known, _LIBRARIES)

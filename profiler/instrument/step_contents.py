@@ -1,0 +1,208 @@
+"""Counts what the first steps of each kind contain: operations on a processor, allocations on a GPU.
+
+Rules
+- The steps are the first COUNTED ones of a kind, which the process shows as a warm-up. The first of them counts only
+  until there is a second one, because it also prepares caches. All other steps run as without this file.
+- Operations are counted by a dispatch mode of torch, in the call of the model, if every step is recorded. Compiled
+  and scripted code runs other kernels, which a mode does not see. So nothing is counted if there is any.
+- Views of tensors are not counted, because they compute nothing.
+"""
+
+from __future__ import annotations
+
+from _thread import get_ident
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cbtop.profiler.instrument.torch_internals import (
+    allocations_of,
+    counting,
+    dispatch_modes,
+    is_compile_used,
+    modes_of_host,
+)
+from cbtop.profiler.instrument.trouble import log_own_error
+from cbtop.profiler.instrument.wrapping import is_compiled
+from cbtop.protocol.ring import NO_NODE
+from cbtop.protocol.structure_messages import MAX_OPERATIONS, OperationCount, StepAllocations, StepOperations
+from cbtop.protocol.vocabulary import WARM_UP
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from cbtop.profiler.hot_path import HotPath
+    from cbtop.profiler.path import Path
+    from cbtop.profiler.profiler import BrickProfiler
+    from cbtop.profiler.steps import Steps
+
+COUNTED = 3
+Operation = tuple[int, str, str]  # node, name, type of the first result
+Kind = tuple[str, str]  # phase and model
+
+
+_modes_askers: list[Callable[[Callable[[], int]], object]] = []
+
+
+def ask_for_modes(ask_by: Callable[[Callable[[], int]], object]) -> None:
+    """Let `ask_by` set the function by which compiled code asks for the number of modes of the host.
+
+    It is one of torch, except while operations are counted. So all other steps run no Python for it.
+    """
+    _modes_askers.append(ask_by)
+    ask_by(dispatch_modes)
+
+
+class CountedModel(Protocol):
+    """A model with counted steps."""
+
+    model: str
+    path: HotPath | Path
+    profiler: BrickProfiler
+    profiler_steps: Steps
+    root: Callable[[], nn.Module | None]
+
+
+class StepContents:
+    """The contents of the counted steps of one model, by kind of step."""
+
+    def __init__(self, steps: CountedModel) -> None:
+        self._steps = steps
+        self._operations: dict[Kind, list[Counter[Operation]]] = {}
+        self._allocations: dict[Kind, list[int]] = {}
+
+    def begin(self, name: str, *, is_recorded: bool) -> CountedStep | None:
+        """Begin to count in the step called `name`, which begins now in this thread. Returns None if it is not
+        counted.
+        """
+        if not name.endswith(WARM_UP):
+            return None
+        kind = name.removesuffix(WARM_UP), self._steps.model
+        if len(self._operations.get(kind, ())) >= COUNTED or len(self._allocations.get(kind, ())) >= COUNTED:
+            return None
+        root = self._steps.root()
+        devices = set() if root is None else self._devices(root)
+        if root is None or len(devices) != 1:
+            return None
+        (device,) = devices
+        if device.type == "cuda":
+            return CountedAllocations(device.index or 0, lambda count: self._allocated(kind, count))
+        is_every = self._steps.profiler_steps.governor is None
+        if device.type != "cpu" or not (is_every and is_recorded) or dispatch_modes() or _has_compiled(root):
+            return None
+        return CountedOperations(self._steps, lambda counts: self._ran(kind, counts))
+
+    @staticmethod
+    def _devices(root: nn.Module) -> set[torch.device]:
+        return {weight.device for weight in root.parameters()}
+
+    def _ran(self, kind: Kind, counts: Counter[Operation]) -> None:
+        steps = self._operations.setdefault(kind, [])
+        steps.append(counts)
+        steady = steps[1:] or steps
+        operations = list(dict.fromkeys(one for step in steady for one in step))
+        if len(operations) > MAX_OPERATIONS:
+            return
+        found = [
+            OperationCount(*one, min(step[one] for step in steady), max(step[one] for step in steady))
+            for one in operations
+        ]
+        self._steps.profiler.announce(StepOperations(*kind, len(steady), tuple(found)))
+
+    def _allocated(self, kind: Kind, count: int) -> None:
+        steps = self._allocations.setdefault(kind, [])
+        steps.append(count)
+        steady = steps[1:] or steps
+        self._steps.profiler.announce(StepAllocations(*kind, len(steady), min(steady), max(steady)))
+
+
+class CountedAllocations:
+    """Counts the allocations of the GPU `device` in one step."""
+
+    def __init__(self, device: int, ended: Callable[[int], None]) -> None:
+        self._device = device
+        self._ended = ended
+        self._before = allocations_of(device)
+
+    def end_step(self) -> None:
+        """End counting, because the model's call has returned."""
+        self._ended(max(0, allocations_of(self._device) - self._before))
+
+
+class CountedOperations:
+    """Counts the operations of this thread in one step."""
+
+    def __init__(self, steps: CountedModel, ended: Callable[[Counter[Operation]], None]) -> None:
+        self._ended = ended
+        self._counts: Counter[Operation] = Counter()
+        self._mode = _CountingMode(steps, self._counts)
+        self._mode.__enter__()
+        counting.add(get_ident())
+        for ask_by in _modes_askers:
+            ask_by(modes_of_host)
+
+    def end_step(self) -> None:
+        """End counting, because the model's call has returned."""
+        counting.discard(get_ident())
+        for ask_by in _modes_askers if not counting else ():
+            ask_by(dispatch_modes)
+        self._mode.__exit__(None, None, None)
+        if not (self._mode.has_failed or is_compile_used()):
+            self._ended(self._counts)
+
+
+CountedStep = CountedAllocations | CountedOperations
+
+
+class _CountingMode(TorchDispatchMode):  # type: ignore[misc]  # torch declares no type for it
+    """Counts the operations of a thread, and runs them unchanged."""
+
+    supports_higher_order_operators = True  # otherwise torch raises an error where the host calls one
+
+    def __init__(self, steps: CountedModel, counts: Counter[Operation]) -> None:
+        super().__init__()
+        self._path = steps.path
+        self._counts = counts
+        self.has_failed = False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let Dynamo compile as usual. Otherwise code that is first called in this mode would never be compiled."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keep torch from wrapping this class, which imports all of Dynamo at the first operation (a second)."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        try:
+            # an operation of higher order has no `is_view`
+            if not getattr(func, "is_view", False) and func.name() != "aten::_unsafe_view":
+                scope: Any = self._path.position.scope
+                self._counts[max(NO_NODE, int(scope.node)), _name_of(func), _dtype_of(result)] += 1
+        except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
+            self.has_failed = True
+            log_own_error(error, "the operations of a step are not known")
+        return result
+
+
+def _name_of(func: Any) -> str:
+    """Return the name of an operation: `add` for `aten::add.Tensor`. Other libraries keep their prefix."""
+    return str(func.name()).partition(".")[0].removeprefix("aten::")
+
+
+def _dtype_of(result: Any) -> str:
+    first = result[0] if isinstance(result, tuple | list) and result else result
+    return str(first.dtype).removeprefix("torch.") if isinstance(first, torch.Tensor) else ""
+
+
+def _has_compiled(root: nn.Module) -> bool:
+    """Whether this process has used `torch.compile`, or the model has scripted parts."""
+    if is_compile_used():
+        return True
+    return any([isinstance(module, torch.jit.ScriptModule) or is_compiled(module) for module in root.modules()])

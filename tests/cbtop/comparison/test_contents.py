@@ -1,0 +1,32 @@
+"""Contents of several runs are one: what differs between them becomes a range, or unknown."""
+
+from __future__ import annotations
+
+from cbtop.comparison.contents import Break, Compiled, Contents, Total, contents_together
+from tests.cbtop.comparison.made_contents import ONE, contents, kernel, layers, phase
+
+COPY = kernel("Layer 1", "elementwise_kernel")
+
+
+def test_a_piece_that_one_run_lacks_is_a_range_from_zero() -> None:
+    found = contents_together([contents(), contents(phase(layers() | {COPY: ONE}, steps=9))]).phases[0]
+    assert (found.pieces[COPY], found.pieces[kernel("Layer 1", "gemm")]) == ((0, 1), ONE)
+    assert (found.totals[Total.LAUNCHES], found.steps) == ((6, 7), 3)
+
+
+def test_a_phase_or_total_that_one_run_lacks_is_unknown() -> None:
+    other = phase(totals={Total.BRICKS: (6, 6)})
+    assert Total.LAUNCHES not in contents_together([contents(), contents(other)]).phases[0].totals
+    assert contents_together([contents(), contents(phase(name="prefill"))]).phases == ()
+
+
+def test_conditions_are_those_that_all_runs_share() -> None:
+    runs = [contents(conditions=(("torch", "2.13"), ("Triton", one))) for one in ("3.6", "3.7")]
+    assert contents_together(runs).conditions == {"torch": "2.13"}
+
+
+def test_the_most_graph_breaks_of_any_run_count_and_none_if_one_was_not_watched() -> None:
+    broken = Compiled(2, 0, (Break("Layer 1", "print", 2),))
+    watched = [Contents(compiled=one) for one in (Compiled(1, 1, ()), broken)]
+    assert contents_together(watched).compiled == Compiled(2, 1, broken.breaks)
+    assert contents_together([*watched, Contents()]).compiled is None
