@@ -208,9 +208,9 @@ def _cause(part: PartDiff, more_us: float, between_steps_us: float) -> str:
 
 
 def _told(part: PartDiff, place: PlaceDiff) -> str:
-    if place.change is None:
+    if place.decisive is None:
         return f"new: {place.delta_us:+.1f} µs/{part.unit}"
-    own = place.change.own if place.change.is_told_by_others else None
-    beside = f", {ratio_text(own)} beside all others" if own else ""
+    beside = " relative to all others" if place.decisive is not place.change else ""
+    beside += f", {place.calls.text}" if place.calls and place.calls.text else ""
     cost = f"{place.delta_us:+.1f} µs/{part.unit}{place.moved_by}"
-    return f"{ratio_text(place.change)}{beside}{calls_text(place, 'p50')}, {cost}"
+    return f"{ratio_text(place.decisive)}{beside}{calls_text(place, 'p50')}, {cost}"

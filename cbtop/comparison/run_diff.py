@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from cbtop.comparison.comparison import differences, other_model
 from cbtop.comparison.machine_differences import losses, other_clock, other_load, other_machine, other_pace
-from cbtop.comparison.part_diff import PartDiff, PlaceDiff, part_diff, work_text
+from cbtop.comparison.part_diff import PartDiff, PlaceDiff, compared_figures, part_diff, work_text
 from cbtop.comparison.runs import MIN_LEARNED, Run, StepGroup, TooShort, together
 from cbtop.units import count, counted
 
@@ -74,7 +74,7 @@ def diff(
     afters = _by_work(now, phase)
     both = [key for key in befores if key in afters]
     # Correct for the figures of all parts together, so that only one comparison in a hundred has a false alarm.
-    compared = sum(len(befores[key].places.keys() & afters[key].places.keys()) for key in both)
+    compared = sum(compared_figures(befores[key], afters[key]) for key in both)
     for key in both:
         found = part_diff(befores[key], afters[key], base, now, compared, len(both))
         if isinstance(found, str):
@@ -175,7 +175,7 @@ def _of_parts(base: Run, now: Run, phase: str | None, parts: Sequence[PartDiff],
     left = dict.fromkeys(part.phase for part in befores.values() if part.phase not in compared_phases)
     notes = [*notes, *(note for part in order for note in _place_notes(part))]
     new = [part for key, part in afters.items() if key not in befores]
-    alone = [part_diff(part, part, now, now, len(part.places), 1) for part in new]
+    alone = [part_diff(part, part, now, now, compared_figures(part, part), 1) for part in new]
     return RunDiff(
         base,
         now,

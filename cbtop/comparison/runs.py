@@ -27,9 +27,10 @@ from cbtop.comparison.items import (
     PlaceTimes,
     median_of,
     place_times,
-    shared_ratio,
 )
-from cbtop.comparison.noise import MIN_BLOCKS, Figure, figures, learned
+from cbtop.comparison.noise import MIN_BLOCKS, Figure, figures, learned, stretched
+from cbtop.comparison.place_changes import shared_ratio
+from cbtop.comparison.places_together import places_together
 from cbtop.comparison.quantiles import MEDIAN, P99, CallTimes
 from cbtop.comparison.step_blocks import StepBlock, StepWork
 from cbtop.profiler.analysis.brick_stats import brick_stats, name_and_category
@@ -76,9 +77,13 @@ class StepGroup:
     training: Mapping[str, Figure] = field(default_factory=dict)
 
     @property
+    def units_a_step(self) -> float:
+        return self.tokens or 1.0 if self.unit == "token" else 1.0
+
+    @property
     def amount(self) -> float:
         """Number of units."""
-        return self.steps * (self.tokens or 1.0 if self.unit == "token" else 1.0)
+        return self.steps * self.units_a_step
 
     @property
     def time_us(self) -> float:
@@ -204,21 +209,21 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
         paces = np.ones(len(blocks))  # the pace of blocks without recorded steps is unknown: assume 1
         paces[ran] = pace
     (wall,) = figures(np.array([[block.wall_ns / 1e3] for block in blocks]), every, cached, paces)
-    # Pauses by other programs are rare and long, so few blocks show them. Their scatter is based on half of the
-    # blocks.
+    # Pauses by other programs are rare and long, so few blocks show them.
     wall = replace(wall, blocks=max(MIN_BLOCKS, wall.blocks // 2))
     (whole,) = figures(sums.total_ns[:, None] / 1e3, every, cached, paces)
     outside_us = wall.mean - whole.mean
     (recorded_us,) = figures((sums.total_ns - sums.plain_ns)[ran][:, None] / 1e3, recorded, along, pace)
     calls = CallTimes(growths, [np.where(np.arange(step + 1) == step, 0, -1)], 1, count, cached, paces)
     p50, p99 = (calls.quantile(fraction) for fraction in (MEDIAN, P99))
-    typical = figures(p50.typical_us, every, cached, paces)[0] if p50.figures[0] else None
+    before_us = _without_pauses(np.array([block.wall_ns for block in blocks]) - sums.total_ns, every) / 1e3
+    of_step = [figures(us, every, cached, paces)[0] for us in (p50.typical_us, p50.typical_us + before_us[:, None])]
+    typical, paced = (stretched(one, p50.stretch[0]) if p50.figures[0] else None for one in of_step)
     whole = replace(whole, median_us=median_of(p50.figures[0]))
     if typical:  # a change of the wall-clock time only counts if the typical step or the time between steps changes
         wall = replace(wall, median_us=typical.mean + outside_us)
-    before_us = _without_pauses(np.array([block.wall_ns for block in blocks]) - sums.total_ns, every) / 1e3
-    paced = figures(p50.typical_us + before_us[:, None], every, cached, paces)[0] if typical else None
-    found[WHOLE_STEP] = PlaceTimes(whole, typical, p50.figures[0], p99.figures[0], 1.0)
+    call = stretched(figures(p50.typical_us, count, cached, paces)[0], p50.stretch[0]) if typical else None
+    found[WHOLE_STEP] = PlaceTimes(whole, call, p50.figures[0], p99.figures[0], Figure(1.0, 0.0, len(blocks)))
     return StepGroup(
         phase=display_name(table[step]),
         work=(work.tokens, work.sequences),
@@ -276,7 +281,7 @@ MIN_LEARNED = 3  # minimum number of runs; two runs say little about scatter
 def together(runs: Sequence[Run]) -> Run:
     """Return the mean of the runs with their scatter, or the first run if there are fewer than MIN_LEARNED.
 
-    Parts and places that any of the runs lacks are left out.
+    Parts that any of the runs lacks are left out.
     """
     first = runs[0]
     if len(runs) < MIN_LEARNED:
@@ -323,30 +328,10 @@ def _together(parts: Sequence[StepGroup]) -> StepGroup:
     ratios = [shared_ratio(first.places, part.places) for part in parts]
     usual = _mean_of(ratios)
     paces = None if usual is None else [ratio / usual for ratio in ratios if ratio is not None]
-    names = [place for place in first.places if all(place in part.places for part in parts)]
-    found: dict[str, list[Figure | None]] = {}
-    for what in ("time", "typical", "p50", "p99"):
-        rows = [[getattr(part.places[name], what) for part in parts] for name in names]
-        one_each: list[Figure | None] = [None] * len(names)
-        # The scatter is learned for bricks, bricks in layers, and layers separately.
-        like: dict[tuple[bool, bool], list[int]] = {}
-        for at, (brick, layer) in enumerate(names):
-            if None not in rows[at]:
-                like.setdefault((bool(brick), bool(layer)), []).append(at)
-        for known in like.values():
-            for at, figure in zip(known, learned([rows[at] for at in known], paces), strict=True):
-                one_each[at] = figure
-        found[what] = one_each
     (wall,), (inside,) = (
         learned([row]) for row in ([part.wall_us for part in parts], [part.inside_us for part in parts])
     )
     typical = [part.typical_us for part in parts if part.typical_us]
-    places = {}
-    for at, name in enumerate(names):
-        time = found["time"][at]
-        assert time is not None
-        calls = float(np.mean([part.places[name].calls for part in parts]))
-        places[name] = PlaceTimes(time, found["typical"][at], found["p50"][at], found["p99"][at], calls)
     return replace(
         first,
         steps=sum(part.steps for part in parts),
@@ -357,7 +342,7 @@ def _together(parts: Sequence[StepGroup]) -> StepGroup:
         cached_most=max((part.cached_most for part in parts if part.cached_most is not None), default=None),
         wall_us=wall,
         inside_us=inside,
-        places=places,
+        places=places_together([part.places for part in parts], paces, MIN_LEARNED),
         typical_us=learned([typical])[0] if len(typical) == len(parts) else None,
         training=_training_together(parts),
     )

@@ -187,7 +187,7 @@ def test_of_two_new_runs_none_goes_unjudged(
         assert main(["diff", str(runs[name]), "--save", str(tmp_path / f"{name}.json")]) == 0
         kept += json.loads((tmp_path / f"{name}.json").read_text())["runs"]
     both = tmp_path / "both.json"
-    both.write_text(json.dumps({"schema": "cbtop.runs/1", "runs": kept}))
+    both.write_text(json.dumps({"schema": "cbtop.runs/2", "runs": kept}))
     assert check("ffn@2<=43us", "--new", both) == 2
     assert "contains 2 runs; pass 1 run, or at least 3" in capsys.readouterr().err
     assert main(["diff", str(runs["base"]), str(both)]) == 0
@@ -333,7 +333,7 @@ def test_three_new_runs_need_no_baseline(runs: dict[str, Path], tmp_path: Path) 
         assert main(["diff", str(runs[name]), "--save", str(tmp_path / f"{name}.json")]) == 0
         kept += json.loads((tmp_path / f"{name}.json").read_text())["runs"]
     together = tmp_path / "together.json"
-    together.write_text(json.dumps({"schema": "cbtop.runs/1", "runs": kept}))
+    together.write_text(json.dumps({"schema": "cbtop.runs/2", "runs": kept}))
     assert check("step<=1s", "--new", together) == 0
 
 

@@ -8,7 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP, shared_ratio
+from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP
+from cbtop.comparison.noise import Figure
+from cbtop.comparison.place_changes import shared_ratio
 from cbtop.comparison.runs import MAX_KERNELS, Run, StepGroup, TooShort, kernels_of, part_of, together
 from cbtop.comparison.step_blocks import StepBlock, StepBlocks, StepWork
 from cbtop.profiler.analysis.graph.node_table import NodeTable
@@ -73,7 +75,11 @@ def test_inside_times_are_of_steps_recorded_inside_and_need_five_blocks() -> Non
         if part is not None:
             assert (part.steps, part.tokens) == (32, 1.0)
             assert part.inside_us.mean == pytest.approx(whole.inside_us.mean, rel=0.02)
-            assert all(one.calls == whole.places[place].calls for place, one in part.places.items())
+            for place, one in part.places.items():
+                calls = whole.places[place].calls
+                assert calls is not None
+                assert one.calls is not None
+                assert (one.calls.mean, one.calls.error) == (calls.mean, 0.0)
 
 
 def test_all_steps_took_the_time_from_the_first_begin_to_the_last_end() -> None:
@@ -116,7 +122,7 @@ def test_cached_length_and_sequences_are_known_if_every_step_says_them() -> None
     silent = part_in(made_batch(1, STEADY, 40))
     assert silent is not None
     assert (silent.cached, silent.cached_least, silent.cached_most, silent.sequences) == (None,) * 4
-    assert silent.places[WHOLE_STEP].calls == 1.0  # a step is one call
+    assert silent.places[WHOLE_STEP].calls == Figure(1.0, 0.0, 10)  # a step is one call
 
 
 def test_a_run_of_no_known_tokens_amounts_to_its_steps() -> None:
@@ -219,7 +225,7 @@ def test_between_steps_four_usual_distances_are_a_pause_and_less_is_not() -> Non
         assert part.typical_us is not None
         assert part.wall_us.mean == pytest.approx(np.mean(between_us) + 100)
         # A wall-clock time is judged by the typical step, and what lies between them.
-        typical = part.places[WHOLE_STEP].typical
+        typical = part.places[WHOLE_STEP].call
         assert typical is not None
         assert part.wall_us.median_us == pytest.approx(typical.mean + np.mean(between_us))
         return part.typical_us.mean
@@ -277,15 +283,17 @@ def test_runs_taken_together_are_sums_of_their_work_and_means_of_their_times() -
     assert list(part.places) == list(each[0].places)
     for place, times in part.places.items():
         assert times.time.mean == pytest.approx(np.mean([one.places[place].time.mean for one in each]))
-        assert times.calls == pytest.approx(each[0].places[place].calls)
+        calls = each[0].places[place].calls
+        assert calls is not None
+        assert times.calls == replace(calls, blocks=60, runs=3)
 
 
-def test_of_runs_taken_together_what_one_of_them_lacks_is_left_out() -> None:
+def test_runs_taken_together_lack_parts_and_figures_that_one_of_them_lacks() -> None:
     runs = [made_run(seed, STEADY, 40) for seed in (1, 2, 3)]
     (part,) = runs[1].parts
     place = next(iter(part.places))
     without = {name: times for name, times in part.places.items() if name != place}
-    untold = {name: replace(times, p99=None, typical=None) for name, times in part.places.items()}
+    untold = {name: replace(times, p99=None, call=None) for name, times in part.places.items()}
 
     def as_second(**changed: object) -> tuple[StepGroup, ...]:
         second = replace(part, **changed)  # type: ignore[arg-type]
@@ -293,11 +301,17 @@ def test_of_runs_taken_together_what_one_of_them_lacks_is_left_out() -> None:
 
     assert as_second(work=(9, 1)) == as_second(unit="step") == as_second(phase="prefill") == ()
     (found,) = as_second(places=without)
-    assert set(found.places) == set(without)
+    assert set(found.places) == set(part.places)
+    rare, calls = found.places[place], part.places[place].calls
+    assert calls
+    assert rare.calls
+    assert rare.calls.mean == pytest.approx(calls.mean * 2 / 3)  # a run that lacks it calls it 0 times
+    assert rare.calls.scatter > 0
+    assert (rare.call, rare.p50) == (None, None)  # two runs do not show how calls scatter
     (found,) = as_second(places=untold, typical_us=None, cached=5.0)
     assert found.typical_us is None
     assert found.cached is None
-    assert {(times.typical, times.p99) for times in found.places.values()} == {(None, None)}
+    assert {(times.call, times.p99) for times in found.places.values()} == {(None, None)}
     assert found.places[WHOLE_STEP].p50 is not None
 
 
@@ -309,11 +323,11 @@ def test_bricks_in_a_layer_scatter_beside_what_all_of_a_run_share() -> None:
     assert shared == pytest.approx([1.0, 0.5, 0.5], rel=0.05)
     (found,) = together(runs).parts
     cells = [place for place in found.places if place[0] and place[1] and place[0] != BETWEEN_BRICKS]
-    means = np.array([[typical.mean for part in parts if (typical := part.places[cell].typical)] for cell in cells])
+    means = np.array([[typical.mean for part in parts if (typical := part.places[cell].call)] for cell in cells])
     beside = means * np.mean(shared) / shared
     scatter = beside.std(axis=1, ddof=1)
     scatter = np.maximum(scatter, np.median(scatter / beside.mean(axis=1)) * beside.mean(axis=1))
-    typical = [times for cell in cells if (times := found.places[cell].typical)]
+    typical = [times for cell in cells if (times := found.places[cell].call)]
     assert [one.own_scatter for one in typical] == pytest.approx(scatter)
     assert all(one.scatter > 10 * one.own_scatter for one in typical)
 
