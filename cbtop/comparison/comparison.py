@@ -10,8 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cbtop.comparison.baseline import BrickWork, PhaseFigures, PhaseTimes, Snapshot, Surroundings
-from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, judged_change, shared_ratio
+from cbtop.comparison.call_counts import CallsChange, looks
+from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place
 from cbtop.comparison.noise import MIN_BLOCKS, Change, Figure, change
+from cbtop.comparison.place_changes import place_change, shared_ratio
 from cbtop.profiler.analysis.layers import MIN_PEERS
 from cbtop.protocol.vocabulary import BrickCategory, BrickId
 from cbtop.units import count, number, percent
@@ -28,11 +30,16 @@ _NO_CACHE = {brick.display_name for brick in _READ_NO_CACHE}
 
 @dataclass(frozen=True, slots=True)
 class PlaceChange:
-    """The change in µs per token (or step) of a brick, a layer, or a brick in a layer."""
+    """The change in µs per token (or step) of a brick, a layer, or a brick in a layer.
+
+    It is the change of a call, at as many calls as before. If their number changed beyond noise, `calls` says so, and
+    `change` is the change of all calls.
+    """
 
     brick: Brick | None  # None: the whole layer
     layer: str | None  # None: in all layers and outside of them
     change: Change
+    calls: CallsChange | None = None
 
     @property
     def name(self) -> str:
@@ -101,7 +108,7 @@ class Comparison:
         before, now = (found.times if (found := each.of(self.phase)) else None for each in (self.base, self.now))
         if self.why_not or before is None or now is None:
             return {}
-        changes = self.bricks
+        changes = {one.brick: one for one in self.changes if one.brick and one.layer is None}
         return {
             brick: WorkChange(
                 then.intensity, then.gflops, _work_change(changes.get(brick), then, now.work.get(brick))
@@ -157,7 +164,7 @@ def compare(base: Snapshot, now: Snapshot, phase: str, alike: int = 1) -> Compar
         unit=before.times.unit,
         step_us=change(before.times.step_us, after.times.step_us, 2),
         tokens_per_sec=_change(before.times.tokens_per_sec, after.times.tokens_per_sec, 2),
-        changes=_changes(before.times, after.times),
+        changes=_changes(before.times, after.times, _units(before)),
         is_same_cache=is_same_cache,
     )
 
@@ -223,25 +230,38 @@ def baselines_of(bases: Sequence[Snapshot], now: Snapshot) -> list[Snapshot]:
     return [base for base in bases if is_far(base) == nearest]
 
 
-def _changes(before: PhaseTimes, after: PhaseTimes) -> tuple[PlaceChange, ...]:
+def _changes(before: PhaseTimes, after: PhaseTimes, units: float) -> tuple[PlaceChange, ...]:
     both = [place for place in before.places if place in after.places]
+    compared = looks(*([each.places[place].calls for place in both] for each in (before, after)))
     shared = shared_ratio(before.places, after.places)
+    moves = [place_change(before.places, after.places, place, compared, shared, units) for place in both]
     found = [
-        PlaceChange(*place, judged_change(before.places[place], after.places[place], len(both), shared))
-        for place in both
+        PlaceChange(*place, move.judged, move.calls)
+        for place, move in zip(both, moves, strict=True)
+        if move.judged is not None
     ]
     return tuple(sorted(found, key=lambda one: -abs(one.change.delta)))
+
+
+def _units(phase: PhaseFigures) -> float:
+    """Return the units of a step."""
+    is_counted = phase.times is not None and phase.times.unit == "token"
+    return phase.tokens or 1.0 if is_counted else 1.0
 
 
 def _change(before: Figure | None, after: Figure | None, compared: int) -> Change | None:
     return None if before is None or after is None else change(before, after, compared)
 
 
-def _work_change(found: Change | None, before: BrickWork, now: BrickWork | None) -> Change | None:
-    """Return the change of a brick's GFLOP/s, to first order. `found` is the change of its typical time."""
-    if found is None or found.medians_us is not None or now is None or not (found.before > 0 and found.now > 0):
+def _work_change(place: PlaceChange | None, before: BrickWork, now: BrickWork | None) -> Change | None:
+    """Return the change of a brick's GFLOP/s, to first order. `place` is the change of its typical time."""
+    found = place.change if place else None
+    if not place or not found or found.medians_us is not None or now is None or min(found.before, found.now) <= 0:
         return None
-    then, is_now = before.flops / found.before / 1e3, now.flops / found.now / 1e3
+    # Both times are at the baseline's number of calls, unless that changed beyond noise. So is the work.
+    calls = place.calls
+    as_many = 1.0 if calls is None or calls.is_beyond_noise or calls.now <= 0 else calls.before / calls.now
+    then, is_now = before.flops / found.before / 1e3, as_many * now.flops / found.now / 1e3
     return replace(found, before=then, now=is_now, half=is_now * found.half / found.now, error=0.0)
 
 

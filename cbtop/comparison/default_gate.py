@@ -150,13 +150,11 @@ def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
     # A new brick is not slower. But the new brick is guilty if a token takes longer, mostly because of the new brick.
     new = [one for one in part.new if part.is_slower and one.delta_us > part.wall.delta / 2]
     if slower := [*new, *part.guilty]:
-        found = [
+        return [
             Judged(rule, about_place(part, one), Outcome.BROKEN, _told(part, one), one.name, brick=one.brick[0])
             for one in slower
             if one.brick
         ]
-        is_known = [one.before is None or one.before.time.runs >= part.before.runs for one in slower if one.brick]
-        return [one if is_sure else _not_known_to_scatter(one) for one, is_sure in zip(found, is_known, strict=True)]
     timed = [one for one in part.bricks if one.p50]
     findable = part.findable(part.bricks)
     if findable is None or (timed and all(one.is_below_resolution for one in timed)):
@@ -168,7 +166,17 @@ def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
         outcome = Outcome.UNSURE if findable <= MAX_BLIND_PERCENT else Outcome.UNKNOWN
         said += f"; but in most only a change of {percent(findable)} would have been found"
         said += "; stop other programs, and use longer runs"
+    if unknown := _unknown_bricks(part):
+        outcome = Outcome.UNKNOWN
+        said += f"; too few base runs have enough calls of {', '.join(unknown)}"
     return [Judged(rule, part.name, outcome, said)]
+
+
+def _unknown_bricks(part: PartDiff) -> list[str]:
+    """Return the bricks of both runs whose change is not known, if together they take much of the new run's time."""
+    unknown = [one for one in part.bricks if one.before and one.now and one.now.call and one.change is None]
+    percent_of_step = 100 * sum(one.now.time.mean for one in unknown if one.now) / part.wall.now
+    return [one.name for one in unknown] if percent_of_step > BLIND_PERCENT else []
 
 
 def _step_is_no_longer(part: PartDiff, typical: Change) -> Judged:
@@ -259,9 +267,9 @@ def _cause(part: PartDiff, more_us: float, between_steps_us: float) -> str:
 
 
 def _told(part: PartDiff, place: PlaceDiff) -> str:
-    if place.change is None:
+    if place.decisive is None:
         return f"new: {place.delta_us:+.1f} µs/{part.unit}"
-    own = place.change.own if place.change.is_told_by_others else None
-    beside = f", {ratio_text(own)} beside all others" if own else ""
+    beside = " relative to all others" if place.decisive is not place.change else ""
+    beside += f", {place.calls.text}" if place.calls and place.calls.text else ""
     cost = f"{place.delta_us:+.1f} µs/{part.unit}{place.moved_by}"
-    return f"{ratio_text(place.change)}{beside}{calls_text(place, 'p50')}, {cost}"
+    return f"{ratio_text(place.decisive)}{beside}{calls_text(place, 'p50')}, {cost}"

@@ -1,22 +1,25 @@
 """Every brick, layer, and brick in a layer of a phase, with their derived times in blocks of steps."""
 
 # Rules
-# - Other programs delay a few calls of a place. So a place is judged by its typical time, as if every call took as
-#   long as the median call of its layer. Bricks that contain other bricks, and the time between bricks, are judged by
-#   the mean.
+# - How long a call takes and how often a step calls are two figures, each with its own error. A brick that runs in
+#   some steps only is called more often in one run than in another, by chance.
+# - Other programs delay a few calls of a place. So a call is judged by the median call of its layer. Calls of bricks
+#   that contain other bricks, and the time between bricks of a layer, are judged by the mean.
+# - The typical call of a brick over several layers is a mean of its layers with fixed weights. So it does not move if
+#   another layer is called more often.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.comparison.noise import Change, Figure, change, figures
-from cbtop.comparison.quantiles import MEDIAN, P99, CallTimes
+from cbtop.comparison.call_counts import call_figures
+from cbtop.comparison.noise import MIN_BLOCKS, Figure, figures, stretched
+from cbtop.comparison.quantiles import MEDIAN, MIN_BEYOND, P99, CallTimes, Quantile
 from cbtop.profiler.analysis.brick_stats import name_and_category
 from cbtop.profiler.analysis.graph.nodes import display_name
 from cbtop.profiler.analysis.growth import Growth
@@ -31,49 +34,25 @@ BETWEEN_BRICKS: Brick = (BETWEEN, BrickCategory.OTHER)
 Place = tuple[Brick | None, str | None]  # (brick, None), (None, layer), (brick, layer), or WHOLE_STEP
 WHOLE_STEP: Place = (None, None)
 _OVERLAP = SPARSE_COLUMNS.index("overlap_ns")
+_UNEVEN = 1.5  # chance alone makes the steeper side of a median of calls of one kind steeper by less than this factor
 MIN_SHARING = 8  # minimum number of bricks in layers; with fewer, one slow brick would move the shared ratio
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceTimes:
-    """The times of one place: µs per unit, typical µs per unit, µs per call (p50 and p99), and calls per step."""
+    """The times of one place: µs per unit, a typical call, and quantiles of calls, in µs. `calls` are per step.
+
+    `call` is exclusive, and quantiles are inclusive. A figure is None if there are too few calls.
+    """
 
     time: Figure
-    typical: Figure | None = None
+    call: Figure | None = None
     p50: Figure | None = None
     p99: Figure | None = None
-    calls: float = 0.0
+    calls: Figure | None = None
 
 
-def judged_change(before: PlaceTimes, now: PlaceTimes, compared: int, shared: float | None) -> Change:
-    """Return the change of a place's typical time, or of its mean if the typical time is unknown.
-
-    `compared` is the number of compared places. Together, these places take `shared` times as long as before.
-    """
-    if before.typical and now.typical:
-        return change(before.typical, now.typical, compared, shared)
-    return change(before.time, now.time, compared, shared)
-
-
-def shared_ratio(befores: Mapping[Place, PlaceTimes], afters: Mapping[Place, PlaceTimes]) -> float | None:
-    """Return the factor by which all bricks together became slower, which is the machine's effect.
-
-    The factor is the median over places, weighted by time. With fewer than MIN_SHARING places, return None, because
-    one slow brick would look like a slow machine.
-    """
-    ratios = sorted(
-        (one.typical.mean / was.typical.mean, was.typical.mean)
-        for place, one in afters.items()
-        if (was := befores.get(place)) and _tells_pace(place) and one.typical and was.typical and was.typical.mean > 0
-    )
-    if len(ratios) < MIN_SHARING:
-        return None
-    # Without weights, the median would mislead: cache pollution slows many places that take little of the time.
-    reached_us = list(accumulate(us for _, us in ratios))
-    return ratios[bisect_left(reached_us, reached_us[-1] / 2)][0]
-
-
-def _tells_pace(place: Place) -> bool:
+def tells_pace(place: Place) -> bool:
     """Whether a place is a brick in one layer. Each call of a step is in at most one such place."""
     return place[0] is not None and place[0] != BETWEEN_BRICKS and place[1] is not None
 
@@ -109,6 +88,11 @@ class PhasePlaces:
         at = (divmod(one, len(self.bricks)) for one in pairs.tolist())
         inside = [(self.bricks[brick], self.layers[layer]) for layer, brick in at]
         self.cells = [*inside, *((BETWEEN_BRICKS, name) for name in self.layers)]
+
+    @property
+    def names(self) -> list[Place]:
+        """Each of `bricks`, `cells` and `layers`, as the key of its times."""
+        return [*((brick, None) for brick in self.bricks), *self.cells, *((None, layer) for layer in self.layers)]
 
     @property
     def nodes(self) -> list[Column]:
@@ -160,63 +144,142 @@ def place_times(
     positions (see `noise.figures`).
     """
     rows = np.array([places.row(growth) for growth in growths]) / 1e3
-    names: list[Place] = [
-        *((brick, None) for brick in places.bricks),
-        *places.cells,
-        *((None, layer) for layer in places.layers),
-    ]
-    # Each kind of place is estimated separately, because places of a kind are about equally noisy.
-    kinds = np.cumsum([len(places.bricks), len(places.cells)])
-    pacers = np.array([_tells_pace(place) for place in names])
-    pace = _pace(rows[:, pacers], units)
-    times = [one for part in np.split(rows, kinds, axis=1) for one in figures(part, units, along, pace)]
-    # The place of each node as a brick or layer, as a brick in a layer, and as a brick outside layers.
-    size = len(totals.table) + 1
-    in_all, in_cell, outside = (np.full(size, -1) for _ in range(3))
-    for at, (place, nodes) in enumerate(zip(names, places.nodes, strict=True)):
-        if place[0] != BETWEEN_BRICKS:
-            (in_cell if place[0] and place[1] else in_all)[nodes] = at
-    alone = (in_all >= 0) & (in_all < len(places.bricks)) & (in_cell < 0)
-    outside[alone] = in_all[alone] + len(names)
-    calls = CallTimes(growths, [in_all, in_cell, outside], len(names) + len(places.bricks), steps, along, pace)
-    p50, p99 = (calls.quantile(fraction) for fraction in (MEDIAN, P99))
-    typical_us = p50.typical_us[:, : len(names)]
-    unknown = {at for at, one in enumerate(p50.figures) if one is None and calls.calls[at]}
-    for at, brick in enumerate(places.bricks):  # a brick is the sum over its layers and the part outside
-        own = [place for place, name in enumerate(names) if name[0] == brick and name[1]] + [at + len(names)]
-        typical_us[:, at] = p50.typical_us[:, own].sum(axis=1)
-        if unknown.intersection(own):
-            unknown.add(at)
-    beside = _pace(typical_us[:, pacers], units)
-    typical = [one for part in np.split(typical_us, kinds, axis=1) for one in figures(part, units, along, beside)]
-    nested = _nested(places, totals)
-    each = (calls.calls / steps.sum()).tolist()
+    names = places.names
+    node_places = _NodePlaces.of(places, totals, growths)
+    plain = CallTimes(growths, node_places.columns, node_places.size, steps)
+    calls = _calls_of(names, plain.by_block, steps)
+    pacers = np.array([tells_pace(place) for place in names])
+    pace = _pace(rows[:, pacers], calls[:, pacers])
+    times = _by_kind(places, rows, units, along, pace)
+    of_calls = plain
+    if along is not None:
+        of_calls = CallTimes(growths, node_places.columns, node_places.size, steps, along, pace)
+    p50, p99 = (of_calls.quantile(fraction) for fraction in (MEDIAN, P99))
+    typical_us = node_places.typical_us(p50, plain.by_block)
+    by_mean = {BETWEEN_BRICKS, *_nested(places, totals)}
+    means = np.array([name[0] in by_mean for name in names])
+    typical_us[:, means] = 0
+    typical = _by_kind(places, typical_us, calls, along, _pace(typical_us[:, pacers], calls[:, pacers]))
+    mean = _by_kind(places, np.where(means, rows, 0), calls, along, pace)
+    stretch = node_places.stretch(p50, plain.calls.astype(np.float64)).tolist()
+    a_step = call_figures(calls, steps)
     of_layer = dict(zip(names, p50.figures, strict=False))
     found: dict[Place, PlaceTimes] = {}
     for at, (place, time) in enumerate(zip(names, times, strict=True)):
         is_between = place[0] == BETWEEN_BRICKS
-        is_typical = not is_between and place[0] not in nested and at not in unknown and calls.calls[at]
         # The time between bricks has no calls, so take the median of the layer or step around it.
         median = of_layer.get((None, place[1])) if is_between else p50.figures[at]
+        call = replace(mean[at], median_us=median_of(median)) if means[at] else stretched(typical[at], stretch[at])
+        is_known = calls[:, at].sum() >= 2 * MIN_BEYOND and call.blocks >= MIN_BLOCKS - (along is not None)
         found[place] = PlaceTimes(
             replace(time, median_us=median_of(median)),
-            typical[at] if is_typical else None,
+            call if is_known else None,
             None if is_between else p50.figures[at],
             None if is_between else p99.figures[at],
-            each[at],
+            a_step[at],
         )
     return found, pace
 
 
-def _pace(rows: NDArray[np.float64], units: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Return the pace of each block (row): how many times as long as usual a unit took, over all columns.
+def _by_kind(
+    places: PhasePlaces,
+    amount: NDArray[np.float64],
+    weight: NDArray[np.float64],
+    along: NDArray[np.float64] | None,
+    pace: NDArray[np.float64] | None,
+) -> list[Figure]:
+    """Return the figures of each kind of place separately, because places of a kind are about equally noisy."""
+    ends = np.cumsum([len(places.bricks), len(places.cells)])
+    weights = np.split(weight, ends, axis=1) if weight.ndim == 2 else [weight] * 3
+    parts = zip(np.split(amount, ends, axis=1), weights, strict=True)
+    return [one for part, its_weight in parts for one in figures(part, its_weight, along, pace)]
 
-    The pace is the mean of the middle half of the columns, because a pause hits few columns. None if there are too
-    few columns.
+
+@dataclass(frozen=True, slots=True)
+class _NodePlaces:
+    """The places of each node, one in each of `columns`: brick or layer, brick in a layer, and rest of its brick.
+
+    The rest of a brick has its calls outside layers, and those in layers with too few calls to know their median. The
+    rest of brick i is place `names + i`. `parts` has the places whose calls together are those of a brick.
     """
-    rates = rows / units[:, None]
+
+    columns: list[Column]
+    names: int
+    parts: list[list[int]]
+
+    @property
+    def size(self) -> int:
+        return self.names + len(self.parts)
+
+    @staticmethod
+    def of(places: PhasePlaces, totals: PhaseTotals, growths: Sequence[Growth]) -> _NodePlaces:
+        size, names = len(totals.table) + 1, places.names
+        counts = sum(_dense(growth, "count", size) for growth in growths)
+        in_all, in_cell, rest = (np.full(size, -1) for _ in range(3))
+        at_brick = {brick: at for at, brick in enumerate(places.bricks)}
+        parts = [[len(names) + at] for at in range(len(places.bricks))]
+        in_known = np.zeros(size, np.bool_)
+        for at, (place, nodes) in enumerate(zip(names, places.nodes, strict=True)):
+            if place[0] == BETWEEN_BRICKS:
+                continue
+            (in_cell if place[0] and place[1] else in_all)[nodes] = at
+            if place[0] and place[1] and np.take(counts, nodes).sum() >= 2 * MIN_BEYOND:
+                parts[at_brick[place[0]]].append(at)
+                in_known[nodes] = True
+        others = (in_all >= 0) & (in_all < len(places.bricks)) & ~in_known
+        rest[others] = in_all[others] + len(names)
+        return _NodePlaces([in_all, in_cell, rest], len(names), parts)
+
+    def typical_us(self, p50: Quantile, calls: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the time of each block and place if all calls were typical. `calls` has the calls of each."""
+        found = p50.typical_us[:, : self.names].copy()
+        off_us = p50.typical_us - calls * p50.us
+        total = calls.sum(axis=0)
+        for at, parts in enumerate(self.parts[:-1]):  # the last brick is the time between bricks
+            if total[parts].any():
+                usual_us = np.average(p50.us[parts], weights=total[parts])
+                found[:, at] = calls[:, at] * usual_us + off_us[:, parts].sum(axis=1)
+        return found
+
+    def stretch(self, p50: Quantile, calls: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the factor of the error of each place's typical time. `calls` has the calls of each.
+
+        A layer with bricks in some steps only has calls of several kinds, and a brick has mostly one.
+        """
+        found = p50.stretch[: self.names].copy()
+        own = p50.stretch.copy()
+        own[own < _UNEVEN] = 1.0
+        for at in itertools.chain.from_iterable(self.parts):
+            if at < self.names:
+                found[at] = own[at]
+        for at, parts in enumerate(self.parts[:-1]):
+            if calls[parts].any():
+                found[at] = np.average(own[parts], weights=calls[parts])
+        return found
+
+
+def _calls_of(
+    names: Sequence[Place], by_block: NDArray[np.float64], steps: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the calls of each place in each block. The time between bricks has the calls of its layer or step."""
+    at_layer = {layer: at for at, (brick, layer) in enumerate(names) if brick is None}
+    found = by_block[:, : len(names)].copy()
+    for at, (brick, layer) in enumerate(names):
+        if brick == BETWEEN_BRICKS:
+            found[:, at] = by_block[:, at_layer[layer]] if layer else steps
+    return found
+
+
+def _pace(us: NDArray[np.float64], calls: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """Return the pace of each block (row): how many times as long as usual a call took, over all columns.
+
+    The pace is the mean of the middle half of the columns, because a pause hits few columns. None if too few columns
+    have calls in every block.
+    """
+    is_called = (calls > 0).all(axis=0)
+    rates = us[:, is_called] / calls[:, is_called]
     usual = np.median(rates, axis=0)
-    is_known = np.isfinite(usual) & (usual > 0)
+    is_known = usual > 0
     if np.count_nonzero(is_known) < MIN_SHARING:
         return None
     each = np.sort(rates[:, is_known] / usual[is_known], axis=1)

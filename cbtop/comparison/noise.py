@@ -16,6 +16,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+Flags = NDArray[np.bool_]
+
 MIN_BLOCKS = 5  # fewer blocks do not show their spread
 # minimum length of a call, in clock resolutions; the clock's error is then at most a fifth of the call
 READINGS = 5.0
@@ -108,6 +110,11 @@ class Change:
         return self.is_beyond_others and not self._is_beyond_interval
 
     @property
+    def decisive(self) -> Change:
+        """The change with the interval that decides `is_beyond_noise`: this one, or `own`."""
+        return self.own if self.own is not None and self.is_told_by_others else self
+
+    @property
     def _is_beyond_interval(self) -> bool:
         return self.noise_percent is not None and abs(self.percent or 0.0) > self.noise_percent
 
@@ -140,6 +147,9 @@ def figures(
 ) -> list[Figure]:
     """Return the figure of each column of `amount`, shape (blocks, columns), per unit of `weight`.
 
+    `weight` has one number for each block, or one for each block and column, such as the calls of each place. Uneven
+    weights of a column count as fewer blocks (L. Kish, "Survey Sampling", 1965). Without any weight, a figure is 0.
+
     At least MIN_BLOCKS blocks are required. `along` is a quantity of each block, such as its cached positions. With
     `along`, a straight line is fitted through the blocks. The result is the line's value at the mean of `along`, and
     the slope is not noise. `pace` is the factor of all places' times in each block. With `pace`, errors and slopes
@@ -153,45 +163,77 @@ def figures(
     if not amount.shape[1]:
         return []
     beside = None if pace is None else figures(amount / pace[:, None], weight, along)
-    mean = amount.sum(axis=0) / weight.sum()
-    off = amount - np.outer(weight, mean)
-    slope, fitted, of_slope = np.zeros_like(mean), 1, 0.0  # `fitted` is the number of parameters fitted to the blocks
+    is_of_columns = weight.ndim == 2
+    weight = weight if is_of_columns else weight[:, None]
+    total = weight.sum(axis=0)
+    mean = _divided(amount.sum(axis=0), total)
+    off = amount - weight * mean
+    slope, fitted, of_slope = np.zeros_like(mean), 1, np.zeros(1)  # `fitted` parameters are fitted to the blocks
     # If all blocks have the same `along`, a line would only fit rounding errors.
     if along is not None and np.ptp(along) > 0:
-        along = along - np.average(along, weights=weight)
-        spread = (weight * along**2).sum()
-        slope, fitted = along @ amount / spread, 2
-        # The error of the slope assumes that blocks scatter around the line as they do around the mean.
-        of_slope = weight.mean() * np.sqrt(len(weight) * (along**2).sum()) / spread
+        centred = along[:, None] - _divided(along @ weight, total)
+        slope, of_slope = _line(amount, weight, centred)
+        fitted = 2
         if beside is not None:
             slope = np.array([one.slope for one in beside])
-        off -= np.outer(weight * along, slope)
-    error, blocks, worth = _errors(off, weight, fitted)
+        off -= weight * centred * slope
     known = mean > 0
-    # Disturbances longer than two blocks only show in longer blocks. Use the block length with the largest error.
-    longer, its_weight = off, weight
-    while len(its_weight) >= 2 * _LEAST_LONGER and known.any():
-        longer, its_weight = _by_twos(longer), _by_twos(its_weight)
-        found = _errors(longer, its_weight, fitted)
-        if np.median(found[0][known] / mean[known]) > np.median(error[known] / mean[known]):
-            error, blocks, worth = found
+    error, weight, worth = _longest_errors(off, weight, fitted, known, mean)
+    blocks = len(weight)
     if known.any() and worth < ENOUGH_BLOCKS:
-        error[known] = np.maximum(error[known], np.median(error[known] / mean[known]) * mean[known])
-    columns = (column.tolist() for column in (mean, error, slope, error * of_slope))
-    each = [
-        Figure(one, off_by, blocks + 1 - fitted, slope=grows, slope_error=by)
-        for one, off_by, grows, by in zip(*columns, strict=True)
-    ]
+        # Chance moves a figure of fewer calls more: compare the columns as if all had the same weight.
+        equal = np.broadcast_to(np.sqrt(total), mean.shape)[known]
+        usual = np.median(error[known] / mean[known] * equal)
+        error[known] = np.maximum(error[known], usual / equal * mean[known])
+    even = np.full(mean.shape, blocks)
+    if is_of_columns:
+        even = np.minimum(blocks, np.rint(_divided(total**2, (weight**2).sum(axis=0)))).astype(np.int64)
+    columns = (mean, error, np.maximum(2, even + 1 - fitted), slope, error * of_slope)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    each = [Figure(one, by, of, slope=grows, slope_error=grows_by) for one, by, of, grows, grows_by in rows]
     if beside is None:
         return each
     pairs = zip(each, beside, strict=True)
     return [replace(one, slope_error=own.slope_error, own_error=own.error) for one, own in pairs]
 
 
-def _errors(
-    off: NDArray[np.float64], weight: NDArray[np.float64], fitted: int
-) -> tuple[NDArray[np.float64], int, float]:
-    """Return the standard error of each mean, the number of blocks, and their effective number."""
+def _line(
+    amount: NDArray[np.float64], weight: NDArray[np.float64], along: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the slope of each column over `along`, and its error as a multiple of the error of the mean.
+
+    The error assumes that blocks scatter around the line as they do around the mean.
+    """
+    spread = (weight * along**2).sum(axis=0)
+    error = _divided(weight.mean(axis=0) * np.sqrt(len(weight) * (along**2).sum(axis=0)), spread)
+    return _divided((along * amount).sum(axis=0), spread), error
+
+
+def _divided(amount: NDArray[np.float64], by: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return `amount / by`, and 0 if `by` is 0."""
+    found: NDArray[np.float64] = np.divide(amount, by, out=np.zeros(np.broadcast(amount, by).shape), where=by > 0)
+    return found
+
+
+def _longest_errors(
+    off: NDArray[np.float64], weight: NDArray[np.float64], fitted: int, known: Flags, mean: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+    """Return `_errors` at the length of blocks with the largest errors, and the weights of these blocks.
+
+    Disturbances longer than two blocks only show in longer blocks.
+    """
+    error, worth = _errors(off, weight, fitted)
+    chosen = weight
+    while len(weight) >= 2 * _LEAST_LONGER and known.any():
+        off, weight = _by_twos(off), _by_twos(weight)
+        longer, its_worth = _errors(off, weight, fitted)
+        if np.median(longer[known] / mean[known]) > np.median(error[known] / mean[known]):
+            error, chosen, worth = longer, weight, its_worth
+    return error, chosen, worth
+
+
+def _errors(off: NDArray[np.float64], weight: NDArray[np.float64], fitted: int) -> tuple[NDArray[np.float64], float]:
+    """Return the standard error of each mean, and the effective number of blocks."""
     blocks = len(weight)
     squares = (off**2).sum(axis=0)
     alike = np.divide((off[1:] * off[:-1]).sum(axis=0), squares, out=np.zeros_like(squares), where=squares > 0)
@@ -199,7 +241,7 @@ def _errors(
     worth = max(_LEAST_WORTH, blocks * (1 - usual) / (1 + usual))
     # Correlated blocks scatter less around their own mean than around the true mean.
     variance = squares / (blocks * max(1 - fitted / worth, 1 / _LEAST_WORTH))
-    return np.sqrt(variance / worth) / weight.mean(), blocks, worth
+    return _divided(np.sqrt(variance / worth), weight.mean(axis=0)), worth
 
 
 def _by_twos(blocks: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -224,6 +266,24 @@ def change(before: Figure, now: Figure, compared: int, shared: float | None = No
     beside = replace(now, mean=now.mean / shared, error=now.own_error / shared)
     found, own = _change(before, now, compared, 2), _change(then, beside, compared, 2)
     return replace(found, own=replace(own, medians_us=None)) if own.half < found.half else found
+
+
+def telling_blocks(off: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return how many blocks show the scatter of each column of `off`, by its kurtosis: few if a few have most of it.
+
+    With this number of blocks, Student's distribution has the degrees of freedom of the variance's own variance.
+    """
+    blocks = len(off)
+    kurtosis = blocks * _divided((off**4).sum(axis=0), (off**2).sum(axis=0) ** 2)
+    freedom = np.divide(2 * blocks, kurtosis - 1, out=np.full(off.shape[1], float(blocks)), where=kurtosis > 1)
+    found: NDArray[np.int64] = np.clip(freedom + 1, 2, blocks).astype(np.int64)
+    return found
+
+
+def stretched(figure: Figure, by: float) -> Figure:
+    """Return a figure with errors `by` times as large."""
+    own_error = None if figure.own_error is None else figure.own_error * by
+    return replace(figure, error=figure.error * by, own_error=own_error)
 
 
 def change_between_runs(before: Figure, now: Figure, compared: int) -> Change:
@@ -270,7 +330,7 @@ def _change(before: Figure, now: Figure, compared: int, looks: int, *, by_ratio:
 
 
 def _half_of_ratio(before: float, now: float, squares: tuple[float, float], errors: float) -> float:
-    """Return how far chance alone may move `before` in the direction of `now`, from the ratio of both times.
+    """Return how far chance alone may move `now` in the direction of `before`, from the ratio of both times.
 
     A brick that takes 100 times as long also scatters 100 times as much, and no difference would exceed that scatter.
     So the relative errors of both times are combined into the error of the ratio. Return inf if the times differ by
@@ -281,7 +341,7 @@ def _half_of_ratio(before: float, now: float, squares: tuple[float, float], erro
     if max(before, now) < _LEAST_RATIO * min(before, now):
         return inf
     factor = exp(min(errors * sqrt(squares[0] / before**2 + squares[1] / now**2), _MOST_EXPONENT))
-    return before * (factor - 1) if now > before else before * (1 - 1 / factor)
+    return now * (1 - 1 / factor) if now > before else now * (factor - 1)
 
 
 def learned(

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, sqrt
+from math import inf, isclose, sqrt
 from statistics import NormalDist, median
 
+from cbtop.comparison.call_counts import CallsChange, calls_change, looks
 from cbtop.comparison.comparison import ALIKE, PlaceChange, slower
 from cbtop.comparison.drift import Drift, drift_of
-from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, PlaceTimes, judged_change, shared_ratio
+from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, PlaceTimes
 from cbtop.comparison.noise import READINGS, Change, Figure, change
+from cbtop.comparison.place_changes import place_change, shared_ratio
+from cbtop.comparison.renamed import renamed
 from cbtop.comparison.runs import Run, StepGroup
 from cbtop.profiler.analysis.layers import MIN_PEERS
 from cbtop.units import count, counted
 
 FOUND = 0.95  # probability that a change of the reported findable size is found
+ALIKE_UNITS = 1e-6  # relative difference of two numbers of tokens a step that only differ by rounding
 ALIKE_RATIOS = 0.05  # ratios of bricks may differ this much, relatively, if a slow machine delays all bricks alike
 _OF_PART = 4  # figures of a whole part that are compared together: a step, a unit, a typical unit, and the drift
 
@@ -28,8 +32,9 @@ _OF_PART = 4  # figures of a whole part that are compared together: a step, a un
 class PlaceDiff:
     """A place in the old and the new run.
 
-    `change` decides the verdict. It is the change of the typical time per unit, or else of the mean. `mean` is the
-    change of the mean. `before` is None for a new place, and `now` is None for a removed place.
+    `change` decides the verdict. It is the change of a typical call, in µs per unit at as many calls as before. If
+    `calls`, the calls per step, changed beyond noise, it is the change of all calls. `call` is the change of a call
+    in µs, and `mean` is the change of the time per unit. `before` is None for a new place, `now` for a removed one.
     """
 
     brick: Brick | None
@@ -38,6 +43,8 @@ class PlaceDiff:
     now: PlaceTimes | None
     change: Change | None = None
     mean: Change | None = None
+    call: Change | None = None
+    calls: CallsChange | None = None
     p50: Change | None = None
     p99: Change | None = None
     renamed_from: str = ""
@@ -58,13 +65,24 @@ class PlaceDiff:
     def moved_by(self) -> str:
         """Explanation of `delta_us` if the mean and the typical time changed in opposite directions, else ""."""
         is_against = self.change is not None and self.change.delta * self.delta_us < 0
+        if is_against and self.calls and not self.calls.is_exact:
+            return " by the mean, which the number of calls moves"
         return " by the mean, which a few long calls move" if is_against else ""
 
     @property
+    def decisive(self) -> Change | None:
+        """The change with the interval that decides the verdict: `change`, or the one relative to all others."""
+        return self.change and self.change.decisive
+
+    @property
     def verdict(self) -> str:
-        """`slower`, `faster`, `new` or `gone`. "" if the change does not exceed noise and clock resolution."""
+        """`slower`, `faster`, `new` or `gone`. "" if the change does not exceed noise and clock resolution.
+
+        A place that is called rarely may have no calls in a run by chance.
+        """
         if self.before is None or self.now is None:
-            return "gone" if self.now is None else "new"
+            is_known = self.calls is None or self.calls.is_beyond_noise
+            return "" if not is_known else "gone" if self.now is None else "new"
         if self.change is None or self.is_below_resolution or not self.change.is_beyond_noise:
             return ""
         return "slower" if self.change.delta > 0 else "faster"
@@ -237,6 +255,13 @@ def findable_percent(one: Change) -> float | None:
     return one.noise_percent + 100 * NormalDist().inv_cdf(FOUND) * one.error / one.before
 
 
+def compared_figures(before: StepGroup, now: StepGroup) -> int:
+    """Return how many figures of two parts are compared together."""
+    names = before.places.keys() | now.places.keys()
+    sides = ([part.places[name].calls if name in part.places else None for name in names] for part in (before, now))
+    return looks(*sides)
+
+
 def part_diff(before: StepGroup, now: StepGroup, base: Run, new: Run, compared: int, parts: int) -> PartDiff | str:
     """Return the changes in one part, or the reason why it is not comparable."""
     if before.unit != now.unit:
@@ -254,12 +279,13 @@ def part_diff(before: StepGroup, now: StepGroup, base: Run, new: Run, compared: 
                 )
     at = (_at(cached, before.cached), _at(cached, now.cached))
     befores, afters = (_moved(part, off) for part, off in zip((before, now), at, strict=True))
-    renamed = _renamed(befores, afters, base.kernels, new.kernels)
+    old_names = renamed(befores, afters, base.kernels, new.kernels, compared)
     resolution_us = max(run.clock_resolution_us or 0.0 for run in (base, new))
     shared = shared_ratio(befores, afters)
+    units = before.units_a_step, now.units_a_step
     places: list[PlaceDiff] = []
-    for place, was_called in _pairs(befores, afters, renamed):
-        found = _place(place, befores.get(was_called), afters.get(place), compared, resolution_us, shared)
+    for place, was_called in _pairs(befores, afters, old_names):
+        found = _place(place, was_called, befores, afters, compared, resolution_us, shared, units)
         if place[0] and was_called != place and was_called[0]:
             found = replace(found, renamed_from=was_called[0][0])
         if place[0] and not place[1] and found.before and found.now and was_called[0]:
@@ -267,7 +293,7 @@ def part_diff(before: StepGroup, now: StepGroup, base: Run, new: Run, compared: 
             if kernels[0] != kernels[1]:
                 found = replace(found, kernels=kernels)
         places.append(found)
-    step = _place(WHOLE_STEP, befores[WHOLE_STEP], afters[WHOLE_STEP], parts * _OF_PART, 0.0, None)
+    step = _place(WHOLE_STEP, WHOLE_STEP, befores, afters, parts * _OF_PART, 0.0, None, units)
     walls = [_moved_wall(part.wall_us, off) for part, off in zip((before, now), at, strict=True)]
     insides = [_shifted(part.inside_us, off).mean for part, off in zip((before, now), at, strict=True)]
     return PartDiff(
@@ -309,23 +335,39 @@ def _balance(
 
 def _place(
     place: Place,
-    before: PlaceTimes | None,
-    now: PlaceTimes | None,
+    was_called: Place,
+    befores: Mapping[Place, PlaceTimes],
+    afters: Mapping[Place, PlaceTimes],
     compared: int,
     resolution_us: float,
     shared: float | None,
+    units: tuple[float, float],
 ) -> PlaceDiff:
+    """Return the change of a place. `units` has the units of a step in both runs."""
     brick, layer = place
+    before, now = befores.get(was_called), afters.get(place)
     if before is None or now is None:
-        return PlaceDiff(brick, layer, before, now)
+        then, is_now = (one.calls if one else None for one in (before, now))
+        calls = calls_change(then, is_now, compared) if then or is_now else None
+        return PlaceDiff(brick, layer, before, now, calls=calls)
     mean = change(before.time, now.time, compared)
-    judged = judged_change(before, now, compared, shared)
+    move = place_change(befores, afters, place, compared, shared, units[0], was_called)
     p50, p99 = (
         change(then, is_now, compared) if then and is_now else None
         for then, is_now in ((before.p50, now.p50), (before.p99, now.p99))
     )
     is_short = p50 is not None and max(p50.before, p50.now) < READINGS * resolution_us
-    return PlaceDiff(brick, layer, before, now, judged, mean, p50, p99, is_below_resolution=is_short)
+    judged = move.judged and _per_unit(move.judged, units)
+    return PlaceDiff(
+        brick, layer, before, now, judged, mean, move.call, move.calls, p50, p99, is_below_resolution=is_short
+    )
+
+
+def _per_unit(one: Change, units: tuple[float, float]) -> Change:
+    """Return a change that only counts if the time of a unit changed, too. Calls with more tokens take longer."""
+    if one.medians_us or isclose(*units, rel_tol=ALIKE_UNITS):
+        return one
+    return replace(one, medians_us=(one.before, one.now * units[0] / units[1]))
 
 
 def _pairs(
@@ -342,35 +384,6 @@ def _pairs(
     for place in befores:
         if place not in seen:
             yield place, place
-
-
-def _renamed(
-    befores: Mapping[Place, PlaceTimes],
-    afters: Mapping[Place, PlaceTimes],
-    kernels_then: Mapping[Brick, tuple[str, ...]],
-    kernels_now: Mapping[Brick, tuple[str, ...]],
-) -> dict[Brick, Brick]:
-    """Return the old name of each renamed brick.
-
-    A new brick counts as renamed if a removed brick ran the same kernels, as often and in the same layers.
-    """
-
-    def traits(
-        places: Mapping[Place, PlaceTimes],
-        others: Mapping[Place, PlaceTimes],
-        kernels: Mapping[Brick, tuple[str, ...]],
-    ) -> dict[object, list[Brick]]:
-        there = {brick for brick, _ in others}
-        found: dict[object, list[Brick]] = {}
-        for (brick, layer), times in places.items():
-            if brick and layer is None and brick not in there:
-                layers = frozenset(in_layer for one, in_layer in places if one == brick and in_layer)
-                key = (brick[1], kernels.get(brick, ()), layers, round(times.calls, 2))
-                found.setdefault(key, []).append(brick)
-        return found
-
-    gone, new = traits(befores, afters, kernels_then), traits(afters, befores, kernels_now)
-    return {new[key][0]: gone[key][0] for key in new if len(new[key]) == 1 and len(gone.get(key, ())) == 1}
 
 
 def covers(part: StepGroup, cached: float) -> bool:
@@ -407,8 +420,10 @@ def _moved(part: StepGroup, off: float) -> dict[Place, PlaceTimes]:
         time = _shifted(one.time, off)
         if calls.p50:
             time = replace(time, median_us=_shifted(calls.p50, off).mean)
-        typical, p50, p99 = (figure and _shifted(figure, off) for figure in (one.typical, one.p50, one.p99))
-        found[place] = replace(one, time=time, typical=typical, p50=p50, p99=p99)
+        call, p50, p99 = (figure and _shifted(figure, off) for figure in (one.call, one.p50, one.p99))
+        if call and call.median_us is not None:
+            call = replace(call, median_us=time.median_us)
+        found[place] = replace(one, time=time, call=call, p50=p50, p99=p99)
     return found
 
 

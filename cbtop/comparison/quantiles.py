@@ -1,8 +1,10 @@
 """Derived medians and other quantiles of calls, with their errors, from blocks of histograms."""
 
 # The interval of a quantile is Woodruff's (R. S. Woodruff, "Confidence intervals for medians and other position
-# measures", Journal of the American Statistical Association 47, 1952). The number of calls above a quantile is a
-# mean, so the blocks give its error. The histogram converts this error from calls to microseconds.
+# measures", Journal of the American Statistical Association 47, 1952). The share of calls above a quantile is a
+# mean per call, so the blocks give its error, also if each block has another number of calls. The histogram converts
+# this error from calls to microseconds. It does so over as many calls as a comparison covers, because a few calls do
+# not show their distances, and because the median of two kinds of calls jumps from one kind to the other.
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.comparison.noise import Figure, figures
+from cbtop.comparison.noise import MIN_BLOCKS, Figure, figures, telling_blocks
 from cbtop.profiler.analysis.growth import Growth
 from cbtop.profiler.analysis.histograms import (
     BUCKETS,
@@ -27,22 +29,31 @@ MEDIAN, P99 = 0.5, 0.99
 # A pause in about one call of a hundred makes a p99 jump. One error below the jump does not show it, three do.
 _FAR_ERRORS = 3.0
 MIN_BEYOND = 4  # required calls on either side of a quantile: a p99 needs at least 400 calls
+# Errors of a share are converted to µs over this many standard errors on either side, as in an interval of a change.
+_COVERED_ERRORS = 4.0
+_NEAR_ERRORS = 2.0  # blocks are converted over this many; over fewer, chance in the distances of a few calls is large
+_MAX_STRETCH = 4.0  # blocks show at least a fourth of how far the quantile moves on its steep side
 
 
 @dataclass(frozen=True, slots=True)
 class Quantile:
     """A quantile of each place, and the typical times of blocks.
 
-    `figures` are µs per call, or None if there are too few calls to know the error. `typical_us`, shape (blocks,
-    places), is the time of a block if each of its calls took as long as this quantile.
+    `figures` are µs per call, or None if there are too few calls to know the error. `us` has the quantile of each
+    place, also of few calls, and 0 without calls. `typical_us`, shape (blocks, places), is the time of a block if
+    each of its calls took as long as this quantile. The error of its mean is to be multiplied by `stretch`.
     """
 
     figures: list[Figure | None]
+    us: NDArray[np.float64]
     typical_us: NDArray[np.float64]
+    stretch: NDArray[np.float64]
 
 
 class CallTimes:
     """The calls of `places` places in blocks. Block i has `steps[i]` steps.
+
+    `by_block` has the number of calls in each block and place.
 
     Each column in `place_of` maps nodes to places, or to -1. Several columns are needed if a node belongs to several
     places.
@@ -73,45 +84,68 @@ class CallTimes:
             self._straighten(pace)
         self._sorted = _Sorted(self._place, self._bucket, self._count, places)
         self.calls = self._sorted.calls
+        self.by_block = np.zeros((len(steps), places))
+        np.add.at(self.by_block, (self._block, self._place), self._count)
 
     def quantile(self, fraction: float) -> Quantile:
         """Return the quantile `fraction` of each place. Its error is computed as in `noise.figures`."""
-        value_us = self._sorted.at(np.full(len(self.calls), fraction))
+        value_us = np.nan_to_num(self._sorted.at(np.full(len(self.calls), fraction)))
         begin, end = bucket_begin_ns(self._bucket), bucket_begin_ns(self._bucket + 1)
-        above = np.zeros((len(self._steps), len(self.calls)))
+        above = np.zeros(self.by_block.shape)
         part = np.clip((end - value_us[self._place] * 1e3) / (end - begin), 0, 1)
         np.add.at(above, (self._block, self._place), part * self._count)
-        each = self.calls / self._steps.sum()
-        by_block = figures(above, self._steps)
-        off = np.divide([one.error for one in by_block], each, out=np.ones(len(each)), where=each > 0)
-        low, high = fraction - off, fraction + off
-        known = (low > 0) & (high < 1) & (self.calls * min(fraction, 1 - fraction) >= MIN_BEYOND)
-        low_us, high_us = (self._sorted.at(np.where(known, edge, fraction)) for edge in (low, high))
-        error_us = (high_us - low_us) / 2
-        if fraction > MEDIAN:
-            far_us = self._sorted.at(np.where(known, np.maximum(fraction - _FAR_ERRORS * off, 0.0), fraction))
-            error_us = np.maximum(error_us, (value_us - far_us) / _FAR_ERRORS)
-        us_a_share = np.divide(error_us, off, out=np.zeros(len(off)), where=known & (off > 0))
-        moved_us = us_a_share * (above - np.outer(self._steps, each * (1 - fraction)))
-        moved_us += np.outer(self._steps, each * np.where(known, value_us, 0))
-        moved_us += np.outer(self._steps * self._off, each * np.where(known, self._growth_us, 0))
+        shares = figures(above, self.by_block)
+        off, blocks = np.array([one.error for one in shares]), np.array([one.blocks for one in shares])
+        is_enough = (self.calls * min(fraction, 1 - fraction) >= MIN_BEYOND) & (blocks >= MIN_BLOCKS)
+        blocks = np.minimum(blocks, telling_blocks(above - self.by_block * (1 - fraction)))
+        known = (fraction - off > 0) & (fraction + off < 1) & is_enough
+        steepest = self._steepest(fraction, off, value_us)
+        us_a_share = np.maximum(self._us_a_share(fraction, off), steepest / _MAX_STRETCH)
+        stretch = np.maximum(1.0, _divided(steepest, us_a_share))
+        error_us = us_a_share * stretch * off
+        typical_us = us_a_share * (above - self.by_block * (1 - fraction))
+        typical_us += self.by_block * (value_us + np.outer(self._off, self._growth_us))
         growth_error_us = np.where(self._growth_us, error_us / (self._off.std() or 1.0), 0.0)
-        columns = (column.tolist() for column in (value_us, error_us, self._growth_us, growth_error_us, known))
-        rows = zip(by_block, zip(*columns, strict=True), strict=True)
+        columns = (
+            column.tolist() for column in (value_us, error_us, blocks, self._growth_us, growth_error_us, known)
+        )
         return Quantile(
             [
-                Figure(us, by, one.blocks, slope=growth, slope_error=growth_by) if is_known else None
-                for one, (us, by, growth, growth_by, is_known) in rows
+                Figure(us, by, of, slope=growth, slope_error=growth_by) if is_known else None
+                for us, by, of, growth, growth_by, is_known in zip(*columns, strict=True)
             ],
-            moved_us,
+            value_us,
+            typical_us,
+            stretch,
         )
+
+    def _us_a_share(self, fraction: float, off: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return by how many µs the quantile of each place moves per share of calls, on both sides together."""
+        reach = np.minimum(_NEAR_ERRORS * off, min(fraction, 1 - fraction) / 2)
+        low_us, high_us = (np.nan_to_num(self._sorted.at(fraction + side * reach)) for side in (-1, 1))
+        return _divided(high_us - low_us, 2 * reach)
+
+    def _steepest(
+        self, fraction: float, off: NDArray[np.float64], value_us: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return by how many µs the quantile of each place moves per share of calls, on its steeper side.
+
+        It is measured halfway to the shortest or longest call at most. A single pause by another program says nothing
+        about the other calls.
+        """
+        steepest = np.zeros(len(off))
+        for side, most in ((-1, fraction), (1, 1 - fraction)):
+            reach = np.minimum(_COVERED_ERRORS * off, most / 2)
+            moved_us = side * (np.nan_to_num(self._sorted.at(fraction + side * reach)) - value_us)
+            steepest = np.maximum(steepest, _divided(moved_us, reach))
+        return steepest
 
     def _straighten(self, pace: NDArray[np.float64] | None) -> None:
         """Remove the effect of `along` from the calls of each place where the effect exceeds a bucket."""
         blocks, places = len(self._off), len(self._growth_us)
         each = _Sorted(self._block * places + self._place, self._bucket, self._count, blocks * places)
         median_us = each.at(np.full(blocks * places, MEDIAN)).reshape(blocks, places)
-        known = np.flatnonzero(np.isfinite(median_us).all(axis=0))
+        known = np.flatnonzero(np.isfinite(median_us).all(axis=0))  # places that every block calls
         rate_us = median_us[:, known] if pace is None else median_us[:, known] / pace[:, None]
         one, other = np.triu_indices(blocks, 1)
         is_apart = self._off[one] != self._off[other]
@@ -149,6 +183,12 @@ class _Sorted:
         part = 1 - (self._running[at] - rank) / self._counts[at]
         found: NDArray[np.float64] = (begin + np.clip(part, 0, 1) * (end - begin)) / 1e3
         return np.where(self.calls > 0, found, np.nan)
+
+
+def _divided(amount: NDArray[np.float64], by: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return `amount / by`, and 0 if `by` is 0."""
+    found: NDArray[np.float64] = np.divide(amount, by, out=np.zeros(len(by)), where=by > 0)
+    return found
 
 
 def _cells(block: Growth, place_of: Column, at: int) -> tuple[Column, Column, Column, Column]:

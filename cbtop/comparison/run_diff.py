@@ -14,7 +14,7 @@ from itertools import combinations
 from cbtop.comparison.batches import PartKey, key_of, part_names
 from cbtop.comparison.comparison import differences, other_model
 from cbtop.comparison.machine_differences import losses, other_clock, other_load, other_machine, other_pace
-from cbtop.comparison.part_diff import PartDiff, PlaceDiff, part_diff, work_text
+from cbtop.comparison.part_diff import PartDiff, PlaceDiff, compared_figures, part_diff, work_text
 from cbtop.comparison.rate_diff import RateDiff, main_rates
 from cbtop.comparison.run_sets import together
 from cbtop.comparison.runs import MIN_LEARNED, Run, StepGroup, TooShort
@@ -81,7 +81,7 @@ def diff(
     both = [key for key in befores if key in afters]
     names = part_names([*befores.values(), *afters.values()])
     # Correct for the figures of all parts together, so that only one comparison in a hundred has a false alarm.
-    compared = sum(len(befores[key].places.keys() & afters[key].places.keys()) for key in both)
+    compared = sum(compared_figures(befores[key], afters[key]) for key in both)
     for key in both:
         found = part_diff(befores[key], afters[key], base, now, compared, len(both))
         if isinstance(found, str):
@@ -201,7 +201,7 @@ def _of_parts(
     left = dict.fromkeys(part.phase for part in usual if part.phase not in compared_phases)
     notes = [*notes, *(note for part in order for note in _place_notes(part))]
     new = [part for key, part in afters.items() if key not in befores]
-    alone = [part_diff(part, part, now, now, len(part.places), 1) for part in new]
+    alone = [part_diff(part, part, now, now, compared_figures(part, part), 1) for part in new]
     return RunDiff(
         base,
         now,
@@ -242,8 +242,10 @@ def _gaps(of: str, run: Run, phase: str | None) -> Iterator[str]:
     """Yield notes on what some of the runs averaged in `run` lack. `of` is for example ` of the baseline`."""
     for one in run.gaps:
         if phase in (None, one.phase):
-            few = f"; fewer than {MIN_LEARNED} do not show how runs vary, so {one.only} counts alone"
-            yield f"{one.what}: in {one.runs} of {one.of} runs{of}: {'; '.join(one.why_not)}{few if one.only else ''}"
+            few = f"; fewer than {MIN_LEARNED} do not show how runs vary, so "
+            few += f"{one.only} counts alone" if one.only else "its calls are not judged"
+            why_not = "; ".join(one.why_not) + (few if one.runs < MIN_LEARNED else "")
+            yield f"{one.what}: in {one.runs} of {one.of} runs{of}: {why_not}"
 
 
 def _part_notes(before: StepGroup, now: StepGroup, name: str) -> Iterator[str]:

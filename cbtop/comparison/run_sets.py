@@ -14,13 +14,13 @@ from dataclasses import replace
 from itertools import chain
 from statistics import median
 
-import numpy as np
-
 from cbtop.comparison.contents import contents_together
-from cbtop.comparison.items import Brick, Place, PlaceTimes, shared_ratio
+from cbtop.comparison.items import Brick
 from cbtop.comparison.noise import Figure, learned
 from cbtop.comparison.part_diff import covers, moved_to, work_text
 from cbtop.comparison.phase_rates import rates_together
+from cbtop.comparison.place_changes import shared_ratio
+from cbtop.comparison.places_together import places_together
 from cbtop.comparison.runs import MIN_LEARNED, Gap, Run, StepGroup, TooShort
 from cbtop.units import count, counted
 
@@ -176,7 +176,7 @@ def _place_gaps(found: StepGroup, parts: Mapping[str, StepGroup], of: int) -> It
         more = f" and {len(bricks) - MAX_NAMED} more" if len(bricks) > MAX_NAMED else ""
         what = f"{found.phase}: {', '.join(bricks[:MAX_NAMED])}{more}"
         having = [name for name in parts if name not in names]
-        only = having[0] if len(having) < MIN_LEARNED else ""
+        only = having[0] if of < MIN_LEARNED else ""
         whys = tuple(f"{name} has no call of {'it' if len(bricks) == 1 else 'them'}" for name in names)
         yield Gap(found.phase, what, len(having), of, whys, only)
 
@@ -203,44 +203,12 @@ def _averaged(parts: Sequence[StepGroup]) -> StepGroup:
         cached_most=max((part.cached_most for part in parts if part.cached_most is not None), default=None),
         wall_us=wall,
         inside_us=inside,
-        places=_places_together(parts, paces),
+        places=places_together([part.places for part in parts], paces, MIN_LEARNED),
         budgets={brick: us for part in parts for brick, us in part.budgets.items()},
         typical_us=learned([typical])[0] if len(typical) >= MIN_LEARNED else None,
         thirds=tuple(thirds for part in parts for thirds in part.thirds),
         training=_training_together(parts),
     )
-
-
-def _places_together(parts: Sequence[StepGroup], paces: Sequence[float | None] | None) -> dict[Place, PlaceTimes]:
-    """Return each place with its mean over the parts that have it, or as in one part if fewer than MIN_LEARNED do."""
-    names = list(dict.fromkeys(place for part in parts for place in part.places))
-    having = {name: [part.places[name] for part in parts if name in part.places] for name in names}
-    shared = [name for name in names if len(having[name]) >= MIN_LEARNED]
-    found: dict[str, dict[Place, Figure]] = {}
-    for what in ("time", "typical", "p50", "p99"):
-        rows = {
-            name: [getattr(part.places[name], what) if name in part.places else None for part in parts]
-            for name in shared
-        }
-        # The scatter is learned for bricks, bricks in layers, and layers separately.
-        like: dict[tuple[bool, bool], list[Place]] = {}
-        for name, row in rows.items():
-            if len([one for one in row if one is not None]) >= MIN_LEARNED:
-                like.setdefault((bool(name[0]), bool(name[1])), []).append(name)
-        found[what] = {
-            name: figure
-            for known in like.values()
-            for name, figure in zip(known, learned([rows[name] for name in known], paces), strict=True)
-        }
-    places = {}
-    for name in names:
-        if name in found["time"]:
-            calls = float(np.mean([one.calls for one in having[name]]))
-            typical, p50, p99 = (found[what].get(name) for what in ("typical", "p50", "p99"))
-            places[name] = PlaceTimes(found["time"][name], typical, p50, p99, calls)
-        else:
-            places[name] = having[name][0]
-    return places
 
 
 def _training_together(parts: Sequence[StepGroup]) -> dict[str, Figure]:

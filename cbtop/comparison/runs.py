@@ -30,7 +30,7 @@ from cbtop.comparison.items import (
     median_of,
     place_times,
 )
-from cbtop.comparison.noise import MIN_BLOCKS, Figure, figures
+from cbtop.comparison.noise import MIN_BLOCKS, Figure, figures, stretched
 from cbtop.comparison.phase_rates import PhaseRates
 from cbtop.comparison.quantiles import MEDIAN, P99, CallTimes
 from cbtop.comparison.step_blocks import StepBlock, StepWork
@@ -84,9 +84,13 @@ class StepGroup:
         return self.wall_us.runs
 
     @property
+    def units_a_step(self) -> float:
+        return self.tokens or 1.0 if self.unit == "token" else 1.0
+
+    @property
     def amount(self) -> float:
         """Number of units."""
-        return self.steps * (self.tokens or 1.0 if self.unit == "token" else 1.0)
+        return self.steps * self.units_a_step
 
     @property
     def time_us(self) -> float:
@@ -233,15 +237,16 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
     steps_at = np.where(np.arange(step + 1) == step, 0, -1)
     calls = CallTimes(growths, [steps_at], 1, count, cached, paces)
     p50, p99 = (calls.quantile(fraction) for fraction in (MEDIAN, P99))
-    typical = figures(p50.typical_us, every, cached, paces)[0] if p50.figures[0] else None
+    between_ns = np.array([block.wall_ns for block in blocks]) - sums.total_ns
+    before_us = without_pauses(between_ns, every) / 1e3
+    of_step = [figures(us, every, cached, paces)[0] for us in (p50.typical_us, p50.typical_us + before_us[:, None])]
+    typical, paced = (stretched(one, p50.stretch[0]) if p50.figures[0] else None for one in of_step)
     whole = replace(whole, median_us=median_of(p50.figures[0]))
     if typical:  # a change of the wall-clock time only counts if the typical step or the time between steps changes
         wall = replace(wall, median_us=typical.mean + outside_us)
-    between_ns = np.array([block.wall_ns for block in blocks]) - sums.total_ns
-    before_us = without_pauses(between_ns, every) / 1e3
     thirds = thirds_of(growths, steps_at, between_ns, count, elements if is_counted else count, cached)
-    paced = figures(p50.typical_us + before_us[:, None], every, cached, paces)[0] if typical else None
-    found[WHOLE_STEP] = PlaceTimes(whole, typical, p50.figures[0], p99.figures[0], 1.0)
+    call = stretched(figures(p50.typical_us, count, cached, paces)[0], p50.stretch[0]) if typical else None
+    found[WHOLE_STEP] = PlaceTimes(whole, call, p50.figures[0], p99.figures[0], Figure(1.0, 0.0, len(blocks)))
     return StepGroup(
         phase=display_name(table[step]),
         work=(work.tokens, work.sequences),

@@ -245,8 +245,9 @@ def _change_of(threshold: Threshold, place: PlaceDiff) -> Change | None:
         return place.p99
     if threshold.figure == "per_token":
         return place.mean
-    # Over several layers, a place's typical time is steadier than its median. In one layer, they are equal.
-    return place.change if place.p50 and place.change is not place.mean else place.p50
+    # Over several layers, a typical call is steadier than the median, which layers of other lengths move. The typical
+    # call of a brick with bricks inside excludes them. A p50 includes them.
+    return place.call if place.call and place.call.medians_us is None else place.p50
 
 
 def _guilty(part: PartDiff, place: PlaceDiff) -> str:

@@ -1,4 +1,4 @@
-"""Runs in JSON files (`cbtop.runs/1`): the comparable figures of recordings, in files of a thousandth of the size."""
+"""Runs in JSON files (`cbtop.runs/2`): the comparable figures of recordings, in files of a thousandth of the size."""
 
 # Rules
 # - The input is untrusted. Every field has a type and bounds, every text is sanitised, and errors name the field.
@@ -25,7 +25,7 @@ from cbtop.protocol.attributes import KernelAttributes
 from cbtop.protocol.codec import sanitise
 from cbtop.protocol.vocabulary import BrickCategory
 
-SCHEMA = "cbtop.runs/1"
+SCHEMA = "cbtop.runs/2"
 MAX_FILE_BYTES = 64 << 20
 MAX_RUNS, MAX_PARTS, MAX_PLACES, MAX_LISTED, MAX_CHARS = 64, 256, 1 << 16, 1 << 12, 1 << 10
 MAX_NUMBER = 1e18
@@ -138,8 +138,7 @@ def _part(part: StepGroup) -> dict[str, Any]:
             {
                 "brick": None if brick is None else _brick_out(brick),
                 "layer": layer,
-                "calls": one.calls,
-                **{name: _figure_out(getattr(one, name)) for name in ("time", "typical", "p50", "p99")},
+                **{name: _figure_out(getattr(one, name)) for name in ("time", "call", "p50", "p99", "calls")},
             }
             for (brick, layer), one in part.places.items()
         ],
@@ -362,10 +361,8 @@ def _part_in(document: object) -> StepGroup:
         place = _mapping(one, "a place")
         brick = None if place.get("brick") is None else _brick(place["brick"])
         layer = _or_none(_text)(place.get("layer"), "layer")
-        typical, p50, p99 = (_or_none(_figure)(place.get(name), name) for name in ("typical", "p50", "p99"))
-        places[brick, layer] = PlaceTimes(
-            _figure(place.get("time"), "time"), typical, p50, p99, _positive(place.get("calls"), "calls")
-        )
+        figures = (_or_none(_figure)(place.get(name), name) for name in ("call", "p50", "p99", "calls"))
+        places[brick, layer] = PlaceTimes(_figure(place.get("time"), "time"), *figures)
     for needed in (WHOLE_STEP, (BETWEEN_BRICKS, None)):
         if needed not in places:
             raise _WrongError("places: the whole step and what lies between bricks are wanted")

@@ -12,6 +12,7 @@ from cbtop.comparison.items import WHOLE_STEP, Brick
 from cbtop.comparison.noise import Change
 from cbtop.protocol.attributes import KernelAttributes
 from cbtop.protocol.messages import KernelTimes
+from cbtop.reports.calls import calls_fields
 from cbtop.reports.machines import machine_json, machines_of
 from cbtop.reports.sources import (
     change_fields,
@@ -346,6 +347,7 @@ def _baseline(found: Comparison | None) -> dict[str, Any] | None:
                 "category": one.brick[1].display_name if one.brick else None,
                 "layer": one.layer,
                 **(_change(one.change) or {}),
+                "calls_a_step": calls_fields(one.calls),
             }
             for one in found.changes
         ],

@@ -15,6 +15,7 @@ from cbtop.comparison.run_diff import RunDiff
 from cbtop.comparison.runs import Run
 from cbtop.comparison.tails import tails_of
 from cbtop.exporters.differential import DiffStack, folded, speedscope
+from cbtop.reports.calls import calls_fields
 from cbtop.reports.other_changes import other_changes
 from cbtop.reports.tables import Table, table
 from cbtop.units import NOT_MEASURED, count, counted, duration, number, percent
@@ -145,10 +146,10 @@ def sentence(part: PartDiff, place: PlaceDiff) -> str:
     calls = ""
     if place.p50:
         calls = f", median call {duration(place.p50.before)} → {duration(place.p50.now)}"
+    if place.calls and place.calls.text:
+        calls = f", {place.calls.text}{calls}"
     cost = f"{_signed(place.delta_us)} µs/{part.unit}{place.moved_by}"
-    own = place.change.own if place.change.is_told_by_others else None
-    beside = f", {_ratio(own)} beside all others" if own else ""
-    return f"{part.name}: {place.name} is {_ratio(place.change)} of before{beside}{calls}, {cost}"
+    return f"{part.name}: {place.name} is {_decisive(place)} of before{_beside(place)}{calls}, {cost}"
 
 
 def _run_fields(run: Run) -> dict[str, Any]:
@@ -218,6 +219,9 @@ def _place_fields(place: PlaceDiff) -> dict[str, Any]:
         "kernels": place.kernels,
         "below_resolution": place.is_below_resolution,
         "typical_us": _change_fields(place.change),
+        "call_us": _change_fields(place.call),
+        "calls_a_step": calls_fields(place.calls),
+        "decisive_us": _change_fields(place.decisive),
         "beside_others_us": _change_fields(place.change.own if place.change else None),
         "mean_us": _change_fields(place.mean),
         "p50_us": _change_fields(place.p50),
@@ -275,7 +279,7 @@ def _rows(part: PartDiff, places: list[PlaceDiff], causes: Causes) -> Table:
             (
                 place.name,
                 *_then_and_now(place, "p50"),
-                _ratio(place.change) if place.change else NOT_MEASURED,
+                _decisive(place),
                 *_then_and_now(place, "p99"),
                 _signed(place.delta_us),
                 _remark(place, _of_kernels(part, place, causes)),
@@ -301,7 +305,9 @@ def _conditions(causes: Causes) -> list[str]:
 
 
 def _remark(place: PlaceDiff, causes: Sequence[str] = ()) -> str:
-    words = [place.verdict]
+    words = [place.verdict + _beside(place)]
+    if place.calls and place.calls.text and place.before and place.now:
+        words.append(place.calls.text)
     if place.renamed_from:
         words.append(f"was {place.renamed_from}")
     if place.kernels:
@@ -367,7 +373,7 @@ def _tree(part: PartDiff) -> Iterator[tuple[str, ...]]:
 
 def _branch(depth: int, name: str, times: tuple[float, float], place: PlaceDiff | None = None) -> tuple[str, ...]:
     before, now = times
-    judged = (_ratio(place.change) if place.change else NOT_MEASURED, _remark(place)) if place else ("", "")
+    judged = (_decisive(place), _remark(place)) if place else ("", "")
     return f"{'  ' * depth}{name}", number(before), number(now), _signed(now - before), *judged
 
 
@@ -404,6 +410,16 @@ def _stack(phase: str, layer: str | None, place: PlaceDiff, times: tuple[float, 
     names = tuple(name for name in (phase, layer, place.brick[0] if place.brick else None) if name)
     before_ns, now_ns = (max(0, round(1e3 * time)) for time in times)
     return DiffStack(names, before_ns, now_ns)
+
+
+def _decisive(place: PlaceDiff) -> str:
+    """Return the ratio that decides the verdict, with its interval."""
+    return _ratio(place.decisive) if place.decisive else NOT_MEASURED
+
+
+def _beside(place: PlaceDiff) -> str:
+    """Return what the ratio is relative to, if not to the time before alone."""
+    return " relative to all others" if place.verdict and place.decisive is not place.change else ""
 
 
 def _ratio(one: Change) -> str:

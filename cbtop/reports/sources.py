@@ -181,14 +181,16 @@ def cost_fields(cost: ProcessCost) -> dict[str, Any]:
 
 
 def change_fields(found: Change) -> dict[str, Any]:
-    """Return the JSON fields for the change of a figure since the baseline."""
+    """Return the JSON fields for the change of a figure since the baseline, with the interval that decides it."""
+    told = found.decisive
     return {
-        "before": found.before,
-        "now": found.now,
-        "delta": found.delta,
-        "plus_minus": found.half,
-        "percent": found.percent,
+        "before": told.before,
+        "now": told.now,
+        "delta": told.delta,
+        "plus_minus": told.half,
+        "percent": told.percent,
         "beyond_noise": found.is_beyond_noise,
+        "relative_to_others": told is not found,
     }
 
 

@@ -195,9 +195,11 @@ def baseline_text(found: Comparison | None) -> str:
     shown = [one for one in found.changes if one.layer is None]
     cells = [one for one in found.changes if one.layer is not None and one.change.is_beyond_noise]
     for one in (*shown, *cells[:MAX_CHANGES]):
-        change = one.change
+        change = one.change.decisive
         figures = (change.before, change.now, change.delta, change.half)
-        rows.append((one.name, *map(units.number, figures), _percent(change)))
+        beside = "" if change is one.change else comparison_text.RELATIVE_TO_OTHERS
+        calls = f", {one.calls.text}" if one.calls and one.calls.text else ""
+        rows.append((one.name, *map(units.number, figures), f"{_percent(one.change)}{beside}{calls}"))
     more = len(cells) - MAX_CHANGES
     left_out = (
         [f"{units.counted(more, 'smaller change')} of layers and of bricks in them: in the JSON"] if more > 0 else []
@@ -208,7 +210,8 @@ def baseline_text(found: Comparison | None) -> str:
 def _percent(change: Change) -> str:
     """Return the percentage of a change. Noise is marked."""
     noise = "" if change.is_beyond_noise else " (noise)"
-    return units.NOT_MEASURED if change.percent is None else f"{change.percent:+,.1f}{noise}"
+    percent = change.decisive.percent
+    return units.NOT_MEASURED if percent is None else f"{percent:+,.1f}{noise}"
 
 
 def _counted(steps: StepsView) -> str:

@@ -9,6 +9,8 @@ from cbtop.text.time_text import date
 from cbtop.units import NOT_MEASURED, duration, number, percent, percent_number
 from cbtop.viewmodels.lanes import TimelineSpan
 
+RELATIVE_TO_OTHERS = " relative to all others"
+
 
 def change(found: Change) -> str:
     """Format the change of a figure: `+10.1 % ± 1.2`, or `noise: ± 4.0 %`."""
@@ -16,7 +18,9 @@ def change(found: Change) -> str:
         return NOT_MEASURED
     if not found.is_beyond_noise:
         return f"noise: ± {percent(found.noise_percent)}"
-    return f"{found.percent:+,.1f} % ± {percent_number(found.half_percent)}"
+    told = found.decisive
+    beside = "" if told is found else RELATIVE_TO_OTHERS
+    return f"{told.percent:+,.1f} % ± {percent_number(told.half_percent)}{beside}"
 
 
 def rate_change(found: Change) -> str:

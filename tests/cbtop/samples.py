@@ -10,7 +10,7 @@ from typing import Any
 from cbtop.comparison.baseline import BrickWork, Snapshot
 from cbtop.comparison.comparison import compare
 from cbtop.comparison.items import PlaceTimes
-from cbtop.comparison.noise import Change
+from cbtop.comparison.noise import Change, Figure
 from cbtop.profiler.analysis.roofline import distance
 from cbtop.protocol.device_messages import Device, DeviceProcess, DeviceSample, Unknown
 from cbtop.protocol.messages import Sampling
@@ -371,7 +371,7 @@ def _with_work(snapshot: Snapshot, more: float) -> Snapshot:
             factor = more if row.name == "DownProjection" else 1.0
             work[row.key] = BrickWork(factor * row.flops / STEPS, row.intensity, factor * row.gflops)
     places = {
-        place: PlaceTimes(replace(one.time, median_us=one.time.mean), typical=one.time)
+        place: PlaceTimes(replace(one.time, median_us=one.time.mean), one.time, calls=Figure(1.0, 0.0, 20))
         for place, one in times.places.items()
     }
     step_us = replace(times.step_us, median_us=times.step_us.mean)

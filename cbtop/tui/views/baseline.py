@@ -36,7 +36,7 @@ def change_text(change: Change | None) -> str:
     """Return a change as text for a table cell: `+10.1 %`, `noise`, or `n/a`."""
     if change is None or change.percent is None:
         return units.NOT_MEASURED
-    return f"{change.percent:+,.1f} %" if change.is_beyond_noise else "noise"
+    return f"{change.decisive.percent:+,.1f} %" if change.is_beyond_noise else "noise"
 
 
 def change_role(change: Change | None, *, of_rate: bool = False) -> str:

@@ -123,7 +123,7 @@ def change_column(found: Comparison | None) -> Column[BrickRow]:
 
     doc = (
         "typical exclusive µs/token of the last seconds beside the baseline's (`b`), each call as long as the median "
-        "one of its layer, where chance alone does not explain it: "
+        "one of its layer, with as many calls as the baseline, where chance alone does not explain it: "
         "`noise` where it may; n/a where they do not compare, for which the overview has the reason (derived)"
     )
     return Column("Δ", 9, 3, cell, doc, sort_key=sort_value)

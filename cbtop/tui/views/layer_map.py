@@ -163,11 +163,12 @@ def _worst_line(baseline: Comparison | None, width: int) -> list[Line]:
         none = f"no layer is slower than in {then}, beyond noise"
         all_alike = f"{count} of {len(baseline.layers)} layers are slower, as a longer cache makes them"
         return [(*head, (all_alike if count else none, "dim"))]
-    unit, change = f"µs/{baseline.unit}", worst.change
+    unit, change = f"µs/{baseline.unit}", worst.change.decisive
     more = f"{units.number(change.delta)} ± {units.number(change.half)} {unit}"
     inside = next((one for one in baseline.slower if one.layer == worst.layer), None)
     brick = f", most of it in {clean(inside.brick[0])}" if inside and inside.brick else ""
-    line: Line = (*head, (clean(worst.layer), "strong bad"), (f" is {more} slower than the baseline", ""))
+    beside = "" if change is worst.change else comparison_text.RELATIVE_TO_OTHERS
+    line: Line = (*head, (clean(worst.layer), "strong bad"), (f" is {more} slower than the baseline{beside}", ""))
     return [(*line, (f" ({units.percent(change.percent)}){brick}", "dim"))]
 
 

@@ -22,12 +22,14 @@ def _find(view: SourceView) -> Finding | None:
     if not slower:
         return None
     worst, unit = slower[0], f"µs/{found.unit}"
-    change = worst.change
+    change = worst.change.decisive
+    beside = "" if change is worst.change else " relative to all others"
+    calls = f", {worst.calls.text}" if worst.calls and worst.calls.text else ""
     others = f"; {counted(len(slower) - 1, 'more brick')} slower, too" if len(slower) > 1 else ""
     size = f"{number(change.delta)} ± {number(change.half)} {unit}"
     against = f"({percent(change.percent)}: {number(change.now)} against {number(change.before)})"
     return Finding(
-        f"{worst.name} is {size} slower than the baseline {against}{_most_in(found, worst)}{others}",
+        f"{worst.name} is {size} slower than the baseline{beside} {against}{calls}{_most_in(found, worst)}{others}",
         (
             Evidence("more than the baseline", change.delta, unit),
             Evidence("right to within", change.half, unit),
@@ -68,7 +70,8 @@ def _most_in(found: Comparison, worst: PlaceChange) -> str:
     if not cells:
         return ""
     most = max(cells, key=lambda one: one.change.delta)
-    return f", the most in {most.layer} (+{number(most.change.delta)} ± {number(most.change.half)})"
+    told = most.change.decisive
+    return f", the most in {most.layer} (+{number(told.delta)} ± {number(told.half)})"
 
 
 def _subject(view: SourceView, worst: PlaceChange) -> Subject:
@@ -83,10 +86,11 @@ SLOWER_THAN_BASELINE = Rule(
     severity=Severity.WARNING,
     means="A brick takes longer for a token than in the seconds that were marked with `b`, or than in the recording "
     "of --baseline.",
-    fires=f"Its exclusive time per token, in all layers or in one, is higher by {LEAST_PERCENT:g} % or more and by "
-    f"{LEAST_OF_ALL_PERCENT:g} % of a token's time, and its median call is longer by {LEAST_PERCENT:g} %. The "
-    f"difference is beyond chance: {100 * CONFIDENCE:g} % confidence over all bricks and layers together, from the "
-    f"scatter of at least {MIN_BLOCKS} blocks of steps on each side. Not if model, batch or mix of phases differ. "
+    fires=f"Its typical call, in all layers or in one, takes {LEAST_PERCENT:g} % longer or more, or a step calls it "
+    f"more often and all calls take longer. This is at least {LEAST_OF_ALL_PERCENT:g} % of a token's time. The "
+    f"difference is beyond chance: {100 * CONFIDENCE:g} % confidence over all bricks and layers, "
+    f"from the scatter of at least {MIN_BLOCKS} blocks of steps each. Not if model, batch or mix of phases "
+    "differ. "
     "Not for attention in every layer if the cache is longer or its length is unknown.",
     advice="Look at what has changed since: the code, the clocks, other programs, the machine.",
     find=_find,

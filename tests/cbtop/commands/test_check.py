@@ -296,7 +296,7 @@ def test_of_two_new_runs_none_goes_unjudged(
         assert main(["diff", str(runs[name]), "--save", str(tmp_path / f"{name}.json")]) == 0
         kept += json.loads((tmp_path / f"{name}.json").read_text())["runs"]
     both = tmp_path / "both.json"
-    both.write_text(json.dumps({"schema": "cbtop.runs/1", "runs": kept}))
+    both.write_text(json.dumps({"schema": "cbtop.runs/2", "runs": kept}))
     assert check("ffn@2<=43us", "--new", both) == 2
     assert "contains 2 runs; pass 1 run, or at least 3" in capsys.readouterr().err
     assert main(["diff", str(runs["base"]), str(both)]) == 0
@@ -453,7 +453,7 @@ def runs_in_one_file(runs: dict[str, Path], tmp_path: Path, *names: str) -> Path
         assert main(["diff", str(runs[name]), "--save", str(tmp_path / f"{name}.json")]) == 0
         kept += json.loads((tmp_path / f"{name}.json").read_text())["runs"]
     together = tmp_path / "together.json"
-    together.write_text(json.dumps({"schema": "cbtop.runs/1", "runs": kept}))
+    together.write_text(json.dumps({"schema": "cbtop.runs/2", "runs": kept}))
     return together
 
 

@@ -85,7 +85,7 @@ def made_batch(
     rng = np.random.default_rng(seed)
     usual = np.tile([us for _, us in BRICKS.values()], layers)
     places = len(usual)
-    moved = noise.machine * _wander(rng, steps, 1, noise.memory) + noise.brick * _wander(
+    moved = noise.machine * wander(rng, steps, 1, noise.memory) + noise.brick * wander(
         rng, steps, places, noise.memory
     )
     moved += noise.call * rng.standard_normal((steps, places))
@@ -169,7 +169,7 @@ def _records(
     return Batch(*columns, overwritten=0)
 
 
-def _wander(rng: np.random.Generator, steps: int, figures: int, memory: float) -> NDArray[np.float64]:
+def wander(rng: np.random.Generator, steps: int, figures: int, memory: float) -> NDArray[np.float64]:
     """A stationary process of variance one for each figure: each step `memory` times the one before, and chance."""
     chance = rng.standard_normal((steps, figures)) * np.sqrt(1 - memory**2)
     found = np.empty((steps, figures))

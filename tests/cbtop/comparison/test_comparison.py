@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from cbtop.comparison.baseline import BrickWork, PhaseTimes, Snapshot
+from cbtop.comparison.call_counts import CallsChange
 from cbtop.comparison.comparison import Comparison, PlaceChange, baselines_of, compare, slower
-from cbtop.comparison.items import WHOLE_STEP, Brick, judged_change, shared_ratio
+from cbtop.comparison.items import WHOLE_STEP, Brick
 from cbtop.comparison.noise import Change, change
+from cbtop.comparison.place_changes import place_change, shared_ratio
 from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.viewmodels.merge_mode import MergeMode
 from cbtop.viewmodels.verdict import About
@@ -164,9 +166,10 @@ def test_a_change_on_the_screen_is_judged_as_in_a_diff_by_typical_times(tmp_path
     assert now.times is not None
     shared = shared_ratio(before.times.places, now.times.places)
     for one in found.changes:
-        sides = (each.places[one.brick, one.layer] for each in (before.times, now.times))
-        assert one.change == judged_change(*sides, len(found.changes), shared)
-    typical = before.times.places[DOWN, "Layer 5"].typical
+        sides = before.times.places, now.times.places
+        place = one.brick, one.layer
+        assert one.change == place_change(*sides, place, len(found.changes), shared).judged
+    typical = before.times.places[DOWN, "Layer 5"].call
     assert typical is not None
     (cell,) = [one for one in found.changes if (one.brick, one.layer) == (DOWN, "Layer 5")]
     assert cell.change.before == typical.mean
@@ -325,6 +328,13 @@ def test_a_brick_below_a_microsecond_becomes_slower_and_does_less_as_others() ->
     assert change is not None
     assert (change.before, change.now) == (pytest.approx(2.0), pytest.approx(1.25))  # GFLOP/s
     assert change.half == pytest.approx(1.25 * 0.01 / 0.8)
+    # A quarter more calls did a quarter more work: by chance, and the time is of as many calls as before; or not.
+    more = with_phase(NOW, times=replace(times_of(NOW), work={DOWN: BrickWork(1_250.0, 4.0, 2.0)}))
+    for half, gflops in ((0.5, 1.25), (0.1, 1.25 / 0.8)):
+        place = replace(whole, calls=CallsChange(1.0, 1.25, half))
+        work = replace(found, now=more, changes=(place,)).work[DOWN].change
+        assert work is not None
+        assert work.now == pytest.approx(gflops)
     # Where the typical time is not known, or there is none, nothing follows.
     for untold in (replace(longer, medians_us=(0.4, 0.6)), replace(longer, before=0.0), replace(longer, now=0.0)):
         assert replace(found, changes=(replace(whole, change=untold),)).work[DOWN].change is None

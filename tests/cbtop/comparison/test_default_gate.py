@@ -441,7 +441,7 @@ def test_a_slower_brick_has_its_ratio_alone_and_next_to_others_and_its_cost() ->
     beside = replace(slower, change=Change(1000.0, 1200.0, 300.0, own=Change(1000.0, 1100.0, 20.0)))
     for place, said in (
         (slower, "1.200× ± 0.010 (p50 240.0 µs → 290.0 µs), +225.0 µs/token"),
-        (beside, "1.200× ± 0.300, 1.100× ± 0.020 beside all others (p50 240.0 µs → 290.0 µs), +225.0 µs/token"),
+        (beside, "1.100× ± 0.020 relative to all others (p50 240.0 µs → 290.0 µs), +225.0 µs/token"),
     ):
         judged = gate_of(places=tuple(place if one.name == place.name else one for one in part.places))[BRICKS]
         assert (judged.outcome, judged.about) == (Outcome.BROKEN, "decode: DownProjection")

@@ -72,10 +72,10 @@ def test_the_gate_says_how_much_slower_than_others_a_brick_is_on_clock_drift() -
     found = diff(made_run(0, noise), made_run(1, noise, slower=1.1))
     (judged,) = [one for one in default_gate(found) if one.outcome is Outcome.BROKEN]
     assert judged.guilty == PLANTED
-    ratio, half = re.search(r", (\d\.\d+)× ± (\d\.\d+) beside all others", judged.said).groups()  # type: ignore[union-attr]
+    ratio, half = re.search(r"^(\d\.\d+)× ± (\d\.\d+) relative to all others", judged.said).groups()  # type: ignore[union-attr]
     assert float(ratio) == pytest.approx(1.1, abs=0.02)
     assert float(half) < 0.04
-    assert f", {ratio}× ± {half} beside all others" in diff_text(found)
+    assert f"is {ratio}× ± {half} of before relative to all others" in diff_text(found)
     places = json.loads(diff_json(found))["parts"][0]["places"]
     (place,) = [one for one in places if one["verdict"] == "slower" and one["brick"]]
     assert place["beside_others_us"]["ratio"] == pytest.approx(float(ratio), abs=0.001)

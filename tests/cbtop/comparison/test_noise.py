@@ -361,7 +361,7 @@ def test_a_change_must_move_the_median_call_and_in_the_same_direction() -> None:
 
 
 def test_what_all_places_share_is_no_part_of_a_change_beside_them() -> None:
-    """All take 1.06 times as long, one 1.166 times: known to 6 % as it is, and to 1 % beside all others."""
+    """All take 1.06 times as long, one 1.166 times: known to 6 % as it is, and to 1 % relative to all others."""
     before = Figure(100.0, 4.0, 60, own_error=0.5)
     now = replace(before, mean=116.6)
     found = change(before, now, 30, 1.06)
@@ -458,3 +458,27 @@ def test_a_brick_a_thousand_times_as_slow_or_fast_is_beyond_any_scatter(factor: 
         found += changes[0].is_beyond_noise
         assert not any(one.is_beyond_noise for one in changes[1:])
     assert found >= 30
+
+
+def test_a_figure_per_call_has_the_error_of_its_calls_however_many_a_block_has() -> None:
+    """Each call takes 100 µs, give or take 3. Blocks have 0 to 4 of them, or always 4."""
+    rng = np.random.default_rng(5)
+    calls = np.stack([rng.binomial(4, 0.3, 200), np.full(200, 4), np.zeros(200)], axis=1).astype(np.float64)
+    us = 100.0 * calls + 3.0 * np.sqrt(calls) * rng.standard_normal(calls.shape)
+    rare, always, never = figures(us, calls)
+    for one, of in ((rare, calls[:, 0]), (always, calls[:, 1])):
+        assert one.mean == pytest.approx(100.0, abs=5 * 3 / of.sum() ** 0.5)
+        assert one.error == pytest.approx(3 / of.sum() ** 0.5, rel=0.3)
+    assert rare.blocks < always.blocks
+    assert (never.mean, never.error, never.blocks) == (0.0, 0.0, 2)
+
+
+def test_a_time_far_from_before_has_an_interval_as_wide_as_itself_scatters() -> None:
+    """Five times as long, and known to a factor of about 2: the true ratio may well be 3 or 8."""
+    before, now = Figure(100.0, 10.0, 60), Figure(500.0, 90.0, 60)
+    found = change(before, now, 100)
+    assert found.is_beyond_noise
+    assert 1.5 < found.half / found.before < 4.0
+    faster = change(now, before, 100)
+    assert faster.is_beyond_noise
+    assert 0.1 < faster.half / faster.before < 0.8

@@ -88,7 +88,7 @@ def test_a_quantile_is_known_of_so_many_calls_that_four_are_on_either_side(
 ) -> None:
     quantile = call_times(in_blocks([1_000] * calls)).quantile(fraction)
     assert (quantile.figures[0] is not None) == is_known
-    assert bool(quantile.typical_us.any()) == is_known
+    assert quantile.us == pytest.approx(1.0, rel=PER_BUCKET)  # their error is not known, but they are there
 
 
 def test_a_quantile_is_unknown_if_blocks_leave_open_whether_calls_exceed_it() -> None:
@@ -103,7 +103,8 @@ def test_a_quantile_is_off_by_what_its_error_says(fraction: float) -> None:
     figures = [one for one in found if one is not None]
     assert len(figures) == 60
     off = np.std([one.mean for one in figures])
-    assert np.median([one.error for one in figures]) == pytest.approx(off, rel=0.3)
+    # A p90 moves farther to long calls than to short ones: its error is that of the longer way.
+    assert 0.9 < np.median([one.error for one in figures]) / off < (1.4 if fraction == MEDIAN else 1.7)
 
 
 def test_typical_times_sum_to_that_many_medians_and_slow_blocks_have_more() -> None:
@@ -174,3 +175,43 @@ def test_where_steps_alone_are_recorded_nothing_is_known_of_places() -> None:
     assert found.calls.tolist() == [0]
     quantile = found.quantile(MEDIAN)
     assert (quantile.figures, quantile.typical_us.tolist()) == ([None], [[0.0]] * BLOCKS)
+
+
+def random_calls(seed: int, rate: float, blocks: int, long: float = 1.0) -> list[Calls]:
+    """Blocks of four steps. Two places call in a random part of them. Half of the calls take `long` times 100 µs."""
+    random = np.random.default_rng(seed)
+    made = []
+    for _ in range(blocks):
+        counts = random.binomial(4, [rate, rate, 1.0])
+        of_nodes = [1e5 * np.where(random.random(n) < 0.5, long, 1.0) * random.normal(1, 0.03, n) for n in counts]
+        made.append({node: us.astype(np.int64).tolist() for node, us in enumerate(of_nodes)})
+    return made
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.3, 1.0])
+def test_a_median_is_as_sure_if_blocks_have_other_numbers_of_calls(rate: float) -> None:
+    found = [
+        call_times(random_calls(seed, rate, 60), [[0, 1, 2]], 3).quantile(MEDIAN).figures[0] for seed in range(60)
+    ]
+    figures = [one for one in found if one is not None]
+    off = np.std([one.mean for one in figures])
+    assert 0.85 < np.median([one.error for one in figures]) / off < 1.6
+    assert np.median([one.blocks for one in figures]) <= 60 * min(1.0, 5 * rate)
+
+
+def test_a_median_between_two_kinds_of_calls_is_as_unsure_as_they_are_apart() -> None:
+    found = [call_times(random_calls(seed, 1.0, 60, 2.0), [[0, 1, 2]], 3).quantile(MEDIAN) for seed in range(40)]
+    figures = [one.figures[0] for one in found]
+    known = [one for one in figures if one]
+    jumps = [abs(one.mean - other.mean) for one, other in zip(known[::2], known[1::2], strict=False)]
+    assert max(jumps) > 50
+    for one, other in zip(known[::2], known[1::2], strict=False):
+        assert abs(one.mean - other.mean) < 4.5 * (one.error**2 + other.error**2) ** 0.5
+
+
+def test_typical_times_of_blocks_follow_their_number_of_calls() -> None:
+    found = call_times(random_calls(1, 0.3, 60), [[0, 1, 2]], 3)
+    typical_us = found.quantile(MEDIAN).typical_us[:, 0]
+    calls = found.by_block[:, 0]
+    assert typical_us[calls == 0].tolist() == [0.0] * np.count_nonzero(calls == 0)
+    assert (typical_us[calls > 0] / calls[calls > 0]) == pytest.approx(100.0, rel=0.1)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from cbtop.comparison.default_gate import default_gate
-from cbtop.comparison.items import BETWEEN_BRICKS, PlaceTimes, shared_ratio
+from cbtop.comparison.items import BETWEEN_BRICKS, PlaceTimes
 from cbtop.comparison.noise import Change, Figure, change
 from cbtop.comparison.part_diff import PartDiff, PlaceDiff, findable_percent
+from cbtop.comparison.place_changes import shared_ratio
 from cbtop.comparison.run_diff import RunDiff, diff, diff_of
 from cbtop.comparison.run_sets import together
 from cbtop.comparison.runs import Pace, Run, TooShort
@@ -75,10 +76,11 @@ def test_calls_and_typical_times_are_compared_at_one_length_too() -> None:
         assert one.change is not None
         assert one.p50 is not None
         assert one.p99 is not None
-        for moved in (one.change, one.p50, one.p99):
+        # Four calls of one layer are longer than its p99, so that is hardly known.
+        for moved, half_percent in ((one.change, 15), (one.p50, 15), (one.p99, 25)):
             assert moved.percent == pytest.approx(0, abs=5)
             assert moved.half_percent is not None
-            assert moved.half_percent < 15
+            assert moved.half_percent < half_percent
         assert one.p50.before == pytest.approx(100 + 0.2 * 300, rel=0.03)
     assert part.step.p50 is not None
     assert part.step.p50.percent == pytest.approx(0, abs=3)
@@ -300,8 +302,8 @@ def test_what_a_machine_does_to_all_is_what_half_of_the_time_shares() -> None:
         return shared_ratio(
             base.places,
             {
-                place: replace(one, typical=replace(one.typical, mean=1.3 * one.typical.mean))
-                if place[0] and place[0][0] in names and one.typical
+                place: replace(one, call=replace(one.call, mean=1.3 * one.call.mean))
+                if place[0] and place[0][0] in names and one.call
                 else one
                 for place, one in now.places.items()
             },
@@ -347,7 +349,7 @@ def test_figures_at_another_length_move_along_their_line_and_are_less_sure() -> 
     for seed, cached in ((1, 100.0), (2, 120.0)):
         run = made_run(seed, STEADY, 40)
         (part,) = run.parts
-        places = {place: PlaceTimes(line, line, line, None, 1.0) for place in part.places}
+        places = {place: PlaceTimes(line, line, line, None, Figure(1.0, 0.0, 20)) for place in part.places}
         figures = {"wall_us": line, "inside_us": line, "typical_us": line}
         at = {"cached": cached, "cached_least": cached - 20, "cached_most": cached + 20}
         runs.append(replace(run, parts=(replace(part, places=places, **figures, **at),)))  # type: ignore[arg-type]
@@ -408,7 +410,7 @@ def test_growth_is_shared_if_all_bricks_grow_alike_and_the_unit_by_as_much() -> 
     for part in (
         replace(shared, shared=None),
         replace(shared, shared=1.0, wall=Change(1000.0, 1000.0, 10.0)),
-        replace(shared, places=times_as(longer)),  # what each does beside all others is not known
+        replace(shared, places=times_as(longer)),  # what each does relative to all others is not known
         replace(shared, places=(*times_as(alike)[:-1], replace(times_as(alone)[-1], brick=("A", BrickCategory.FFN)))),
         replace(shared, wall=Change(1000.0, 1237.0, 10.0)),  # 1,030.8 µs but for what they share
     ):

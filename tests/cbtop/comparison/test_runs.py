@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP
+from cbtop.comparison.noise import Figure
 from cbtop.comparison.runs import MAX_KERNELS, Run, StepGroup, kernels_of, part_of
 from cbtop.comparison.step_blocks import StepBlock, StepBlocks, StepWork
 from cbtop.profiler.analysis.graph.node_table import NodeTable
@@ -73,7 +74,11 @@ def test_inside_times_are_of_steps_recorded_inside_and_need_five_blocks() -> Non
         if part is not None:
             assert (part.steps, part.tokens) == (32, 1.0)
             assert part.inside_us.mean == pytest.approx(whole.inside_us.mean, rel=0.02)
-            assert all(one.calls == whole.places[place].calls for place, one in part.places.items())
+            for place, one in part.places.items():
+                calls = whole.places[place].calls
+                assert calls is not None
+                assert one.calls is not None
+                assert (one.calls.mean, one.calls.error) == (calls.mean, 0.0)
 
 
 def test_all_steps_took_the_time_from_the_first_begin_to_the_last_end() -> None:
@@ -116,7 +121,7 @@ def test_cached_length_and_sequences_are_known_if_every_step_says_them() -> None
     silent = part_in(made_batch(1, STEADY, 40))
     assert silent is not None
     assert (silent.cached, silent.cached_least, silent.cached_most, silent.sequences) == (None,) * 4
-    assert silent.places[WHOLE_STEP].calls == 1.0  # a step is one call
+    assert silent.places[WHOLE_STEP].calls == Figure(1.0, 0.0, 10)  # a step is one call
 
 
 def test_a_run_of_no_known_tokens_amounts_to_its_steps() -> None:
@@ -219,7 +224,7 @@ def test_between_steps_four_usual_distances_are_a_pause_and_less_is_not() -> Non
         assert part.typical_us is not None
         assert part.wall_us.mean == pytest.approx(np.mean(between_us) + 100)
         # A wall-clock time is judged by the typical step, and what lies between them.
-        typical = part.places[WHOLE_STEP].typical
+        typical = part.places[WHOLE_STEP].call
         assert typical is not None
         assert part.wall_us.median_us == pytest.approx(typical.mean + np.mean(between_us))
         return part.typical_us.mean

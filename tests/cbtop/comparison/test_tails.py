@@ -39,7 +39,6 @@ def test_a_brick_with_a_few_calls_ten_times_as_long_has_a_longer_p99(bases: int)
     assert tail.median_ratio == pytest.approx(1.0, abs=0.01)
     assert longer(three(TAIL)[:bases], made_run(4, TAIL)) == []
     assert longer(three(TAIL)[:bases], made_run(4, STEADY)) == []
-    assert tails(three(TAIL), made_run(4, STEADY))["DownProjection"].is_beyond
 
 
 def test_a_step_has_a_p99_from_400_steps_on() -> None:

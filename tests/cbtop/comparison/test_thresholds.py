@@ -254,24 +254,23 @@ def judged_where(place: PlaceDiff, text: str) -> Judged:
     return judged_as(replace(steady(), parts=(replace(part, places=places),)), text)
 
 
-def test_a_ratio_is_of_typical_times_or_of_medians_if_only_means_are_known() -> None:
+def test_a_ratio_is_of_typical_calls_or_of_medians_if_only_means_are_known() -> None:
     (part,) = steady().parts
     norm = place_of(part, "RmsNorm")
     typical, median, mean, p99 = (Change(100.0, 100.0 * ratio, 0.0) for ratio in (1.2, 1.4, 1.6, 1.8))
-    known = replace(norm, change=typical, p50=median, mean=mean, p99=p99)
+    known = replace(norm, call=typical, p50=median, mean=mean, p99=p99)
     assert known.now
     known = replace(known, now=replace(known.now, p99=known.now.p50))
     for place, text, ratio in (
         (known, "RmsNorm<=9x", "1.20×"),
-        (replace(known, change=mean), "RmsNorm<=9x", "1.40×"),
+        (replace(known, call=replace(mean, medians_us=(1.0, 1.0))), "RmsNorm<=9x", "1.40×"),
         (known, "RmsNorm.per_token<=9x", "1.60×"),
         (known, "RmsNorm.p99<=9x", "1.80×"),
     ):
         assert judged_where(place, text).said.startswith(ratio)
     assert judged_where(replace(known, p99=None), "RmsNorm.p99<=9x").said == "the baseline has too few calls"
-    assert (
-        judged_where(replace(known, before=None, p50=None), "RmsNorm<=9x").said == "it is new: the baseline lacks it"
-    )
+    new = replace(known, before=None, call=None, p50=None)
+    assert judged_where(new, "RmsNorm<=9x").said == "it is new: the baseline lacks it"
     assert judged_where(replace(known, p50=None), "RmsNorm.per_token<=9x").said == "1.60× ± 0.00"
     # What took nothing is no measure, and what took less than a microsecond is.
     for before_us, said in ((0.0, "the baseline has too few calls"), (0.5, "1.20× ± 0.00")):

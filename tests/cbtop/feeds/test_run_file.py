@@ -87,9 +87,9 @@ def test_every_value_of_another_type_is_an_error_of_ours(document: dict[str, Any
         ("", "not JSON"),
         ("[" * 100_000, "not JSON"),
         ("[]", "an object is wanted"),
-        ('{"schema": "cbtop.runs/9", "runs": []}', "cbtop.runs/1"),
-        ('{"schema": "cbtop.runs/1", "runs": [NaN]}', "an object is wanted"),
-        ('{"schema": "cbtop.runs/1", "runs": []}', "there is none in it"),
+        ('{"schema": "cbtop.runs/9", "runs": []}', "cbtop.runs/2"),
+        ('{"schema": "cbtop.runs/2", "runs": [NaN]}', "an object is wanted"),
+        ('{"schema": "cbtop.runs/2", "runs": []}', "there is none in it"),
     ],
 )
 def test_what_is_no_file_of_runs_says_so(tmp_path: Path, text: str, said: str) -> None:

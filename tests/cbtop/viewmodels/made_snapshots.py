@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from cbtop.comparison.baseline import PhaseFigures, PhaseTimes, Snapshot, Surroundings
 from cbtop.comparison.items import Brick, Place, PlaceTimes
-from cbtop.comparison.noise import figures
+from cbtop.comparison.noise import Figure, figures
 from cbtop.protocol.vocabulary import BrickCategory
 
 BRICKS: dict[Brick, float] = {  # µs a call
@@ -67,15 +67,15 @@ def made(
     names = [f"Layer {at}" for at in range(layers)]
     wall_us = cell.sum(axis=1, keepdims=True)
     (step_us,), (rate,) = figures(wall_us, weight), figures(weight[:, None], wall_us[:, 0] / 1e6)
-    parts: list[tuple[list[Place], NDArray[np.float64]]] = [
-        ([(brick, None) for brick in BRICKS], of_brick),
-        ([(brick, name) for name in names for brick in BRICKS], cell),
-        ([(None, name) for name in names], of_layer),
+    parts: list[tuple[list[Place], NDArray[np.float64], int]] = [
+        ([(brick, None) for brick in BRICKS], of_brick, layers),
+        ([(brick, name) for name in names for brick in BRICKS], cell, 1),
+        ([(None, name) for name in names], of_layer, 1),
     ]
     places = {
-        place: PlaceTimes(figure)
-        for keys, amounts in parts
-        for place, figure in zip(keys, figures(amounts, weight), strict=True)
+        place: PlaceTimes(figure, call, calls=Figure(float(calls), 0.0, blocks))
+        for keys, amounts, calls in parts
+        for place, figure, call in zip(keys, figures(amounts, weight), figures(amounts, weight * calls), strict=True)
     }
     times = PhaseTimes("token", step_us, rate, places)
     phase = PhaseFigures("decode", count, 1.0, 1.0, 1.0, 1_000.0, blocks, times)

@@ -1,0 +1,82 @@
+"""The places of several runs of the same program, taken together: their means, and how the runs scatter."""
+
+# Rule
+# - A place that runs in some steps only may be missing in a run, or have too few calls there. It is known if enough
+#   of the runs know it, and a run without its calls counts as none.
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from cbtop.comparison.call_counts import learned_calls
+from cbtop.comparison.items import BETWEEN_BRICKS, Place, PlaceTimes
+from cbtop.comparison.noise import Figure, learned
+
+Places = Mapping[Place, PlaceTimes]
+
+
+def places_together(
+    runs: Sequence[Places], paces: Sequence[float | None] | None, least: int
+) -> dict[Place, PlaceTimes]:
+    """Return the places of `runs`. A figure that fewer than `least` of them know is None.
+
+    `paces` is the factor of all places' times in each run.
+    """
+    names = list(dict.fromkeys(place for run in runs for place in run))
+    times = _learned(names, [[_time(run, name, runs) for run in runs] for name in names], paces, least)
+    quantiles = {
+        what: _learned(names, [[_figure(run, name, what) for run in runs] for name in names], paces, least)
+        for what in ("call", "p50", "p99")
+    }
+    calls = learned_calls([[_calls(run, name, runs) for run in runs] for name in names])
+    found = {}
+    for at, name in enumerate(names):
+        time = times[at]
+        assert time is not None
+        call, p50, p99 = (quantiles[what][at] for what in ("call", "p50", "p99"))
+        found[name] = PlaceTimes(time, call, p50, p99, calls[at])
+    return found
+
+
+def _learned(
+    names: Sequence[Place], rows: Sequence[Sequence[Figure | None]], paces: Sequence[float | None] | None, least: int
+) -> list[Figure | None]:
+    """Return each row's mean over the runs that know it. A row has one figure of each run.
+
+    The scatter is learned separately for bricks, bricks in layers, layers, and the time between bricks.
+    """
+    found: list[Figure | None] = [None] * len(rows)
+    like: dict[tuple[bool, bool, bool, tuple[int, ...]], list[int]] = {}
+    for at, ((brick, layer), row) in enumerate(zip(names, rows, strict=True)):
+        known = tuple(run for run, figure in enumerate(row) if figure is not None)
+        if len(known) >= least:
+            like.setdefault((bool(brick), bool(layer), brick == BETWEEN_BRICKS, known), []).append(at)
+    for (*_, known), places in like.items():
+        kept = [[figure for figure in rows[at] if figure is not None] for at in places]
+        of_runs = None if paces is None else [paces[run] for run in known]
+        for at, figure in zip(places, learned(kept, of_runs), strict=True):
+            found[at] = figure
+    return found
+
+
+def _figure(run: Places, name: Place, what: str) -> Figure | None:
+    figure: Figure | None = getattr(run[name], what) if name in run else None
+    return figure
+
+
+def _time(run: Places, name: Place, runs: Sequence[Places]) -> Figure:
+    """Return the time of a place in `run`, or a time of 0 if only others of `runs` have it."""
+    if name in run:
+        return run[name].time
+    other = next(one[name].time for one in runs if name in one)
+    return replace(other, mean=0.0, error=0.0, median_us=None, slope=0.0, slope_error=0.0, own_error=0.0)
+
+
+def _calls(run: Places, name: Place, runs: Sequence[Places]) -> Figure:
+    """Return the calls per step of a place in `run`, or none if only others of `runs` have it."""
+    figure = _figure(run, name, "calls")
+    if figure is not None:
+        return figure
+    blocks = next((figure.blocks for one in runs if (figure := _figure(one, name, "calls"))), 2)
+    return Figure(0.0, 0.0, blocks)

@@ -1,0 +1,15 @@
+"""The JSON fields of a changed number of calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cbtop.comparison.call_counts import CallsChange
+
+
+def calls_fields(calls: CallsChange | None) -> dict[str, Any] | None:
+    """Return the change of the calls per step. `exact`: every block of steps calls equally often, in both runs."""
+    if calls is None:
+        return None
+    sides = {"before": calls.before, "now": calls.now, "half": calls.half}
+    return {**sides, "ratio": calls.ratio, "ratio_half": calls.ratio_half, "exact": calls.is_exact}
