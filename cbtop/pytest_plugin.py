@@ -38,7 +38,7 @@ WAYS_OUT = {
     "unsure": "to pass tests that could not be judged: --cbtop-allow-unsure",
     "different": "to compare them anyway: --cbtop-anyway; to write a base file on this machine: --cbtop-update",
 }
-# Variables by which tools measure or control the session. A measured process is not part of that.
+# Tools measure or control the session by these variables. A measured process is not part of that.
 _OF_THE_SESSION = ("PYTEST_ADDOPTS", "COV_CORE_", "COVERAGE_PROCESS_")
 
 
@@ -122,7 +122,7 @@ def cbtop_budget() -> Callable[..., None]:
 
 
 class MeasuredTest(pytest.Function):
-    """A test whose body runs in measured processes, and not in this session."""
+    """A test that runs in measured processes, and not in this session."""
 
     def setup(self) -> None:
         """Set up no fixture, because the measured processes do that."""

@@ -464,8 +464,8 @@ def _run_of(options: argparse.Namespace, name: str = "the new run") -> Run:
 def _end(judged: Sequence[Judged], found: RunDiff, options: argparse.Namespace, error: BaseException | None) -> None:
     """Write the result in every format, then raise `error`, if there is one.
 
-    A file that cannot be written does not replace `error`, because the verdict matters more. Raises UsageError for
-    it if there is no other error.
+    A file that cannot be written does not replace `error`, because the verdict matters more. Without another
+    error, raises UsageError for it.
     """
     try:
         _write(judged, found, options)

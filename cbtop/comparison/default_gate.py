@@ -106,7 +106,7 @@ def confirmed(first: Sequence[Judged], second: Sequence[Judged]) -> list[Judged]
 
 
 def unconfirmed(first: Sequence[Judged], why: str) -> list[Judged]:
-    """Return the default gate's results of a new run whose second run failed. Nothing is broken, only unknown.
+    """Return the default gate's results after the second run failed. Nothing is broken, only unknown.
 
     `why` is the reason of the failure.
     """
@@ -173,7 +173,7 @@ def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
 
 
 def _unknown_bricks(part: PartDiff) -> list[str]:
-    """Return the bricks of both runs whose change is not known, if together they take much of the new run's time."""
+    """Return the bricks of both runs with an unknown change, if together they take much of the new run's time."""
     unknown = [one for one in part.bricks if one.before and one.now and one.now.call and one.change is None]
     percent_of_step = 100 * sum(one.now.time.mean for one in unknown if one.now) / part.wall.now
     return [one.name for one in unknown] if percent_of_step > BLIND_PERCENT else []

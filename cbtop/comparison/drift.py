@@ -1,9 +1,9 @@
-"""The derived drift inside a run: the median step of its last third against that of its first third."""
+"""The derived drift inside a run: the median step of its last third against its first third's."""
 
 # Rules
 # - A step includes the time before it, without pauses. Warm-up steps are left out before.
-# - More cached positions take more time, which is no drift. The growth with the cache is taken from the baseline,
-#   because in a single run the cache grows as time passes.
+# - More cached positions take more time. This does not count as drift. The growth with the cache is taken from the
+#   baseline, because in a single run the cache grows as time passes.
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Thirds:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """How many times as long as in the first third a step takes in the last third, before and now."""
+    """The length of a step in the last third as a multiple of the first third, before and now."""
 
     change: Change  # of this ratio, without the growth with the cache
     base_ratios: tuple[float, ...]  # the ratio of each base run
@@ -48,7 +48,7 @@ class Drift:
 
     @property
     def percent(self) -> float:
-        """How much longer steps became inside the new run than inside the base runs. 0 if they did not."""
+        """The growth of steps inside the new run beyond the base runs' growth. 0 if there is none."""
         least = 100 * (self.change.now - 1)
         return max(0.0, min(least, self.change.percent or 0.0))
 
@@ -106,7 +106,7 @@ def thirds_of(
 
 
 def drift_of(before: Sequence[Thirds], now: Sequence[Thirds], step: Figure | None, compared: int) -> Drift | None:
-    """Return the drift of the new runs compared with that of the base runs, or None if it is unknown.
+    """Return the drift of the new runs compared with the base runs' drift, or None if it is unknown.
 
     `step` is the baseline's median step with its slope, its growth with the cache. In total, `compared` figures are
     compared together.

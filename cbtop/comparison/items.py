@@ -200,7 +200,7 @@ class _NodePlaces:
     """The places of each node, one in each of `columns`: brick or layer, brick in a layer, and rest of its brick.
 
     The rest of a brick has its calls outside layers, and those in layers with too few calls to know their median. The
-    rest of brick i is place `names + i`. `parts` has the places whose calls together are those of a brick.
+    rest of brick i is place `names + i`. Together, the calls of the places in `parts` are the calls of a brick.
     """
 
     columns: list[Column]

@@ -3,9 +3,9 @@
 # Rules
 # - A rate is the number that the screen, the reports and the metrics show for the whole run: the tokens of a phase,
 #   divided by the wall-clock time from the begin of the first step after the warm-up to the end. Waits and the steps
-#   of other phases are included. The rate in steps divides by the time in which steps of the phase ran.
+#   of other phases are included. The rate in steps divides by the time of the phase's steps.
 # - A rate is stored as its inverse, the time of one token. Times of blocks have means, rates have not.
-# - Slow steps at the beginning are in a rate. How much they vary shows only in several runs.
+# - Slow steps at the beginning are in a rate. Only several runs show their variation.
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _per_sec(whole: RateBlock, sums: PhaseSums) -> dict[str, float | None]:
 
 
 def _times_us(blocks: Sequence[RateBlock], node: int, per_sec: Mapping[str, float | None]) -> dict[str, Figure]:
-    """Return the time of one token, step and sample, for the rates that are known."""
+    """Return the time of one token, step and sample, for each known rate."""
     ran = [at for at, block in enumerate(blocks) if node in block.phases]
     if len(ran) < MIN_BLOCKS:
         return {}

@@ -90,7 +90,7 @@ def main_rates(
 
 
 def _shifted(figure: Figure, off: float) -> Figure:
-    """Return the time of a token at `off` more cached positions. If that were no time at all, return it as it is."""
+    """Return the time of a token at `off` more cached positions. If it would not be positive, return it unchanged."""
     mean = figure.mean + off * figure.slope
     if mean <= 0:
         return figure

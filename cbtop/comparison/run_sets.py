@@ -29,7 +29,7 @@ _Work = tuple[str, tuple[int | None, int | None]]  # phase, and tokens and seque
 
 
 def together(runs: Sequence[Run]) -> Run:
-    """Return the mean of the runs with their scatter. Of fewer than MIN_LEARNED runs, return the first.
+    """Return the mean of the runs with their scatter. With fewer than MIN_LEARNED runs, return the first.
 
     The first of two runs is completed with what only the second has.
     """
