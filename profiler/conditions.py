@@ -7,7 +7,7 @@ import platform
 import sys
 from collections.abc import Mapping
 
-from cbtop.protocol.structure_messages import Condition, Conditions
+from cbtop.protocol.structure_messages import Conditions, RunCondition
 
 
 def conditions(known: Mapping[str, str], libraries: Mapping[str, str]) -> Conditions:
@@ -19,7 +19,7 @@ def conditions(known: Mapping[str, str], libraries: Mapping[str, str]) -> Condit
     for module, name in libraries.items():
         found[name] = str(getattr(sys.modules.get(module), "__version__", ""))
     found |= known
-    return Conditions(tuple(Condition(name, value) for name, value in found.items() if value))
+    return Conditions(tuple(RunCondition(name, value) for name, value in found.items() if value))
 
 
 def processors() -> str:

@@ -11,7 +11,7 @@ MAX_CONDITIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class RunCondition:
     """One property of a process that may change its times, such as the version of a library.
 
     For example `Triton` and `3.7.0`, or `instructions` and `AVX512`.
@@ -25,7 +25,7 @@ class Condition:
 class Conditions:
     """All known conditions of a process. They replace the previous ones."""
 
-    conditions: tuple[Condition, ...]
+    conditions: tuple[RunCondition, ...]
 
     def __post_init__(self) -> None:
         if len(self.conditions) > MAX_CONDITIONS or len({one.name for one in self.conditions}) < len(self.conditions):
@@ -124,7 +124,7 @@ class CompiledCode:
 
 
 StructureMessage = Conditions | StepOperations | StepAllocations | CompiledCode
-StructurePart = Condition | OperationCount | GraphBreak  # they exist only inside other messages
+StructurePart = RunCondition | OperationCount | GraphBreak  # they exist only inside other messages
 
 
 def _check_range(what: str, least: int, most: int) -> None:

@@ -28,7 +28,7 @@ _NO_SINGLE = "no single brick"  # begins the cause of a slowdown that several pl
 _IN_LAYER = " in "  # between the brick and the layer of a cause
 
 
-class Verdict(StrEnum):
+class CommitVerdict(StrEnum):
     """The verdict on a commit."""
 
     GOOD = "good"
@@ -121,22 +121,22 @@ def wanted_of(bad: Assessment) -> Wanted | None:
     return Wanted(frozenset(bad.keys(bad.broken)), max(found, key=lambda one: one.ratio, default=None))
 
 
-def verdict_of(assessment: Assessment, wanted: Wanted, *, is_last: bool) -> Verdict:
+def verdict_of(assessment: Assessment, wanted: Wanted, *, is_last: bool) -> CommitVerdict:
     """Return the verdict on a commit. `is_last`: all rounds are done, so an unsure threshold passes."""
     if assessment.why_not:
-        return Verdict.UNCLEAR
+        return CommitVerdict.UNCLEAR
     if wanted.of(assessment):
-        return Verdict.BAD
+        return CommitVerdict.BAD
     if wanted.slowdown is not None:
         change = wanted.slowdown.change_in(assessment.found)
         if change is None or change.before <= 0:
-            return Verdict.UNCLEAR
+            return CommitVerdict.UNCLEAR
         most = 1 + LIKE_BAD * (wanted.slowdown.ratio - 1)
-        return Verdict.GOOD if (change.now + change.half) / change.before < most else Verdict.UNCLEAR
+        return CommitVerdict.GOOD if (change.now + change.half) / change.before < most else CommitVerdict.UNCLEAR
     rules = {rule for rule, _ in wanted.keys}
     outcomes = {one.outcome for one in assessment.judged if one.rule in rules}
     holds = {Outcome.HOLDS, Outcome.UNSURE} if is_last else {Outcome.HOLDS}
-    return Verdict.GOOD if outcomes and outcomes <= holds else Verdict.UNCLEAR
+    return CommitVerdict.GOOD if outcomes and outcomes <= holds else CommitVerdict.UNCLEAR
 
 
 def _largest(part: PartDiff) -> Slowdown | None:

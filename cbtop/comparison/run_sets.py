@@ -21,7 +21,7 @@ from cbtop.comparison.part_diff import covers, moved_to, work_text
 from cbtop.comparison.phase_rates import rates_together
 from cbtop.comparison.place_changes import shared_ratio
 from cbtop.comparison.places_together import places_together
-from cbtop.comparison.runs import MIN_LEARNED, Gap, Run, StepGroup, TooShort
+from cbtop.comparison.runs import MIN_LEARNED, MissingPart, Run, StepGroup, TooShort
 from cbtop.units import count, counted
 
 MAX_NAMED = 8  # lacking bricks that one gap names
@@ -74,7 +74,9 @@ def _first_of_two(first: Run, second: Run) -> Run:
     for work, part in {**seconds, **firsts}.items():
         other = seconds.get(work)
         if work not in firsts:
-            gaps.append(Gap(part.phase, work_text(part), 1, 2, (_why_lacking(work, first, None),), second.name))
+            gaps.append(
+                MissingPart(part.phase, work_text(part), 1, 2, (_why_lacking(work, first, None),), second.name)
+            )
         elif other and other.unit == part.unit and _is_at(other, part.cached):
             found = replace(part, places={**moved_to(other, part.cached).places, **part.places})
             gaps += _place_gaps(found, {first.name: part, second.name: other}, 2)
@@ -105,7 +107,7 @@ def _kernels(runs: Sequence[Run]) -> dict[Brick, tuple[str, ...]]:
     return found
 
 
-def _part_together(work: _Work, runs: Sequence[Run]) -> tuple[StepGroup, list[Gap]]:
+def _part_together(work: _Work, runs: Sequence[Run]) -> tuple[StepGroup, list[MissingPart]]:
     """Return one part of all runs, and what some of the runs lack."""
     each = {at: part for at, run in enumerate(runs) for part in run.parts if (part.phase, part.work) == work}
     alike = _alike(each)
@@ -113,11 +115,11 @@ def _part_together(work: _Work, runs: Sequence[Run]) -> tuple[StepGroup, list[Ga
     if len(alike) < MIN_LEARNED:
         only = max(alike, key=lambda at: alike[at].steps)
         part = each[only]
-        return part, [Gap(part.phase, work_text(part), len(alike), len(runs), reasons, runs[only].name)]
+        return part, [MissingPart(part.phase, work_text(part), len(alike), len(runs), reasons, runs[only].name)]
     found = _averaged(list(alike.values()))
     gaps = list(_place_gaps(found, {runs[at].name: part for at, part in alike.items()}, len(runs)))
     if reasons:
-        gaps.insert(0, Gap(found.phase, work_text(found), len(alike), len(runs), reasons))
+        gaps.insert(0, MissingPart(found.phase, work_text(found), len(alike), len(runs), reasons))
     return found, gaps
 
 
@@ -163,7 +165,7 @@ def _why_lacking(work: _Work, run: Run, part: StepGroup | None) -> str:
     return f"{run.name} lacks it"
 
 
-def _place_gaps(found: StepGroup, parts: Mapping[str, StepGroup], of: int) -> Iterator[Gap]:
+def _place_gaps(found: StepGroup, parts: Mapping[str, StepGroup], of: int) -> Iterator[MissingPart]:
     """Yield the bricks that some of `parts` lack. The key of a part is the name of its run."""
     lacking: dict[tuple[str, ...], list[str]] = {}
     for brick, layer in found.places:
@@ -178,7 +180,7 @@ def _place_gaps(found: StepGroup, parts: Mapping[str, StepGroup], of: int) -> It
         having = [name for name in parts if name not in names]
         only = having[0] if of < MIN_LEARNED else ""
         whys = tuple(f"{name} has no call of {'it' if len(bricks) == 1 else 'them'}" for name in names)
-        yield Gap(found.phase, what, len(having), of, whys, only)
+        yield MissingPart(found.phase, what, len(having), of, whys, only)
 
 
 def _averaged(parts: Sequence[StepGroup]) -> StepGroup:

@@ -115,7 +115,7 @@ class TooShort:
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class MissingPart:
     """A group of steps, or bricks in it, that some runs of a set lack."""
 
     phase: str
@@ -157,7 +157,7 @@ class Run:
     host_busy_percent: float | None = None  # median use of all processors during the run, by any program
     paces: tuple[Pace, ...] = ()  # the machine's pace directly before and after the run, empty if not measured
     runs: int = 1  # number of runs averaged in this run
-    gaps: tuple[Gap, ...] = ()  # what some of these runs lack
+    gaps: tuple[MissingPart, ...] = ()  # what some of these runs lack
     rates: tuple[PhaseRates, ...] = ()  # of each phase, over the whole run
     contents: Contents = field(default_factory=Contents)  # what its steps contain
 
@@ -232,7 +232,6 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
         paces[ran] = pace
     wall = _wall(blocks, every, cached, paces)
     (whole,) = figures(sums.total_ns[:, None] / 1e3, every, cached, paces)
-    outside_us = wall.mean - whole.mean
     (recorded_us,) = figures((sums.total_ns - sums.plain_ns)[ran][:, None] / 1e3, recorded, along, pace)
     steps_at = np.where(np.arange(step + 1) == step, 0, -1)
     calls = CallTimes(growths, [steps_at], 1, count, cached, paces)
@@ -243,7 +242,7 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
     typical, paced = (stretched(one, p50.stretch[0]) if p50.figures[0] else None for one in of_step)
     whole = replace(whole, median_us=median_of(p50.figures[0]))
     if typical:  # a change of the wall-clock time only counts if the typical step or the time between steps changes
-        wall = replace(wall, median_us=typical.mean + outside_us)
+        wall = replace(wall, median_us=typical.mean + wall.mean - whole.mean)
     thirds = thirds_of(growths, steps_at, between_ns, count, elements if is_counted else count, cached)
     call = stretched(figures(p50.typical_us, count, cached, paces)[0], p50.stretch[0]) if typical else None
     found[WHOLE_STEP] = PlaceTimes(whole, call, p50.figures[0], p99.figures[0], Figure(1.0, 0.0, len(blocks)))

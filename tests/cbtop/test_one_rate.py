@@ -51,7 +51,7 @@ def line_text(line: Sequence[tuple[str, str]]) -> str:
     return "".join(text for text, _ in line)
 
 
-def test_every_output_of_a_recording_has_the_tokens_a_second_of_the_programs_clock(
+def test_every_output_has_the_tokens_a_second_of_the_programs_clock(
     served: list[Served], capsys: pytest.CaptureFixture[str]
 ) -> None:
     new, *bases = served

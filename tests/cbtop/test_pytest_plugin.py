@@ -143,7 +143,7 @@ def test_a_base_file_is_learned_and_a_relative_threshold_compares_with_it(
 
 
 @pytest.mark.slow
-def test_without_thresholds_two_runs_must_agree_and_the_body_runs_in_them_alone(
+def test_without_thresholds_two_runs_agree_and_the_body_runs_only_in_them(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytester.makepyfile(
@@ -256,7 +256,7 @@ def test_each_end_of_a_check_says_what_to_do(pytester: pytest.Pytester) -> None:
     assert [line for line in checks(pytester) if line.startswith(("base", "threshold", "keyword", "skipped"))] == []
 
 
-def test_options_of_the_session_reach_the_check_and_accept_only_what_is_unsure(pytester: pytest.Pytester) -> None:
+def test_options_reach_the_check_and_accept_only_what_is_unsure(pytester: pytest.Pytester) -> None:
     made_tests(pytester, NAMES)
     done = session(pytester, "--cbtop-allow-unsure", "--cbtop-anyway")
     done.assert_outcomes(failed=6, skipped=1, passed=2)

@@ -20,10 +20,10 @@ from cbtop.protocol.attributes import FunctionAttributes, KernelAttributes, Tran
 from cbtop.protocol.errors import DecodeError
 from cbtop.protocol.structure_messages import (
     CompiledCode,
-    Condition,
     Conditions,
     GraphBreak,
     OperationCount,
+    RunCondition,
     StepAllocations,
     StepOperations,
 )
@@ -106,9 +106,9 @@ def in_order(kind: Any, *before: st.SearchStrategy[Any]) -> st.SearchStrategy[An
 NAMES, ANY_STEPS = st.text(max_size=30).map(codec.sanitise), st.integers(1, 1 << 50)
 OPERATIONS = in_order(OperationCount, st.integers(0, 1 << 30), NAMES, NAMES)
 BREAKS = st.builds(GraphBreak, NAMES, ANY_STEPS, st.integers(0, 1 << 30))
-CONDITION = st.builds(Condition, NAMES, NAMES)
+CONDITION = st.builds(RunCondition, NAMES, NAMES)
 STRUCTURE: dict[Any, st.SearchStrategy[Any]] = {
-    Condition: CONDITION,
+    RunCondition: CONDITION,
     Conditions: st.lists(CONDITION, max_size=4, unique_by=lambda one: one.name).map(
         lambda some: Conditions(tuple(some))
     ),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from cbtop.commands.shared.bisect_trees import BrokenCommitError, Repository
 from cbtop.commands.shared.runs import OverdueError
-from cbtop.comparison.bisect_verdict import Assessment, Verdict, Wanted, assess, said_of, verdict_of, wanted_of
+from cbtop.comparison.bisect_verdict import Assessment, CommitVerdict, Wanted, assess, said_of, verdict_of, wanted_of
 from cbtop.comparison.judged import Outcome
 from cbtop.comparison.runs import MIN_LEARNED
 from cbtop.comparison.threshold_grammar import Threshold
@@ -123,7 +123,7 @@ class Search:
             is_known = not any(one.outcome is Outcome.UNKNOWN for one in worse.judged)
             said = f"BAD compared with GOOD: {summary(worse.judged)}"
             return (End.NOTHING if is_known else End.UNTRUSTED), said
-        self._note(bad, good, Verdict.BAD, worse, number)
+        self._note(bad, good, CommitVerdict.BAD, worse, number)
         return None
 
     def _narrow(self) -> tuple[End, str]:
@@ -144,9 +144,9 @@ class Search:
                 self._runs.skip(commit, error.why)
                 self._note_skipped(commit, error.why)
             else:
-                if verdict is Verdict.GOOD:
+                if verdict is CommitVerdict.GOOD:
                     self._goods.append(commit)
-                elif verdict is Verdict.BAD:
+                elif verdict is CommitVerdict.BAD:
                     self._bad = commit
                 else:
                     self._unclear.add(commit)
@@ -155,7 +155,7 @@ class Search:
             return End.RANGE, f"{len(left)} of the last {len(left) + 1} commits could not be judged"
         return self._confirm()
 
-    def _measure(self, base: str, commit: str) -> Verdict:
+    def _measure(self, base: str, commit: str) -> CommitVerdict:
         """Return the verdict on a commit."""
         assert self._wanted is not None
         for number in self._asked.looks:
@@ -165,7 +165,7 @@ class Search:
             except UsageError as error:  # a threshold names a brick that only other commits have
                 raise BrokenCommitError(commit, str(error)) from error
             verdict = verdict_of(assessment, self._wanted, is_last=number == self._asked.rounds)
-            if verdict is not Verdict.UNCLEAR:
+            if verdict is not CommitVerdict.UNCLEAR:
                 break
         self._note(commit, base, verdict, assessment, number)
         return verdict
@@ -179,16 +179,16 @@ class Search:
             verdict = self._measure(parent, self._bad)
         except BrokenCommitError as error:
             return End.UNCONFIRMED, f"it could not be compared with its parent {parent[:SHORT]}: {error}"
-        if verdict is Verdict.BAD:
+        if verdict is CommitVerdict.BAD:
             return End.FOUND, ""
         return End.UNCONFIRMED, (
             f"it is slower than GOOD, but not than its parent {parent[:SHORT]}: several commits may add up, or noise "
             "has misled one verdict; more rounds or longer runs would tell"
         )
 
-    def _note(self, commit: str, base: str, verdict: Verdict, assessment: Assessment, rounds: int) -> None:
+    def _note(self, commit: str, base: str, verdict: CommitVerdict, assessment: Assessment, rounds: int) -> None:
         assert self._wanted is not None
-        if verdict is Verdict.BAD:
+        if verdict is CommitVerdict.BAD:
             self._assessments[commit] = assessment
         said = said_of(assessment, self._wanted)
         (words,) = self._repository.commits([commit])

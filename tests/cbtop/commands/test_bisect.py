@@ -62,7 +62,7 @@ def dirty(repository: MadeRepository) -> Iterator[None]:
     assert state_of_checkout(repository) == before
 
 
-def test_the_slower_commit_is_named_with_its_brick_and_the_checkout_stays_as_it_was(
+def test_the_slower_commit_is_named_and_the_checkout_stays_as_it_was(
     runtime: Path, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     repository, commits = bench_repository(tmp_path / "repository", [AS_FAST, SLOWER])
@@ -109,7 +109,7 @@ def test_the_first_of_ten_commits_is_found_with_one_that_does_not_run(
 
 
 @pytest.mark.slow
-def test_commits_that_do_not_build_are_skipped_with_the_last_line_of_the_build(
+def test_commits_that_do_not_build_are_skipped_with_the_builds_last_line(
     runtime: Path, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     repository = made_repository(tmp_path / "repository")

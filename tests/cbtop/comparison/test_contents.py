@@ -25,7 +25,7 @@ def test_conditions_are_those_that_all_runs_share() -> None:
     assert contents_together(runs).conditions == {"torch": "2.13"}
 
 
-def test_the_most_graph_breaks_of_any_run_count_and_none_if_one_was_not_watched() -> None:
+def test_the_most_graph_breaks_of_any_run_count_if_all_runs_were_watched() -> None:
     broken = Compiled(2, 0, (Break("Layer 1", "print", 2),))
     watched = [Contents(compiled=one) for one in (Compiled(1, 1, ()), broken)]
     assert contents_together(watched).compiled == Compiled(2, 1, broken.breaks)

@@ -460,7 +460,7 @@ def test_a_brick_a_thousand_times_as_slow_or_fast_is_beyond_any_scatter(factor: 
     assert found >= 30
 
 
-def test_a_figure_per_call_has_the_error_of_its_calls_however_many_a_block_has() -> None:
+def test_a_figure_per_call_has_the_error_of_its_calls() -> None:
     """Each call takes 100 µs, give or take 3. Blocks have 0 to 4 of them, or always 4."""
     rng = np.random.default_rng(5)
     calls = np.stack([rng.binomial(4, 0.3, 200), np.full(200, 4), np.zeros(200)], axis=1).astype(np.float64)

@@ -77,7 +77,7 @@ def test_of_a_thousand_comparisons_of_servers_at_most_ten_name_a_rate(rate: str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [TOKENS, IN_STEPS])
-def test_of_a_thousand_servers_at_most_ten_break_a_limit_that_is_their_true_rate(rate: str) -> None:
+def test_at_most_ten_of_a_thousand_servers_break_a_limit_at_their_true_rate(rate: str) -> None:
     figures = [
         next(one for one in served(seed) if one.phase == "decode").times_us[rate]
         for seed in range(10**5, 10**5 + 1000)

@@ -76,7 +76,7 @@ def test_a_batch_is_named_where_a_phase_has_several() -> None:
     assert batch_text(replace(parts[2], sequences=9.0)) == "9"
 
 
-def test_a_threshold_on_a_batch_is_on_no_other_and_a_missing_one_names_those_there_are() -> None:
+def test_a_threshold_on_a_batch_is_on_no_other_and_a_wrong_one_lists_them() -> None:
     found = diff(batches(1, 6, 2), batches(2, 6, 2))
     for text, about in (
         ("decode[batch=6].step.p50<=1s", "decode, batch 6: step"),
@@ -222,7 +222,7 @@ def test_a_rate_of_several_batches_names_the_slowest_as_its_cause() -> None:
     assert judged.guilty.startswith("decode, batch 2: ")
 
 
-def test_a_rate_has_the_typical_time_of_a_token_with_the_new_runs_mix_of_batches() -> None:
+def test_a_rate_has_the_typical_time_of_a_token_with_the_new_mix_of_batches() -> None:
     found = diff(batches(1, 6, 2), batches(2, 6, 2, steps=120))
     (rate,) = found.rates
     six, two = (next(part for part in found.parts if part.now.work == (size, size)) for size in (6, 2))

@@ -63,7 +63,7 @@ def alarms(found: RunDiff) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_at_most_one_in_a_hundred_comparisons_of_the_same_program_finds_a_change(name: str) -> None:
+def test_at_most_one_in_a_hundred_comparisons_of_one_program_finds_a_change(name: str) -> None:
     runs, rng = pool(name), random.Random(1)
     for bases in (1, 6):
         told: Counter[str] = Counter()

@@ -152,7 +152,7 @@ def test_a_long_list_of_differences_ends_with_their_number() -> None:
     assert found[-1].said == "and 5 more differences"
 
 
-def test_a_phase_that_one_run_lacks_is_unknown_and_one_that_both_lack_is_an_error() -> None:
+def test_a_phase_is_unknown_if_one_run_lacks_it_and_an_error_if_both_do() -> None:
     both = contents(phase(), phase(name="prefill"))
     for base, now, whose in ((both, contents(), "new run"), (contents(), both, "baseline")):
         found = {one.about: one for one in judged("graph==base", now, base)}

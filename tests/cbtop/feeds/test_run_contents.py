@@ -21,10 +21,10 @@ from cbtop.protocol.attributes import KernelAttributes
 from cbtop.protocol.messages import CatalogMessage, KernelBurst, KernelTimes, Node
 from cbtop.protocol.structure_messages import (
     CompiledCode,
-    Condition,
     Conditions,
     GraphBreak,
     OperationCount,
+    RunCondition,
     StepAllocations,
     StepOperations,
 )
@@ -82,7 +82,7 @@ def test_launches_are_unknown_if_a_burst_lacks_some(lacking: dict[str, int]) -> 
     assert Total.LAUNCHES not in found.totals
 
 
-def test_an_added_copy_and_another_kernel_of_a_burst_are_named_with_their_brick() -> None:
+def test_an_added_copy_and_another_kernel_are_named_with_their_brick() -> None:
     base = made(KernelBurst(1, 2, (times(4, 2, fewest=1, most=1),)))
     copied = made(KernelBurst(1, 2, (times(4, 2, fewest=1, most=1), times(5, 2, fewest=1, most=1))))
     (launches,) = judged("launches==base", copied, base)
@@ -97,7 +97,7 @@ def test_operations_allocations_and_conditions_are_those_of_their_phase() -> Non
         StepOperations("decode", "draft", 2, operations),
         StepOperations("decode", "", 2, operations[:1]),  # of another model
         StepAllocations("decode", "draft", 2, 7, 8),
-        Conditions((Condition("Triton", "3.7"),)),
+        Conditions((RunCondition("Triton", "3.7"),)),
     )
     (phase,) = found.phases
     assert phase.pieces == {

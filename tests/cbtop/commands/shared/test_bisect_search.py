@@ -111,7 +111,7 @@ def test_a_search_measures_about_as_many_commits_as_halving_needs(line: tuple[Ma
         assert (result.between, result.end) == (COMMITS - 1, End.FOUND)
 
 
-def test_good_is_compared_with_itself_and_the_first_bad_commit_with_its_parent(
+def test_good_is_compared_with_itself_and_the_bad_commit_with_its_parent(
     line: tuple[MadeRepository, list[str]],
 ) -> None:
     repository, commits = line
