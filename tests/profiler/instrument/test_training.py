@@ -200,12 +200,12 @@ def test_an_evaluation_is_inference_and_its_time_is_in_no_step(memory: Memory) -
     with torch.no_grad():
         for _ in range(2):
             loop.model(loop.ids)
-            time.sleep(0.02)
+            time.sleep(0.2)
     loop.model.train()
     loop.step()
     assert steps_of(memory) == {"forward": 2, "train": 1}
     (took_ns,) = [end - start for tag, start, end, _ in memory.records[-2:] if not tag & FLAG_AMOUNTS]
-    assert took_ns < 20e6
+    assert took_ns < 200e6
 
 
 def test_an_infinite_gradient_that_the_scaler_leaves_out_ends_a_step(memory: Memory) -> None:
