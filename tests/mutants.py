@@ -135,7 +135,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "tests/cbtop/comparison/test_thresholds.py",
         "tests/cbtop/comparison/test_rates_of_thresholds.py",
     ),
-    "cbtop.comparison.baseline": ("tests/cbtop/comparison/test_comparison.py",),
+    "cbtop.comparison.baseline": ("tests/cbtop/comparison/test_baseline.py",),
     "cbtop.comparison.call_counts": (
         "tests/cbtop/comparison/test_call_counts.py",
         "tests/cbtop/comparison/test_place_changes.py",
@@ -152,11 +152,12 @@ MODULES: dict[str, tuple[str, ...]] = {
         "tests/cbtop/comparison/test_causes.py",
     ),
     "cbtop.comparison.items": (
-        "tests/cbtop/comparison/test_comparison.py",
-        "tests/cbtop/comparison/test_place_changes.py",
         "tests/cbtop/comparison/test_runs.py",
+        "tests/cbtop/viewmodels/test_snapshot.py",
+        "tests/cbtop/comparison/test_comparison.py",
     ),
     "cbtop.comparison.judged": (
+        "tests/cbtop/comparison/test_judged.py",
         "tests/cbtop/comparison/test_structure.py",
         "tests/cbtop/comparison/test_default_gate.py",
         "tests/cbtop/comparison/test_rates_of_thresholds.py",
