@@ -155,6 +155,13 @@ def test_what_a_machine_does_to_all_bricks_is_no_own_error_of_one() -> None:
     assert down.own_error < down.error / 4
 
 
+@pytest.mark.parametrize(("layers", "is_known"), [(1, False), (2, True)])
+def test_eight_bricks_in_layers_show_the_pace_of_a_machine(layers: int, is_known: bool) -> None:
+    part = made_run(1, STEADY, 40, layers=layers, in_layer=0).parts[0]
+    down = part.places[("DownProjection", BrickCategory.FFN), None]
+    assert (down.time.own_error is not None) is is_known
+
+
 def test_a_growing_cache_leaves_the_calls_of_five_blocks_known() -> None:
     part = made_run(1, STEADY, 20, cached_from=0, us_a_position=0.2).parts[0]
     assert all(times.call is not None for times in part.places.values())
