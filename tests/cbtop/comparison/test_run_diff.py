@@ -35,6 +35,11 @@ def test_without_a_baseline_a_run_is_compared_with_itself() -> None:
     assert diff(made_run(1), made_run(1)).has_baseline is False
 
 
+def test_kernels_are_those_that_differ() -> None:
+    (part,) = diff(made_run(1), made_run(2)).parts
+    assert [place.kernels for place in part.places if place.kernels is not None] == []
+
+
 def test_a_run_read_twice_is_the_same_run() -> None:
     base = made_run(1)
     twin = replace(base, name="twin")

@@ -78,6 +78,8 @@ def test_a_p99_is_longer_by_more_than_a_tenth_its_interval_and_the_median() -> N
         (111.0, 12.0, 1.0, 1.0, False),
         (112.0, 12.0, 1.0, 1.0, False),
         (150.0, 10.0, 1.4, 1.0, False),
+        (153.95, 10.0, 1.4, 1.0, False),
+        (1.1 * 100.0, 5.0, 1.0, 1.0, False),
         (150.0, 10.0, 1.3, 1.0, True),
         (150.0, 10.0, 1.0, 1.4, False),
         (150.0, 10.0, 0.5, 1.0, True),
