@@ -135,12 +135,69 @@ MODULES: dict[str, tuple[str, ...]] = {
         "tests/cbtop/comparison/test_thresholds.py",
         "tests/cbtop/comparison/test_rates_of_thresholds.py",
     ),
+    "cbtop.comparison.baseline": ("tests/cbtop/comparison/test_baseline.py",),
+    "cbtop.comparison.call_counts": (
+        "tests/cbtop/comparison/test_call_counts.py",
+        "tests/cbtop/comparison/test_place_changes.py",
+        "tests/cbtop/comparison/test_comparison.py",
+    ),
+    "cbtop.comparison.causes": ("tests/cbtop/comparison/test_causes.py",),
+    "cbtop.comparison.contents": (
+        "tests/cbtop/comparison/test_contents.py",
+        "tests/cbtop/comparison/test_contents_diff.py",
+        "tests/cbtop/comparison/test_structure.py",
+    ),
+    "cbtop.comparison.contents_diff": (
+        "tests/cbtop/comparison/test_contents_diff.py",
+        "tests/cbtop/comparison/test_causes.py",
+    ),
+    "cbtop.comparison.items": (
+        "tests/cbtop/comparison/test_runs.py",
+        "tests/cbtop/viewmodels/test_snapshot.py",
+        "tests/cbtop/comparison/test_comparison.py",
+    ),
+    "cbtop.comparison.judged": (
+        "tests/cbtop/comparison/test_judged.py",
+        "tests/cbtop/comparison/test_structure.py",
+        "tests/cbtop/comparison/test_default_gate.py",
+        "tests/cbtop/comparison/test_rates_of_thresholds.py",
+    ),
+    "cbtop.comparison.machine_differences": (
+        "tests/cbtop/comparison/test_runs.py",
+        "tests/cbtop/comparison/test_run_diff.py",
+        "tests/cbtop/comparison/test_default_gate.py",
+    ),
+    "cbtop.comparison.place_changes": (
+        "tests/cbtop/comparison/test_place_changes.py",
+        "tests/cbtop/comparison/test_comparison.py",
+        "tests/cbtop/comparison/test_run_diff.py",
+    ),
+    "cbtop.comparison.places_together": (
+        "tests/cbtop/comparison/test_places_together.py",
+        "tests/cbtop/comparison/test_run_sets.py",
+    ),
+    "cbtop.comparison.renamed": ("tests/cbtop/comparison/test_renamed.py",),
+    "cbtop.comparison.step_blocks": (
+        "tests/cbtop/comparison/test_step_blocks.py",
+        "tests/cbtop/comparison/test_runs.py",
+        "tests/cbtop/comparison/test_drift.py",
+    ),
+    "cbtop.comparison.step_counts": (
+        "tests/cbtop/comparison/test_step_counts.py",
+        "tests/cbtop/comparison/test_structure.py",
+    ),
+    "cbtop.comparison.structure": ("tests/cbtop/comparison/test_structure.py",),
     "cbtop.tuning.paired": ("tests/cbtop/tuning/test_paired.py",),
 }
 # What was loaded before the fork has no assertions to be rewritten.
 OPTIONS = (
     "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--hypothesis-seed=1",
     "-W", "ignore::pytest.PytestAssertRewriteWarning",
+)  # fmt: skip
+# What every fork would load for itself; nothing of ours, for that is to meet the mutant.
+LOADED = (
+    "hypothesis", "jinja2", "msgpack", "numpy", "pytest", "pytest_asyncio", "syrupy", "textual.app", "trio", "yaml",
+    "zmq",
 )  # fmt: skip
 GRACE_S = 20.0  # beyond PATIENCE times what the tests take of the module as it is
 PATIENCE = 4
@@ -393,8 +450,7 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := set(options.modules) - set(MODULES):
         parser.error(f"{', '.join(unknown)}: there are {', '.join(MODULES)}")
-    # What every fork would load for itself; nothing of ours, for that is to meet the mutant.
-    for name in ("hypothesis", "msgpack", "numpy", "pytest", "yaml", "zmq"):
+    for name in LOADED:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="cbm-") as directory:  # short: sockets lie below it
         os.environ["TMPDIR"] = directory

@@ -64,7 +64,7 @@ def place_change(
     place: Place,
     compared: int,
     shared: float | None,
-    units: float = 1.0,
+    units: float,
     was: Place | None = None,
 ) -> Move:
     """Return the change of a place. In the baseline, the place is called `was`.

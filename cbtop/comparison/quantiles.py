@@ -26,8 +26,6 @@ from cbtop.profiler.analysis.histograms import (
 )
 
 MEDIAN, P99 = 0.5, 0.99
-# A pause in about one call of a hundred makes a p99 jump. One error below the jump does not show it, three do.
-_FAR_ERRORS = 3.0
 MIN_BEYOND = 4  # required calls on either side of a quantile: a p99 needs at least 400 calls
 # Errors of a share are converted to µs over this many standard errors on either side, as in an interval of a change.
 _COVERED_ERRORS = 4.0

@@ -14,7 +14,7 @@ from itertools import combinations
 from cbtop.comparison.batches import PartKey, key_of, part_names
 from cbtop.comparison.comparison import differences, other_model
 from cbtop.comparison.machine_differences import losses, other_clock, other_load, other_machine, other_pace
-from cbtop.comparison.part_diff import PartDiff, PlaceDiff, compared_figures, part_diff, work_text
+from cbtop.comparison.part_diff import PartDiff, compared_figures, part_diff, work_text
 from cbtop.comparison.rate_diff import RateDiff, main_rates
 from cbtop.comparison.run_sets import together
 from cbtop.comparison.runs import MIN_LEARNED, Run, StepGroup, TooShort
@@ -54,11 +54,6 @@ class RunDiff:
         whole_us = self.now.time_us
         own_us = sum(one.now.time_us for one in self.alone) + sum(one.time_us for one in self.alone_short)
         return 100 * own_us / whole_us if whole_us else 0.0
-
-    @property
-    def slower(self) -> list[tuple[PartDiff, PlaceDiff]]:
-        """All slower bricks with their part. In each part, the largest change comes first."""
-        return [(part, one) for part in self.parts for one in part.slower]
 
 
 def diff(

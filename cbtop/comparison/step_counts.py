@@ -95,7 +95,7 @@ class StepCounts:
         skipped = (batch.flags[ends] & FLAG_FAILED) != 0
         for flag in (FLAG_PLAIN, FLAG_CANCELLED):
             skipped |= batch.are(flag)[ends]
-        inside = (owner >= 0) & (owner < len(ends)) & ~batch.are(FLAG_AMOUNTS) & ~batch.are(FLAG_LOOSE)
+        inside = ~batch.are(FLAG_AMOUNTS) & ~batch.are(FLAG_LOOSE)
         inside[ends] = False
         records = np.flatnonzero(inside)
         records = records[np.argsort(owner[records], kind="stable")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import nan
 
 from cbtop.comparison.noise import half_of
 from cbtop.comparison.part_diff import PartDiff
@@ -25,9 +26,9 @@ class Measure:
 
     name: str  # part of a training step, or "" for a value of the whole step
     why_not: str = ""
-    value: float = 0.0
-    least: float = 0.0
-    most: float = 0.0
+    value: float = nan
+    least: float = nan
+    most: float = nan
     said: str = ""  # value and interval as text
 
 

@@ -101,6 +101,7 @@ def test_a_slowdown_shared_by_places_is_bad_by_its_rule_alone() -> None:
     found = assessed()
     shares = replace(found, judged=(Judged("rule", "decode", Outcome.BROKEN, "", "no single brick; most RmsNorm"),))
     assert verdict(shares, bad) is CommitVerdict.BAD
+    assert said_of(shares, bad) == "no single brick; most RmsNorm: "
     other = replace(found, judged=(Judged("other", "decode", Outcome.BROKEN, "", "no single brick; most Attention"),))
     assert verdict(other, bad) is CommitVerdict.UNCLEAR  # nothing is known of the rule itself
     holds = replace(other, judged=(*other.judged, Judged("rule", "decode", Outcome.HOLDS, "")))

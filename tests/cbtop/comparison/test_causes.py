@@ -77,6 +77,14 @@ def test_another_kernel_is_compared_if_it_is_the_only_one_of_its_brick() -> None
     assert [(one.kernel, one.text) for one in found] == [("gemm → gemm_v2", "72 → 80 registers")]
 
 
+def test_of_several_kernels_of_a_brick_each_is_compared_by_its_name() -> None:
+    sides = []
+    for registers in (64, 80):
+        silu = kernel("Layer 1", "silu", replace(GEMM, registers=registers))
+        sides.append(run(contents(phase(layers() | {silu: ONE, kernel("Layer 1", f"copy_{registers}"): ONE}))))
+    assert [(one.kernel, one.text) for one in causes_of(*sides).kernels] == [("silu", "64 → 80 registers")]
+
+
 def test_a_kernel_with_two_launch_configurations_in_a_brick_is_not_compared() -> None:
     several = contents(phase(layers() | {kernel("Layer 1", "gemm", HEAVY): ONE}))
     assert causes_of(run(contents()), run(several)).kernels == ()

@@ -168,7 +168,7 @@ def test_a_change_on_the_screen_is_judged_as_in_a_diff_by_typical_times(tmp_path
     for one in found.changes:
         sides = before.times.places, now.times.places
         place = one.brick, one.layer
-        assert one.change == place_change(*sides, place, len(found.changes), shared).judged
+        assert one.change == place_change(*sides, place, len(found.changes), shared, 1.0).judged
     typical = before.times.places[DOWN, "Layer 5"].call
     assert typical is not None
     (cell,) = [one for one in found.changes if (one.brick, one.layer) == (DOWN, "Layer 5")]
@@ -330,8 +330,8 @@ def test_a_brick_below_a_microsecond_becomes_slower_and_does_less_as_others() ->
     assert change.half == pytest.approx(1.25 * 0.01 / 0.8)
     # A quarter more calls did a quarter more work: by chance, and the time is of as many calls as before; or not.
     more = with_phase(NOW, times=replace(times_of(NOW), work={DOWN: BrickWork(1_250.0, 4.0, 2.0)}))
-    for half, gflops in ((0.5, 1.25), (0.1, 1.25 / 0.8)):
-        place = replace(whole, calls=CallsChange(1.0, 1.25, half))
+    for calls, half, gflops in ((1.25, 0.5, 1.25), (1.25, 0.1, 1.25 / 0.8), (0.0, 2.0, 1.25 / 0.8)):
+        place = replace(whole, calls=CallsChange(1.0, calls, half))
         work = replace(found, now=more, changes=(place,)).work[DOWN].change
         assert work is not None
         assert work.now == pytest.approx(gflops)

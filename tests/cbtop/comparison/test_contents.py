@@ -30,3 +30,7 @@ def test_the_most_graph_breaks_of_any_run_count_if_all_runs_were_watched() -> No
     watched = [Contents(compiled=one) for one in (Compiled(1, 1, ()), broken)]
     assert contents_together(watched).compiled == Compiled(2, 1, broken.breaks)
     assert contents_together([*watched, Contents()]).compiled is None
+
+
+def test_the_contents_of_a_single_run_are_its_own() -> None:
+    assert contents_together([contents()]) == contents()

@@ -89,6 +89,8 @@ def test_the_growth_with_the_cache_is_taken_from_the_baseline() -> None:
     without = drift_of([thirds(1000.0, 1100.0)], [thirds(1000.0, 1300.0)], step, 1)
     assert without is not None
     assert (without.change.before, without.change.now) == pytest.approx((1.1, 1.3))
+    unknown = drift_of([thirds(1000.0, 1100.0, (0.0, 200.0))], [thirds(1000.0, 1300.0, (0.0, 200.0))], None, 1)
+    assert unknown == without
 
 
 def test_drift_is_named_beyond_a_tenth_and_its_interval() -> None:
@@ -108,11 +110,12 @@ def test_drift_is_named_beyond_a_tenth_and_its_interval() -> None:
 def test_what_is_not_known_of_one_side_is_no_drift() -> None:
     one = [thirds(1000.0, 1000.0)]
     assert drift_of([], one, None, 1) is drift_of(one, [], None, 1) is None
-    steep = Figure(1000.0, 1.0, 20, slope=50.0)
-    assert drift_of([thirds(1000.0, 1000.0, (0.0, 100.0))], one, steep, 1) is None
+    for slope in (20.0, 50.0):  # a last third of no time, or of less
+        steep = Figure(1000.0, 1.0, 20, slope=slope)
+        assert drift_of([thirds(1000.0, 1000.0, (0.0, 100.0))], one, steep, 1) is None
 
 
-@pytest.mark.parametrize(("last", "is_known"), [(50, True), (51, True), (52, False)])
+@pytest.mark.parametrize(("last", "is_known"), [(49, True), (50, True), (51, True), (52, False)])
 def test_thirds_with_other_numbers_of_tokens_tell_no_drift(last: int, is_known: bool) -> None:
     """Fifty tokens a step in the first half of the run; up to 2 % more in the last half are alike."""
     batch, table = made_batch(1, STEADY, 60), made_table()

@@ -21,6 +21,7 @@ from cbtop.comparison.noise import (
     Figure,
     change,
     figures,
+    half_of,
     learned,
 )
 from tests.cbtop.viewmodels.made_snapshots import DOWN, Noise, made
@@ -482,3 +483,7 @@ def test_a_time_far_from_before_has_an_interval_as_wide_as_itself_scatters() -> 
     faster = change(now, before, 100)
     assert faster.is_beyond_noise
     assert 0.1 < faster.half / faster.before < 0.8
+
+
+def test_a_figure_that_is_judged_alone_is_one_figure() -> None:
+    assert half_of(Figure(10.0, 1.0, 20)) == half_of(Figure(10.0, 1.0, 20), 1) < half_of(Figure(10.0, 1.0, 20), 2)

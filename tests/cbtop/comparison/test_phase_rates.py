@@ -96,9 +96,23 @@ def test_a_phase_that_ran_before_all_others_has_the_error_of_its_own_time() -> N
 
 def test_slow_first_steps_are_in_a_rate_and_not_in_its_error() -> None:
     noise = np.random.default_rng(1).normal(1, 0.05, 200)
-    (even,), (slow,) = (rates_of(steps(first, *noise)).values() for first in (1.0, 400.0))
-    assert slow.per_sec(TOKENS) == pytest.approx((even.per_sec(TOKENS) or 0) / 3, rel=0.02)
-    assert error_of(slow) == pytest.approx(error_of(even), rel=0.5)
+    (even,) = rates_of(steps(1.0, *noise)).values()
+    for first_ms in (20.0, 400.0):
+        (slow,) = rates_of(steps(first_ms, *noise)).values()
+        assert slow.per_sec(TOKENS) == pytest.approx((even.per_sec(TOKENS) or 0) * 201 / (200 + first_ms), rel=0.02)
+        assert error_of(slow) == pytest.approx(error_of(even), rel=0.5)
+
+
+def test_of_five_blocks_none_is_left_out() -> None:
+    (found,) = rates_of(steps(400.0, *[1.0 + at % 3 / 100 for at in range(19)])).values()
+    assert set(found.times_us) == {TOKENS, STEPS, SAMPLES, IN_STEPS}
+
+
+@pytest.mark.parametrize(("first_ms", "is_left_out"), [(1.35, False), (1.45, True)])
+def test_a_first_block_is_slow_from_four_usual_deviations_on(first_ms: float, is_left_out: bool) -> None:
+    rows = steps(*np.repeat([first_ms, *[0.9, 1.0, 1.1] * 8], 4))
+    (whole,), (later,) = (rates_of(each).values() for each in (rows, rows[4:]))
+    assert (error_of(whole) == pytest.approx(error_of(later))) is is_left_out
 
 
 def test_a_phase_in_four_blocks_after_the_slow_first_one_has_no_known_error() -> None:
@@ -125,7 +139,14 @@ def test_blocks_without_a_phase_have_no_weight_in_its_growth() -> None:
     rows = [(DECODE if at % 8 < 4 else PREFILL, begin, end) for at, (_, begin, end) in enumerate(rows)]
     found = rates_of(rows, cached=list(range(160)))
     assert found["decode"].cached == np.mean([at for at in range(160) if at % 8 < 4])
-    assert found["decode"].times_us[TOKENS].mean > 0
+    time_us = found["decode"].times_us[TOKENS]
+    assert time_us.mean == 1500.0
+    assert 4 < time_us.slope_error < 6
+
+
+def test_steps_of_nanoseconds_and_a_single_sample_have_a_rate() -> None:
+    (found,) = rates_of([(DECODE, at, at + 1) for at in range(40)], sequences=[0] * 8 + [1] + [0] * 31).values()
+    assert set(found.times_us) == {TOKENS, STEPS, SAMPLES, IN_STEPS}
 
 
 def test_half_of_the_blocks_tell_the_scatter_of_time_with_pauses() -> None:
@@ -150,4 +171,6 @@ def test_rates_of_several_runs_are_their_mean_if_enough_have_them() -> None:
 def test_another_run_without_a_phase_takes_no_rate_away() -> None:
     runs = [[PhaseRates("decode", 40, {TOKENS: Figure(mean, 0.1, 20)})] for mean in (9.0, 10.0, 11.0)]
     more: list[list[PhaseRates]] = [[PhaseRates("prefill", 40, {})], *runs, []]
-    assert rates_together(more, 3) == rates_together(runs, 3)
+    (found,) = rates_together(more, 3)
+    assert (found,) == rates_together(runs, 3)
+    assert not found.is_headline

@@ -6,7 +6,7 @@ import pytest
 
 from cbtop.comparison.items import Brick, Place, PlaceTimes
 from cbtop.comparison.noise import Figure
-from cbtop.comparison.place_changes import Move, place_change
+from cbtop.comparison.place_changes import Move, place_change, shared_ratio
 from cbtop.protocol.vocabulary import BrickCategory
 
 BRICK: Brick = ("Brick", BrickCategory.FFN)
@@ -87,19 +87,38 @@ def test_another_mix_of_layers_moves_no_brick_over_all_of_them(outside: float) -
     us = {"Layer 0": 100.0, "Layer 1": 300.0}
     before = of_layers({"Layer 0": 0.50, "Layer 1": 0.50}, us, outside)
     now = of_layers({"Layer 0": 0.46, "Layer 1": 0.54}, us, outside)
-    found = place_change(before, now, PLACE, 100, None)
+    found = place_change(before, now, PLACE, 100, None, 1.0)
     assert found.call
     assert found.call.now / found.call.before == pytest.approx(1.0)
+    assert found.call.error == pytest.approx(0.01 * 2**0.5 * found.call.now)  # each is known to 1 %
     longer = of_layers({"Layer 0": 0.46, "Layer 1": 0.54}, {"Layer 0": 100.0, "Layer 1": 400.0}, outside)
-    found = place_change(before, longer, PLACE, 100, None)
+    found = place_change(before, longer, PLACE, 100, None, 1.0)
     assert found.call
     total_us = 0.5 * 100 + 0.5 * 300 + 10 * outside
     assert found.call.now / found.call.before == pytest.approx((total_us + 0.5 * 100) / total_us)
 
 
+def test_calls_below_a_microsecond_have_the_mix_of_the_baseline_too() -> None:
+    us = {"Layer 0": 0.1, "Layer 1": 0.3}
+    sides = (of_layers({"Layer 0": 0.5, "Layer 1": 0.5}, us), of_layers({"Layer 0": 0.4, "Layer 1": 0.6}, us))
+    found = place_change(*sides, PLACE, 100, None, 1.0)
+    assert found.call
+    assert found.call.now == pytest.approx(found.call.before)
+
+
+def test_the_ratio_that_all_places_share_is_the_median_of_their_time() -> None:
+    """Four places with 40 % of the time are as long as before, and four others 1.2 times as long."""
+    sides: list[dict[Place, PlaceTimes]] = [{}, {}]
+    for at in range(8):
+        for side, ratio in zip(sides, (1.0, 1.0 if at < 4 else 1.2), strict=True):
+            side[BRICK, f"Layer {at}"] = times((40.0 if at < 4 else 60.0) * ratio, 1.0)
+    assert shared_ratio(*sides) == pytest.approx(1.2)
+    assert shared_ratio(*({place: side[place] for place in list(side)[:7]} for side in sides)) is None
+
+
 def test_a_layer_that_only_one_run_knows_has_no_weight() -> None:
     us = {"Layer 0": 100.0, "Layer 1": 300.0}
     before, now = of_layers({"Layer 0": 0.5, "Layer 1": 0.02}, us), of_layers({"Layer 0": 0.5}, us)
-    found = place_change(before, now, PLACE, 100, None)
+    found = place_change(before, now, PLACE, 100, None, 1.0)
     assert found.call
     assert found.call.now / found.call.before == pytest.approx(1.0)

@@ -29,7 +29,7 @@ def test_a_place_that_one_of_four_runs_does_not_call_is_the_mean_of_all() -> Non
     assert rare.calls
     assert (rare.call.mean, rare.call.runs) == (pytest.approx(51.0), 3)
     assert rare.calls.mean == pytest.approx(0.03)
-    assert rare.calls.scatter >= 0.02
+    assert rare.calls.scatter == pytest.approx(0.02)
     assert rare.time.mean == pytest.approx(sum(one[RARE].time.mean for one in runs[:3]) / 4)
     always = found[ALWAYS].calls
     assert always is not None
@@ -42,3 +42,14 @@ def test_a_figure_that_two_of_four_runs_know_is_not_known() -> None:
     assert found[RARE].call is None
     assert found[RARE].calls is not None
     assert found[ALWAYS].call is not None
+
+
+def test_a_run_that_does_not_call_a_place_adds_no_error_to_its_time() -> None:
+    rare = PlaceTimes(Figure(1e-3, 1e-4, 60, own_error=1e-4, slope=1e-5, slope_error=1e-6))
+    found = places_together(
+        [{ALWAYS: times(100.0, 1.0), RARE: rare}] * 3 + [{ALWAYS: times(100.0, 1.0)}], [1.0] * 4, 3
+    )
+    time = found[RARE].time
+    assert (time.error, time.own_error) == (pytest.approx(2.5e-4), pytest.approx(2.5e-4))  # half of how runs scatter
+    assert found[RARE].calls == Figure(0.0, 0.0, 8, runs=4)  # no run knows them
+    assert (time.slope, time.slope_error) == (pytest.approx(0.75e-5), pytest.approx(3**0.5 / 4 * 1e-6))

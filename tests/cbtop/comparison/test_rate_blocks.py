@@ -78,6 +78,7 @@ def test_steps_that_run_at_the_same_time_share_it() -> None:
     assert found.wall_ns == 170
     assert found.phases[DECODE].in_steps_ns == 100 + 40 + 20
     assert found.phases[PREFILL].in_steps_ns == 140
+    assert collected([(DECODE, 0, 100), (DECODE, 60, 90)]).whole.wall_ns == 100
 
 
 def test_amounts_that_steps_do_not_report_count_as_unknown() -> None:

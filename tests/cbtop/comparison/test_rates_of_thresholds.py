@@ -16,6 +16,7 @@ from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP
 from cbtop.comparison.judged import Judged, Outcome, must_be_sure
 from cbtop.comparison.noise import Figure, half_of
 from cbtop.comparison.phase_rates import PhaseRates
+from cbtop.comparison.rate_diff import rate_diff
 from cbtop.comparison.run_diff import RunDiff, diff
 from cbtop.comparison.runs import Run, StepGroup
 from cbtop.comparison.threshold_grammar import parse
@@ -69,6 +70,8 @@ def test_a_batch_is_named_where_a_phase_has_several() -> None:
     assert part_names(parts) == {("decode", work): name for work, name in of.items()}
     alone = replace(parts[0], phase="verify")
     assert part_names([*parts, alone])["verify", (6, 6)] == "verify"
+    two = [part for part in parts if part.work in ((512, 1), (640, 1))]
+    assert list(part_names(two).values()) == [of[part.work] for part in two]
     assert batches_text(parts) == "1, 2, 6, 8 to 9"
     assert batches_text(parts[-1:]) == "none"
     assert [has_batch(parts[2], batch) for batch in (7, 8, 9, 10)] == [False, True, True, False]
@@ -131,10 +134,55 @@ def test_a_batch_without_tokens_or_sequences_has_no_such_rate() -> None:
     few = replace(of_batch(part, 6), unit="step", tokens=None, work=(None, 6))
     found = diff(*(replace(made_run(seed, STEADY), parts=(few,)) for seed in (1, 2)))
     assert judged_as(found, "decode[batch=6].tokens_per_sec>=1").said == "not every step reports its tokens"
-    assert judged_as(found, "decode[batch=6].samples_per_sec>=1").outcome is Outcome.HOLDS
+    samples = judged_as(found, "decode[batch=6].samples_per_sec>=1")
+    assert samples.said.startswith(f"{number(6e6 / found.parts[0].wall.now)} samples/s (")
     unsaid = replace(of_batch(part, 6), sequences=None)
     found = diff(*(replace(made_run(seed, STEADY), parts=(unsaid,)) for seed in (1, 2)))
     assert judged_as(found, "decode[batch=6].samples_per_sec>=1").said == "not every step reports its sequences"
+
+
+def test_samples_of_a_batch_are_the_sequences_of_its_tokens() -> None:
+    sides = ((made_run(1, STEADY), 3.0), (made_run(2, STEADY), 2.0))
+    runs = [
+        replace(run, parts=(replace(of_batch(run.parts[0], 6), sequences=sequences),)) for run, sequences in sides
+    ]
+    found = diff(*runs)
+    wall = found.parts[0].wall
+    before, now = 1e6 / wall.before / 2, 1e6 / wall.now / 3
+    assert judged_as(found, "decode[batch=6].samples_per_sec>=1").said.startswith(f"{number(now)} samples/s (")
+    said = judged_as(found, "decode[batch=6].samples_per_sec>=0.1x").said
+    assert said.startswith(f"{number(now / before)}× (")
+    assert said.endswith(f"), {number(before)} → {number(now)} samples/s")
+
+
+def test_a_rate_of_which_next_to_nothing_is_known_is_unsure() -> None:
+    vague = PhaseRates("decode", 240, {"tokens_per_sec": Figure(10.0, 1e6, 30)}, is_headline=True)
+    found = diff(made_run(1), with_rates(made_run(2), vague))
+    assert judged_as(found, "tokens_per_sec>=900").outcome is Outcome.UNSURE
+
+
+def test_a_rate_of_millions_of_tokens_is_lower_as_any_other() -> None:
+    for now_us, is_lower in ((0.8, True), (0.3, False)):
+        found = rate_diff(rates("decode", 0.5), rates("decode", now_us), "tokens_per_sec", (), 1)
+        assert found is not None
+        assert found.is_lower is is_lower
+
+
+@pytest.mark.parametrize(
+    ("slope", "sides", "squares"), [(1e-3, (0.6, 0.6), 4), (1e-2, (1.5, 0.7), 3)]
+)  # of the error of 1 ns, which the slope's error of 0.01 ns makes twice as large at 100 positions more
+def test_a_rate_is_compared_at_one_length_unless_that_were_no_time(
+    slope: float, sides: tuple[float, float], squares: int
+) -> None:
+    each = []
+    for us, cached in ((0.5, 100.0), (0.7, 300.0)):
+        figure = Figure(us, 1e-3, 30, slope=slope, slope_error=1e-5)
+        each.append(PhaseRates("decode", 240, {"tokens_per_sec": figure}, cached))
+    found = rate_diff(*each, "tokens_per_sec", (), 1)
+    assert found is not None
+    assert (found.time_us.before, found.time_us.now) == pytest.approx(sides)
+    assert found.time_us.error == pytest.approx(squares**0.5 * 1e-3)
+    assert (found.before, found.now, found.cached) == (pytest.approx(2e6), pytest.approx(1e6 / 0.7), 200.0)
 
 
 def test_a_rate_without_a_phase_is_that_of_the_phase_a_screen_shows_first() -> None:
@@ -205,6 +253,15 @@ def test_a_rate_that_other_phases_or_batches_lower_names_them() -> None:
     (judged,) = [one for one in default_gate(found) if "no fewer tokens/s" in one.rule]
     assert judged.outcome is Outcome.UNSURE
     assert judged.said.endswith("as long as before: other phases, or another mix of batches, took the time")
+
+
+@pytest.mark.parametrize(("times_own", "is_by_others"), [(1.9, False), (2.5, True)])
+def test_a_rate_is_lower_by_others_if_its_steps_explain_less_than_half(times_own: float, is_by_others: bool) -> None:
+    (found,) = diff(made_run(1, STEADY), made_run(2, STEADY, all_longer=1.2)).rates
+    (part,) = found.parts
+    delta_us = times_own * part.wall.delta
+    found = replace(found, time_us=replace(found.time_us, now=found.time_us.before + delta_us))
+    assert found.is_by_others is is_by_others
 
 
 def test_a_rate_of_several_batches_names_the_slowest_as_its_cause() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from cbtop.comparison.items import Brick, Place, PlaceTimes
+from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, PlaceTimes
 from cbtop.comparison.noise import Figure
 from cbtop.comparison.renamed import renamed
 from cbtop.protocol.vocabulary import BrickCategory
@@ -53,9 +51,18 @@ def test_of_several_alike_the_one_at_the_same_position_is_renamed() -> None:
     before, now = places(RMS, OLD, OTHER), places(RMS, NEW, THIRD)
     assert renamed(before, now, {}, {}, 100) == {NEW: OLD, THIRD: OTHER}
     assert renamed(places(OLD, RMS, OTHER), places(RMS, NEW), {}, {}, 100) == {NEW: OTHER}
+    assert renamed(places(OLD, OTHER, RMS), places(NEW, RMS), {}, {}, 100) == {NEW: OLD}
     assert renamed(before, before, {}, {}, 100) == {}
+    assert renamed(places(OLD, RMS), places(RMS, NEW), {}, {}, 100) == {NEW: OLD}  # there is no other
+    assert renamed(places(RMS, OLD, layers=0), places(RMS, NEW, layers=0), {}, {}, 100) == {NEW: OLD}
+    assert renamed(places(RMS, OLD), now, {}, {}, 100) == {NEW: OLD}
+    assert renamed(before, places(RMS, NEW), {}, {}, 100) == {NEW: OLD}
 
 
-def test_time_between_bricks_is_no_renamed_brick() -> None:
-    now = {place: replace(one) for place, one in places(RMS).items()}
-    assert renamed(places(RMS, OLD), now, {}, {}, 100) == {}
+def test_neither_time_between_bricks_nor_a_layer_or_step_is_a_renamed_brick() -> None:
+    now = places(RMS, BETWEEN_BRICKS)
+    assert renamed(places(RMS, ("Old", BrickCategory.OTHER)), now, {}, {}, 100) == {}
+    assert (
+        renamed(places(RMS, OLD), now | {WHOLE_STEP: now[RMS, None], (None, "Layer 0"): now[RMS, None]}, {}, {}, 100)
+        == {}
+    )

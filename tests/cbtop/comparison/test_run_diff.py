@@ -15,10 +15,11 @@ from cbtop.comparison.part_diff import PartDiff, PlaceDiff, findable_percent
 from cbtop.comparison.place_changes import shared_ratio
 from cbtop.comparison.run_diff import RunDiff, diff, diff_of
 from cbtop.comparison.run_sets import together
-from cbtop.comparison.runs import Pace, Run, TooShort
+from cbtop.comparison.runs import Gap, Pace, Run, TooShort, part_of
+from cbtop.comparison.step_blocks import StepBlocks
 from cbtop.protocol.vocabulary import BrickCategory
 from cbtop.reports.run_diff import sentence
-from tests.cbtop.comparison.made_runs import AT, Noise, made_run
+from tests.cbtop.comparison.made_runs import AT, Noise, made_batch, made_run, made_table, place_of
 
 STEADY = Noise(pauses=0)
 
@@ -27,6 +28,47 @@ def test_a_change_in_all_layers_is_of_the_brick_and_in_one_of_that_layer() -> No
     for in_layer, name in ((None, "DownProjection"), (4, "DownProjection in Layer 4")):
         (part,) = diff(made_run(1), made_run(2, slower=1.1, in_layer=in_layer)).parts
         assert [one.name for one in part.slower] == [name]
+
+
+def test_without_a_baseline_a_run_is_compared_with_itself() -> None:
+    assert diff(made_run(1), made_run(2)).has_baseline is True
+    assert diff(made_run(1), made_run(1)).has_baseline is False
+
+
+def test_kernels_are_those_that_differ() -> None:
+    (part,) = diff(made_run(1), made_run(2)).parts
+    assert [place.kernels for place in part.places if place.kernels is not None] == []
+
+
+def test_a_run_read_twice_is_the_same_run() -> None:
+    base = made_run(1)
+    twin = replace(base, name="twin")
+    assert diff(base, twin).why_not.startswith("both are the same run, run 1")
+    assert diff(base, twin, anyway=True).why_not == ""
+
+
+@pytest.mark.parametrize(
+    ("runs", "rest"), [(2, "; fewer than 3 do not show how runs vary, so run 1 counts alone"), (3, "")]
+)
+def test_a_part_that_some_base_runs_lack_is_said_with_the_reason(runs: int, rest: str) -> None:
+    gap = Gap("decode", "decode (240 steps)", runs, 4, ("run 4 lacks it",), "run 1")
+    (note,) = diff(replace(made_run(1), gaps=(gap,)), made_run(2)).notes
+    assert note == f"decode (240 steps): in {runs} of 4 runs of the baseline: run 4 lacks it{rest}"
+
+
+def test_calls_that_take_longer_for_more_tokens_are_no_slower_ones() -> None:
+    runs = []
+    for seed, tokens in ((1, 16), (2, 18)):
+        batch, table = made_batch(seed, STEADY, 120, all_longer=tokens / 16), made_table()
+        blocks = StepBlocks(table)
+        blocks.take(replace(batch, elements=tokens * batch.elements))
+        parts = [part_of(table, work, found) for work, found in blocks.blocks().items()]
+        runs.append(replace(made_run(seed), parts=tuple(one for one in parts if one)))
+    (part,) = diff(*runs).parts
+    down = place_of(part, "DownProjection")
+    assert down.p50 is not None
+    assert down.p50.now / down.p50.before == pytest.approx(1.125, rel=0.02)
+    assert [one.name for one in part.places if one.verdict] == []
 
 
 def test_what_is_faster_is_no_regression() -> None:
@@ -165,6 +207,7 @@ def test_a_run_does_not_compare_if_its_machine_has_a_pace_it_never_had() -> None
         pytest.param([(1_000.0, 7_000.0), (1_010.0, 5_250.0)], id="before it alone"),
         pytest.param([(1_020.0, 5_830.0), (1_020.0, 5_830.0)], id="by a tenth"),
         pytest.param([(1_020.0, 4_640.0), (1_020.0, 4_640.0)], id="quicker by a tenth"),
+        pytest.param([((1 + 0.10) * 1_020.0, 5_200.0)], id="by exactly a tenth"),
         pytest.param([], id="not known"),
     ],
 )
@@ -227,12 +270,12 @@ def test_too_little_is_said_of_the_run_and_the_phase_that_lack_it() -> None:
 
 def test_the_works_that_lack_least_are_named_and_a_sample_has_its_remedy() -> None:
     works = tuple(TooShort(phase, steps, 200) for phase, steps in (("decode", 4), ("eval", 1), ("decode", 9)))
-    base, sampled = made_run(1), replace(AT, sample_every=10)
-    now = replace(made_run(2), parts=(), too_short=works, surroundings=sampled)
-    assert diff(replace(base, surroundings=sampled), now).why_not == (
-        "too little in the new run: 9 decode steps of 200 needed, 1 eval step of 200 needed, for one in 10 was "
-        "recorded: `cbtop run --overhead 100%` records each"
-    )
+    base, few = made_run(1), "too little in the new run: 9 decode steps of 200 needed, 1 eval step of 200 needed"
+    for every in (1, 2, 10):
+        sampled = replace(AT, sample_every=every)
+        now = replace(made_run(2), parts=(), too_short=works, surroundings=sampled)
+        remedy = f", for one in {every} was recorded: `cbtop run --overhead 100%` records each" if every > 1 else ""
+        assert diff(replace(base, surroundings=sampled), now).why_not == few + remedy
     notes = diff(base, replace(made_run(2), too_short=(TooShort("eval", 1, 20), TooShort("eval", 3, 20)))).notes
     assert "eval: 3 steps in the new run, of 20 needed: left out" in notes
 

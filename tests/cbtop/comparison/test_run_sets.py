@@ -63,6 +63,9 @@ def worst(bases: Sequence[Run], now: Run) -> tuple[Outcome, RunDiff]:
 def test_a_set_has_the_sums_of_its_runs_work_and_the_means_of_their_times() -> None:
     runs = [made_run(seed, Noise(run=0.05), 40 * seed) for seed in (1, 2, 3)]
     runs = [replace(run, lost=seed, covers_s=10.0 * seed) for seed, run in enumerate(runs, 1)]
+    for clocks, coarsest in (((None, 0.05, 0.03), 0.05), ((None,) * 3, None)):
+        timed = [replace(run, clock_resolution_us=clock) for run, clock in zip(runs, clocks, strict=True)]
+        assert together(timed).clock_resolution_us == coarsest
     each = [replace(run.parts[0], failed=seed) for seed, run in enumerate(runs, 1)]
     found = together([replace(run, parts=(part,)) for run, part in zip(runs, each, strict=True)])
     assert (found.name, found.key, found.runs, found.gaps) == ("3 runs", runs[0].key, 3, ())
@@ -164,6 +167,21 @@ def test_the_first_of_two_base_runs_is_completed_by_the_second() -> None:
     assert not any("new: Attention" in note for note in found.notes)
     assert "decode: Attention, Attention in Layer 0" not in found.notes[0]
     assert found.notes[0].startswith("decode: Attention: in 1 of 2 runs of the baseline: run 1 has no call of it; ")
+
+
+def test_eight_lacking_bricks_are_named_and_the_rest_are_counted() -> None:
+    first, second = made_run(1), made_run(2)
+    (part,) = second.parts
+    more = {((f"Expert {at}", BrickCategory.FFN), None): part.places[ATTENTION] for at in range(10)}
+    (gap,) = together([first, replace(second, parts=(replace(part, places={**part.places, **more}),))]).gaps
+    assert gap.what == f"decode: {', '.join(f'Expert {at}' for at in range(8))} and 2 more"
+
+
+def test_the_first_of_two_base_runs_keeps_what_the_second_lacks() -> None:
+    first = two_batches(1)
+    assert together([first, without_many(two_batches(2))]) == first
+    other_unit = replace(first.parts[0], unit="step", places={})
+    assert together([replace(first, parts=(other_unit,)), two_batches(2)]).parts[0] == other_unit
 
 
 def test_a_brick_that_one_base_run_never_called_is_judged_by_the_others() -> None:

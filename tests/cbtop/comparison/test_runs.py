@@ -124,6 +124,49 @@ def test_cached_length_and_sequences_are_known_if_every_step_says_them() -> None
     assert silent.places[WHOLE_STEP].calls == Figure(1.0, 0.0, 10)  # a step is one call
 
 
+def test_calls_grow_with_the_cache_by_what_each_position_takes() -> None:
+    places = made_run(1, STEADY, 240, cached_from=0, us_a_position=0.5).parts[0].places
+    attention = places[("Attention", BrickCategory.ATTENTION), None].p50
+    assert attention is not None
+    assert attention.slope == pytest.approx(0.5, rel=0.05)
+
+
+def test_bricks_and_the_time_between_them_are_the_time_of_recorded_steps() -> None:
+    part = part_in(made_batch(1, STEADY, 40, unnamed_us=7.0))
+    assert part is not None
+    assert sum(times.time.mean for times in part.bricks.values()) == pytest.approx(part.inside_us.mean)
+    named_us = sum(times.time.mean for (brick, layer), times in part.places.items() if brick is None and layer)
+    assert part.inside_us.mean == pytest.approx(named_us + 7.0, abs=0.01)
+
+
+def test_a_call_of_a_brick_is_typical_whatever_a_few_pauses_add() -> None:
+    part = made_run(1, Noise(pauses=0.003), 240).parts[0]
+    down = part.places[("DownProjection", BrickCategory.FFN), None]
+    assert down.call is not None
+    assert down.call.mean == pytest.approx(240, rel=0.02)
+    assert down.time.mean > 1.1 * 6 * 240
+
+
+def test_what_a_machine_does_to_all_bricks_is_no_own_error_of_one() -> None:
+    part = made_run(1, Noise(pauses=0, memory=0, machine=0.05, brick=0, call=0.003), 120).parts[0]
+    down = part.places[("DownProjection", BrickCategory.FFN), None].call
+    assert down is not None
+    assert down.own_error is not None
+    assert down.own_error < down.error / 4
+
+
+@pytest.mark.parametrize(("layers", "is_known"), [(1, False), (2, True)])
+def test_eight_bricks_in_layers_show_the_pace_of_a_machine(layers: int, is_known: bool) -> None:
+    part = made_run(1, STEADY, 40, layers=layers, in_layer=0).parts[0]
+    down = part.places[("DownProjection", BrickCategory.FFN), None]
+    assert (down.time.own_error is not None) is is_known
+
+
+def test_a_growing_cache_leaves_the_calls_of_five_blocks_known() -> None:
+    part = made_run(1, STEADY, 20, cached_from=0, us_a_position=0.2).parts[0]
+    assert all(times.call is not None for times in part.places.values())
+
+
 def test_a_run_of_no_known_tokens_amounts_to_its_steps() -> None:
     (part,) = made_run(1, STEADY, 40).parts
     assert replace(part, tokens=None).amount == 40

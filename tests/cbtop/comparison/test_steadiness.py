@@ -65,10 +65,14 @@ def test_a_base_run_that_is_too_short_for_drift_breaks_nothing_with_two_others()
         (1.0, 1.25, 0.3, Outcome.UNSURE),
         (1.0, 1.26, 0.3, Outcome.UNKNOWN),
         (1.0, 1.09, 0.3, Outcome.HOLDS),
+        (1.0, 1.0, 1.0, Outcome.HOLDS),
         (1.0, 1.0, 1.01, Outcome.UNSURE),
         (1.0, 0.7, 0.05, Outcome.HOLDS),
         (0.7, 1.0, 0.05, Outcome.HOLDS),
         (1.0, 1.26, 0.2, Outcome.BROKEN),
+        (10.0, 10.5, 0.5, Outcome.HOLDS),
+        (10.0, 11.0, 3.0, Outcome.HOLDS),
+        (10.0, 11.0, 0.5, Outcome.UNSURE),
     ],
 )
 def test_drift_within_its_interval_is_unsure_and_from_a_quarter_unknown(

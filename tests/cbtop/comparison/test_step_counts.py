@@ -13,7 +13,7 @@ from cbtop.comparison.step_blocks import StepBlocks
 from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.protocol.attributes import TransferAttributes, Work
 from cbtop.protocol.messages import Node
-from cbtop.protocol.ring import FLAG_CANCELLED, FLAG_FAILED, FLAG_PLAIN
+from cbtop.protocol.ring import FLAG_AMOUNTS, FLAG_CANCELLED, FLAG_FAILED, FLAG_LOOSE, FLAG_PLAIN
 from cbtop.protocol.ring_reader import Batch
 from cbtop.protocol.vocabulary import NodeKind, TransferDirection
 
@@ -80,6 +80,7 @@ def test_pieces_and_totals_are_counted_and_named_by_their_place() -> None:
 def test_the_first_step_does_not_count_once_there_is_another() -> None:
     first = [KERNEL, KERNEL, *WHOLE]
     assert counted(first)[0].totals[Total.LAUNCHES] == (3, 3)
+    assert counted(first, WHOLE)[0].totals[Total.LAUNCHES] == (1, 1)
     assert counted(first, WHOLE, WHOLE)[0].totals[Total.LAUNCHES] == (1, 1)
 
 
@@ -99,6 +100,20 @@ def test_a_warm_up_and_the_steps_after_it_are_one_phase() -> None:
 def test_a_step_that_was_not_recorded_whole_is_left_out(flag: int) -> None:
     (found,) = counted(WHOLE, WHOLE, [STEP], WHOLE, flags={2: flag})
     assert (found.steps, found.totals[Total.BRICKS]) == (3, (1, 1))
+
+
+@pytest.mark.parametrize("flag", [FLAG_AMOUNTS, FLAG_LOOSE])
+@pytest.mark.parametrize("node", [STEP, NORM])
+def test_records_that_say_something_of_a_step_are_no_piece_of_it(flag: int, node: int) -> None:
+    said = [node, *WHOLE]
+    nodes = np.array([*WHOLE, *said, *said, NORM], np.int64)  # what follows the last step is in none
+    flags = np.zeros_like(nodes)
+    flags[[len(WHOLE), len(WHOLE) + len(said)]] = flag
+    at = np.arange(len(nodes), dtype=np.int64)
+    blocks = StepBlocks(table())
+    blocks.take(Batch(nodes, flags, at, at + 1, np.ones_like(at), overwritten=0))
+    blocks.blocks()
+    assert blocks.counts.phases() == counted(WHOLE, WHOLE, WHOLE)
 
 
 def test_a_process_without_copies_or_kernels_reports_none() -> None:

@@ -54,6 +54,8 @@ def test_a_threshold_on_contents_is_parsed(text: str, expected: tuple[str, str, 
     assert isinstance(found, Structural)
     assert (found.phase, found.what, found.sign, found.value) == expected
     assert found.where == ("budgets.toml", 7)
+    assert replace(found, where=("", 1)) == parse_any(text)
+    assert Structural(found.text, *expected) == parse_any(text)
 
 
 def test_any_other_threshold_is_one_on_times() -> None:

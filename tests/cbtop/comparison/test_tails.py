@@ -41,6 +41,21 @@ def test_a_brick_with_a_few_calls_ten_times_as_long_has_a_longer_p99(bases: int)
     assert longer(three(TAIL)[:bases], made_run(4, STEADY)) == []
 
 
+def test_a_slower_layer_explains_the_long_calls_of_its_own_brick_alone() -> None:
+    found = tails(three(), made_run(4, STEADY, slower=2.0))
+    assert found["DownProjection"].named_ratio == pytest.approx(2.0, rel=0.05)
+    assert found["RmsNorm"].named_ratio == 1.0
+
+
+def test_a_brick_without_a_p99_takes_that_of_no_other_away() -> None:
+    (part,) = steady().parts
+    (first, *rest) = [tail.place for tail in tails_of(part)]
+    assert first.now is not None
+    unknown = replace(first, now=replace(first.now, p99=None))
+    others = tuple(unknown if one is first else one for one in part.places)
+    assert [tail.place for tail in tails_of(replace(part, places=others))] == rest
+
+
 def test_a_step_has_a_p99_from_400_steps_on() -> None:
     assert "step" not in tails(three(), made_run(4, TAIL))
     found = tails(three(steps=800), made_run(4, replace(TAIL, tail=20.0), 800))
@@ -63,11 +78,15 @@ def test_a_p99_is_longer_by_more_than_a_tenth_its_interval_and_the_median() -> N
         (111.0, 12.0, 1.0, 1.0, False),
         (112.0, 12.0, 1.0, 1.0, False),
         (150.0, 10.0, 1.4, 1.0, False),
+        (153.95, 10.0, 1.4, 1.0, False),
+        (1.1 * 100.0, 5.0, 1.0, 1.0, False),
         (150.0, 10.0, 1.3, 1.0, True),
         (150.0, 10.0, 1.0, 1.4, False),
         (150.0, 10.0, 0.5, 1.0, True),
     ):
         assert Tail(place, Change(100.0, now, half), 3, ratio, named).is_longer is expected
+    for now, half, expected in ((111.0, 10.0, True), (110.0, 5.0, False), (80.0, 10.0, True), (80.0, 20.0, False)):
+        assert Tail(place, Change(100.0, now, half), 3, 1.0, 1.0).is_beyond is expected
 
 
 def test_bricks_share_the_chance_of_a_false_alarm_among_them_and_with_the_step() -> None:

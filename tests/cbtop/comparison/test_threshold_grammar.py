@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbtop.comparison.threshold_grammar import parse
+from cbtop.comparison.threshold_grammar import Threshold, parse
 from cbtop.errors import UsageError
 
 
@@ -25,6 +25,9 @@ from cbtop.errors import UsageError
         ("unattributed<=1%", ("unattributed",), None, "p50", "<=", 1, "%"),
         ("Attention (fused)@3.p99<=1e3µs", ("Attention (fused)",), "3", "p99", "<=", 1000, "µs"),
         ("RmsNorm<=1\N{GREEK SMALL LETTER MU}s", ("RmsNorm",), None, "p50", "<=", 1, "\N{GREEK SMALL LETTER MU}s"),
+        ("decode.loss==0", ("decode", "loss"), None, "p50", "==", 0, ""),
+        ("train.loss<=2ms", ("train", "loss"), None, "p50", "<=", 2e3, "ms"),
+        ("train.loss<=2x", ("train", "loss"), None, "p50", "<=", 2, "x"),
         ("decode.step.per_token<=2s", ("decode", "step"), None, "per_token", "<=", 2e6, "s"),
     ],
 )
@@ -115,7 +118,9 @@ def test_a_threshold_may_have_200_characters_and_a_longer_one_is_shown_cut() -> 
 
 
 def test_a_threshold_of_several_lines_is_said_in_one() -> None:
-    assert parse("RmsNorm \n<=\r\n1us").text == "RmsNorm <= 1us"
+    found = parse("RmsNorm \n<=\r\n1us")
+    assert (found.text, found.where) == ("RmsNorm <= 1us", ("", 1))
+    assert Threshold(*(getattr(found, name) for name in Threshold.__match_args__[:7])) == found
 
 
 @given(st.text(max_size=40) | st.text("attnp50.<>=@x%us 1e-", max_size=40))

@@ -247,6 +247,16 @@ def test_parts_are_no_places_of_other_steps() -> None:
         judge(parse("decode.loss<=1ms"), diff(made_run(1), made_run(2)))
 
 
+def test_a_training_step_without_reports_has_parts_that_are_not_known() -> None:
+    (judged,) = judge(parse("train.backward<=1ms"), diff(trains(made_run(1), {}), trains(made_run(2), {})))
+    assert (judged.outcome, judged.said) == (Outcome.UNKNOWN, "too few reports of the parts of its steps")
+    own_name = [
+        replace(run, parts=tuple(replace(part, phase="fit") for part in trains(run, medians(30)).parts))
+        for run in (made_run(1), made_run(2))
+    ]
+    assert outcome("fit.backward<=1s", diff(*own_name)) is Outcome.HOLDS
+
+
 def test_a_diff_has_the_parts_of_training_steps() -> None:
     found = compared(slower=1.2)
     assert "  backward p50 20." in diff_text(found)
