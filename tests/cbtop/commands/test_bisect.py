@@ -68,7 +68,10 @@ def test_the_slower_commit_is_named_and_the_checkout_stays_as_it_was(
     repository, commits = bench_repository(tmp_path / "repository", [AS_FAST, SLOWER])
     monkeypatch.chdir(repository.at)
     with dirty(repository):
-        assert bisect("HEAD~1", "main", *COMMAND) == 4
+        with monkeypatch.context() as hook:  # as in a hook
+            hook.setenv("GIT_INDEX_FILE", str(repository.at / ".git" / "index"))
+            hook.setenv("GIT_DIR", str(repository.at / ".git"))
+            assert bisect("HEAD~1", "main", *COMMAND) == 4
         said = capfd.readouterr()
         assert said.out.startswith(f"first bad commit: {commits[1][:10]} commit 1\n")
         assert f"breaks {GUILTY}: 1.50" in said.out
