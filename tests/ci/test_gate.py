@@ -157,7 +157,9 @@ def test_equal_speed_passes_and_a_slower_brick_fails_by_its_layer(
         ({"command": "true", "baseline": "0" * 40}, 2, f"there is no commit {'0' * 40}"),
         ({"command": "python bench.py", "setup": "exit 7"}, 7, ""),
         ({"command": "false\ntrue", "learn": "1"}, 1, "the base commit cannot be measured"),
-        ({"command": "false | true", "learn": "1"}, 1, "the base commit cannot be measured"),
+        pytest.param(
+            {"command": "false | true", "learn": "1"}, 1, "the base commit cannot be measured", marks=pytest.mark.slow
+        ),
         pytest.param(  # slow, because the recorder waits for a process
             {"command": "exit 9", "learn": "1"}, 1, "the base commit cannot be measured", marks=pytest.mark.slow
         ),
