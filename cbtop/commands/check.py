@@ -457,7 +457,7 @@ def _learn(options: argparse.Namespace) -> int:
 
 def _run_of(options: argparse.Namespace, name: str = "the new run") -> Run:
     """Return a run of the command after `--`, recorded as `cbtop run --record` does."""
-    under = [sys.executable, "-m", "cbtop", "run", "--overhead", recorded_overhead(), "--"]
+    under = [sys.executable, "-m", "cbtop", "run", "--quiet", "--overhead", recorded_overhead(), "--"]
     return run_of_command([*under, *options.command], repr(shlex.join(options.command)), options, name)
 
 
