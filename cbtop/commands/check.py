@@ -452,8 +452,8 @@ def _learn(options: argparse.Namespace) -> int:
         raise UsageError("--learn needs one --baseline FILE.json to write and a command after --, and no --new")
     if options.threshold or options.budget or options.format or options.allow_unsure:
         raise UsageError(
-            "--learn judges nothing, so it takes no thresholds, --budget, --format or --allow-unsure; pass them to the "
-            "check that compares with its file"
+            "--learn judges nothing, so it takes no thresholds, --budget, --format or --allow-unsure; pass them to "
+            "the check that compares with its file"
         )
     path = Path(options.baseline[0])
     if path.exists() and not options.force:
