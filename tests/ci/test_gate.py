@@ -126,6 +126,7 @@ def test_a_slower_commit_breaks_a_threshold_and_the_summary_names_its_brick(runt
     )
     assert done.returncode == 4, done.stderr
     assert index.read_bytes() == before
+    assert "next: cbtop" not in done.stderr  # the summary of a run that is not judged
     for text in (done.stdout, runner.summary.read_text(), (runner.temp / "check.sarif").read_text()):
         assert "Attention in Layer 2" in text
     (suite,) = ET.parse(runner.temp / "cbtop-check.xml").getroot()
