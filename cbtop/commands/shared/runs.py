@@ -128,7 +128,7 @@ def _record_command(
     output = sys.stderr.fileno() if launch.output is None else launch.output
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL if launch.is_apart else None, stdout=output, stderr=launch.output,
-        cwd=launch.directory, env=own | launch.environment, start_new_session=launch.is_apart,
+        cwd=launch.directory, env={**own, **launch.environment}, start_new_session=launch.is_apart,
     )  # fmt: skip
     try:
         _record(path, options, None, process, launch.until_s)
