@@ -35,7 +35,8 @@ STEPS_NEEDED = (
 )
 AT_THE_SAME_TIME = "other tests ran at the same time and disturb what is measured; run measured tests with -n 0"
 WAYS_OUT = {
-    "unsure": "to pass tests that could not be judged: --cbtop-allow-unsure",
+    "unsure": "to pass tests of which a threshold is unsure: --cbtop-allow-unsure",
+    "unknown": "let the test run more steps, or learn from more runs: --cbtop-update --cbtop-runs N",
     "different": "to compare them anyway: --cbtop-anyway; to write a base file on this machine: --cbtop-update",
 }
 # Tools measure or control the session by these variables. A measured process is not part of that.
@@ -57,9 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cbtop-runs", type=int, default=LEARNED_RUNS, metavar="N",
         help="with --cbtop-update: run each test N times, to learn how runs vary (default: %(default)s)",
     )  # fmt: skip
-    group.addoption(
-        "--cbtop-allow-unsure", action="store_true", help="pass a test whose thresholds could not be judged"
-    )
+    group.addoption("--cbtop-allow-unsure", action="store_true", help="pass a test of which a threshold is unsure")
     group.addoption("--cbtop-anyway", action="store_true", help="compare with base files of another machine, too")
 
 
@@ -155,6 +154,7 @@ class MeasuredTest(pytest.Function):
             self.base_file.parent.mkdir(parents=True, exist_ok=True)
             learn = ("--learn", str(options.cbtop_runs), "--force")
             done = self._check(exchange, "--baseline", str(self.base_file), *learn)
+            check_names([*thresholds, *_added(exchange)], self.base_file)
             self.user_properties += [(PROPERTY, f"{self.nodeid}: {line}") for line in _own_lines(done.stderr)]
             return
         words = []
@@ -170,8 +170,7 @@ class MeasuredTest(pytest.Function):
                     "compare with"
                 )
             words += ["--baseline", str(self.base_file)]
-        if options.cbtop_anyway:
-            words.append("--anyway")
+        words += ["--anyway"] * options.cbtop_anyway + ["--allow-unsure"] * options.cbtop_allow_unsure
         self._check(exchange, *words, "--format", "text", "--format", f"json={exchange / VERDICTS}", *thresholds)
 
     def _check(self, exchange: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -193,7 +192,7 @@ class MeasuredTest(pytest.Function):
         )
         if (exchange / SKIPPED).exists():
             pytest.skip((exchange / SKIPPED).read_text(encoding="utf-8"))
-        if done.returncode and not (self.config.option.cbtop_allow_unsure and _reason(done, exchange) == "unsure"):
+        if done.returncode:
             raise MeasurementError(_explained(done, exchange))
         return done
 
@@ -212,14 +211,35 @@ class MeasuredTest(pytest.Function):
 
 def _need_base(thresholds: Sequence[str]) -> bool:
     """Whether the thresholds need a base file. Without any threshold, the default gate needs one."""
-    from cbtop.comparison.threshold_grammar import parse  # imported here, because few sessions need it
+    from cbtop.comparison.structure import is_about_base, parse_any, split  # imported here: few sessions need it
     from cbtop.errors import UsageError
 
     try:
-        parsed = [parse(text) for text in thresholds]
+        timed, structural = split([parse_any(text) for text in thresholds])
     except UsageError as error:
         raise MeasurementError(str(error)) from error
-    return not parsed or any(one.is_relative for one in parsed)
+    return not thresholds or any(one.is_relative for one in timed) or any(map(is_about_base, structural))
+
+
+def check_names(thresholds: Sequence[str], base_file: Path) -> None:
+    """Raise MeasurementError if a threshold is invalid, or names what the runs in the base file do not have."""
+    from cbtop.comparison.contents import contents_together
+    from cbtop.comparison.run_diff import diff_of
+    from cbtop.comparison.structure import judge_structure, parse_any, split
+    from cbtop.comparison.thresholds import judge
+    from cbtop.errors import UsageError
+    from cbtop.feeds.run_file import read_runs
+
+    runs = read_runs(base_file)[:1]
+    contents = contents_together([run.contents for run in runs])
+    try:
+        timed, structural = split([parse_any(text) for text in thresholds])
+        for one in timed:
+            judge(one, diff_of(runs, runs))
+        for other in structural:
+            judge_structure(other, contents, contents)
+    except UsageError as error:
+        raise MeasurementError(str(error)) from error
 
 
 def _added(exchange: Path) -> list[str]:
@@ -234,21 +254,27 @@ def _own_lines(stderr: str) -> list[str]:
 
 
 def _reason(done: subprocess.CompletedProcess[str], exchange: Path) -> str:
-    """Return `unsure`, `different` or `untrusted`: why a check could not judge. Return "" if it could."""
+    """Return `unsure`, `unknown`, `different` or `untrusted`: why a check did not pass. Return "" if it is broken."""
     if done.returncode != UNTRUSTED or not (exchange / VERDICTS).exists():
         return ""
-    diff = json.loads((exchange / VERDICTS).read_text(encoding="utf-8"))["diff"]
-    if diff["base"]["untrusted"] or diff["now"]["untrusted"]:
+    document = json.loads((exchange / VERDICTS).read_text(encoding="utf-8"))
+    diff = document["diff"]
+    if any(side["untrusted"] for side in (diff["base"], diff["now"]) if side):  # without a baseline, base is null
         return "untrusted"
-    return "different" if diff["not_comparable"] else "unsure"
+    if diff["not_comparable"]:
+        return "different"
+    is_unknown = any(one["outcome"] == "unknown" for one in document["verdicts"] if not one["passes"])
+    return "unknown" if is_unknown else "unsure"
 
 
 def _explained(done: subprocess.CompletedProcess[str], exchange: Path) -> str:
     """Return why a check failed, and what to do. If the test itself failed, its output has the reason."""
-    lines = [*_own_lines(done.stderr), done.stdout]
-    if done.returncode == FAILED or not any(lines):
+    own = _own_lines(done.stderr)
+    if done.returncode == FAILED or not (own or done.stdout):
         return f"{done.stderr}\n`cbtop check` ended with exit code {done.returncode}"
-    sys.stderr.write(done.stderr)  # pytest shows it below the failure
+    lines = [*own, done.stdout]
+    others = [line for line in done.stderr.splitlines() if line not in own]
+    sys.stderr.write("".join(f"{line}\n" for line in others))  # pytest shows it below the failure
     if done.returncode == TOO_LITTLE:
         lines.append(STEPS_NEEDED)
     lines.append(WAYS_OUT.get(_reason(done, exchange), ""))

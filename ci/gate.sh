@@ -2,6 +2,7 @@
 # Measure a command at the base commit and in this checkout, and judge the difference with `cbtop check`.
 # action.yml runs this script in $GITHUB_WORKSPACE, and passes its inputs as GATE_*. The exit code is that of the check.
 set -euo pipefail
+unset $(git rev-parse --local-env-vars)  # such as GIT_INDEX_FILE, which names the index of another checkout
 
 fail() {
   echo "::error title=cbtop gate::$1"
@@ -9,7 +10,7 @@ fail() {
 }
 
 check() {
-  "$GATE_PYTHON" -P -m cbtop check "$@" -- bash -c "$GATE_COMMAND"  # -P: cbtop must not import files of the project
+  "$GATE_PYTHON" -P -m cbtop check "$@" -- bash -eo pipefail -c "$GATE_COMMAND"  # -P: cbtop must not import files of the project
 }
 
 [ -n "$GATE_COMMAND" ] || fail 'the input command is empty; pass a command, such as "python bench.py"'
@@ -29,9 +30,9 @@ while read -r line; do [ -z "$line" ] || judged+=("$line"); done <<< "$GATE_THRE
 
 echo "::group::the base, $(git log -1 --format='%h %s' "$GATE_BASELINE")"
 pushd "$work/base" > /dev/null
-bash -ec "$GATE_SETUP"
+bash -eo pipefail -c "$GATE_SETUP"
 check --baseline "$work/base.json" --learn "$GATE_LEARN" || fail 'the base commit cannot be measured, see the log' $?
 popd > /dev/null
 echo "::endgroup::"
-bash -ec "$GATE_SETUP"
+bash -eo pipefail -c "$GATE_SETUP"
 check "${judged[@]}"

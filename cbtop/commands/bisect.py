@@ -120,8 +120,8 @@ def _search(options: argparse.Namespace, repository: Repository, asked: Asked) -
 
     def say_how_long(build_s: float, run_s: float) -> None:
         builds_s = build_s * (2 + halvings(commits))
-        low, high = (math.ceil((builds_s + runs * run_s) / 60) for runs in (least, most))
-        _say(f"the first run took {run_s:.1f} s, so all of them take about {low} to {high} min")
+        low, high = ((builds_s + max(1, number - runs.kept) * run_s) / 60 for number in (least, most))
+        _say(estimate(run_s, low, high, options.limit, "the others" if runs.kept else "all of them"))
 
     with closing(Trees(repository, options.build, until_s)) as trees:
         # -P: Python imports no module of the worktree instead of cbtop's own
@@ -132,6 +132,15 @@ def _search(options: argparse.Namespace, repository: Repository, asked: Asked) -
         result = Search(repository, runs, asked, _say).run(str(state))
     sys.stdout.write(FORMATS[options.format](result) + "\n")
     return EXIT_CODES.get(result.end.value, NOT_FOUND)
+
+
+def estimate(run_s: float, low_min: float, high_min: float, limit_min: float, which: str) -> str:
+    """Return how long a bisection takes, by its first run, and whether that is longer than `--limit`."""
+    low, high = math.ceil(low_min), math.ceil(high_min)
+    said = f"the first run took {run_s:.1f} s, so {which} take about {low} to {high} min"
+    if low_min > limit_min:
+        return f"{said}: --limit {limit_min:g} is too short; pass --limit {high}, or repeat the command to go on"
+    return f"{said}; --limit {limit_min:g} may be too short" if high_min > limit_min else said
 
 
 def halvings(commits: int) -> int:

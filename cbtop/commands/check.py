@@ -43,7 +43,7 @@ EPILOG = f"""\
 thresholds: [PHASE.]WHAT[@LAYER][.FIGURE] <= NUMBER[UNIT]
   PHASE    such as decode, or decode[batch=6] for only its steps of 6 sequences
   WHAT     a brick (RmsNorm), a category (attn, ffn, norm), step, tokens_per_sec, samples_per_sec, in_steps (tokens
-           a second of the time in steps), unattributed, loss
+           a second of the time in steps), unattributed, loss; PHASE.FIGURE without WHAT is that of its step
   FIGURE   p50 of a call (where none is named), p99, or per_token
   UNIT     x (times the baseline), %, ns, us, ms, s;  also < > >= and, of loss, ==
 what a step contains, exact from three steps on, on any machine: [PHASE.]WHAT == NUMBER|base
@@ -108,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--learn", type=count, metavar="N",
-        help="run the command after -- so often, and write what was measured to --baseline",
+        help="run the command after -- so often, and write what was measured to --baseline; nothing is judged",
     )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="with --learn: overwrite the file")
     parser.add_argument(
@@ -141,13 +141,22 @@ def run(options: argparse.Namespace) -> int:
     needs_base |= any(is_about_base(one) for one in structural)
     if not options.baseline and needs_base:
         raise UsageError("there is no baseline; pass --baseline BASE, or only thresholds without x or base")
-    bases = [one for where in options.baseline for one in runs_of(where, options)]
+    bases = [one for where in options.baseline for one in _runs_of_base(where, options)]
     again = None if options.new is not None else partial(_run_of, options, "the second run")
     news = runs_of(options.new, options) if options.new is not None else [_run_of(options)]
     known = _judged_structure(structural, bases, news)
     if structural and not (thresholds or by_contract):
         return _gate_of_structure(known, bases or news, news, options)
     return gate(bases or news, news, thresholds, options, again, by_contract=by_contract, known=known)
+
+
+def _runs_of_base(where: str, options: argparse.Namespace) -> list[Run]:
+    if not (where.isdecimal() or Path(where).exists()):
+        raise UsageError(
+            f"there is no baseline {where}; write it at the commit to compare with: cbtop check --baseline "
+            f"{shlex.quote(where)} --learn 6 -- COMMAND"
+        )
+    return runs_of(where, options)
 
 
 def gate_of_demo(command: Sequence[str], report: str) -> int:
@@ -441,6 +450,11 @@ def _learn(options: argparse.Namespace) -> int:
 
     if not options.command or len(options.baseline) != 1 or options.new is not None:
         raise UsageError("--learn needs one --baseline FILE.json to write and a command after --, and no --new")
+    if options.threshold or options.budget or options.format or options.allow_unsure:
+        raise UsageError(
+            "--learn judges nothing, so it takes no thresholds, --budget, --format or --allow-unsure; pass them to "
+            "the check that compares with its file"
+        )
     path = Path(options.baseline[0])
     if path.exists() and not options.force:
         raise UsageError(f"{path} exists; pass --force to overwrite it")
@@ -457,7 +471,7 @@ def _learn(options: argparse.Namespace) -> int:
 
 def _run_of(options: argparse.Namespace, name: str = "the new run") -> Run:
     """Return a run of the command after `--`, recorded as `cbtop run --record` does."""
-    under = [sys.executable, "-m", "cbtop", "run", "--overhead", recorded_overhead(), "--"]
+    under = [sys.executable, "-m", "cbtop", "run", "--quiet", "--overhead", recorded_overhead(), "--"]
     return run_of_command([*under, *options.command], repr(shlex.join(options.command)), options, name)
 
 

@@ -2,6 +2,8 @@
 
 # Grammar
 #     threshold = [PHASE ["[batch=" NUMBER "]"] "."] WHAT ["@" LAYER] ["." FIGURE] OPERATOR NUMBER [UNIT]
+#               | PHASE ["[batch=" NUMBER "]"] ["." FIGURE] OPERATOR NUMBER [UNIT]
+#                 (of the step; but a brick that is called like the phase is preferred)
 #     WHAT      = a brick, a category (attn, ffn, norm), step, tokens_per_sec, samples_per_sec, in_steps, unattributed
 #                 or loss; of training steps also a part, such as backward
 #     LAYER     = only after a brick or category
@@ -75,6 +77,9 @@ def parse(text: str, where: tuple[str, int] = ("", 1)) -> Threshold:
     sign, unit = found["sign"], found["unit"] or ""
     names = [name.strip() for name in names]
     phase = text[: of_batch.start()].strip() if of_batch else ""
+    is_phase = names[-1:] and names[-1] not in (STEP, LOSS, UNATTRIBUTED, *RATES)
+    if phase and is_phase and [name.strip() for name in phase.split(".")] == names:
+        names.append(STEP)
     if of_batch and (not phase or [name.strip() for name in phase.split(".")] != names[:-1]):
         raise UsageError(f"threshold {shown!r}: write a batch after its phase, as in decode[batch=6].step.p50<=9ms")
     if not names or not all(names):

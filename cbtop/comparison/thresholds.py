@@ -58,6 +58,7 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
 
 def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
     """Return the result of a threshold for each place that it applies to. Raises UsageError without such a place."""
+    threshold = _of_step(threshold, found)
     name = threshold.names[-1]
     if is_of_records(threshold.names, threshold.unit):
         lost = found.now.lost_percent
@@ -75,6 +76,19 @@ def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
         alone = [one for one in not_in_baseline(found, threshold.text) if phase in ("", one.about)]
         judged += [replace(one, where=threshold.where) for one in alone]
     return judged
+
+
+def _of_step(threshold: Threshold, found: RunDiff) -> Threshold:
+    """Return `decode.p50<=1.05x` as a threshold on the step of the phase, except if a brick is called `decode`."""
+    name, parts = threshold.names[-1], found.parts + found.alone
+    if threshold.layer or ".".join(threshold.names) not in {part.phase for part in parts}:
+        return threshold
+    bricks = {bare_name(one.brick[0]) for part in parts for one in part.bricks if one.brick}
+    if bare_name(name) in bricks or name.casefold() in _CATEGORIES:
+        return threshold
+    if any(training_part(part, name) is not None for part in parts):
+        return threshold
+    return replace(threshold, names=(*threshold.names, STEP))
 
 
 def _only_new(threshold: Threshold, phase: str, found: RunDiff) -> PartDiff | None:

@@ -6,11 +6,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
+from cbtop.comparison.contents import Contents, PhaseContents, Total
+from cbtop.feeds.run_file import write_runs
+from cbtop.pytest_plugin import MeasurementError, check_names
+from tests.cbtop.comparison.made_runs import STEADY, made_run
 from tests.cbtop.steady_pace import set_steady_pace
 
 pytest_plugins = ["pytester"]
@@ -50,7 +55,8 @@ CHECK = """
 
     ENDS = {
         "slower": (4, "", "cbtop: 1 of 1 broken: Attention in Layer 2"),
-        "unsure": (5, "unsure", "cbtop: 1 of 1 unknown"),
+        "unsure": (5, "unsure", "cbtop: 1 of 1 unsure"),
+        "unknown": (5, "unknown", "cbtop: 1 of 1 unknown"),
         "moved": (5, "different", "cbtop: not judged: another machine: b, the baseline has a"),
         "faulty": (5, "untrusted", "cbtop: the process is faulty"),
         "short": (3, "", "cbtop: not judged: 15 decode steps of 20 needed"),
@@ -64,18 +70,22 @@ CHECK = """
         (test,) = (word.partition("::test_")[2] for word in words if "::test_" in word)
         code, why, said = ENDS.get(test.partition("[")[0], (0, "", ""))
         run = {"untrusted": why == "untrusted" or None}
-        diff = {"not_comparable": why == "different" or None, "base": run, "now": run}
+        diff = {"not_comparable": why == "different" or None, "base": None, "now": run}
+        verdicts = [{"outcome": why, "passes": False}]
+        if code == 5 and why == "unsure" and "--allow-unsure" in words:
+            code = 0
         if code in (0, 4, 5):
-            (exchange / "verdicts.json").write_text(json.dumps({"diff": diff}))
+            (exchange / "verdicts.json").write_text(json.dumps({"diff": diff, "verdicts": verdicts}))
         if test == "skips":
             (exchange / "skipped").write_text("no GPU")
         with open("checks", "a") as checks:
             checks.write(" ".join([test, *words[words.index("check") + 1 : words.index("--")]]) + "\\n")
         return subprocess.CompletedProcess(words, code, "", said)
 
+    pytest_plugin.check_names = lambda thresholds, base_file: None  # a made check writes no base file
     pytest_plugin.subprocess = SimpleNamespace(**vars(subprocess) | {"run": run})
 """
-NAMES = ("slower", "unsure", "moved", "faulty", "short", "fails", "skips", "killed", "holds")
+NAMES = ("slower", "unsure", "unknown", "moved", "faulty", "short", "fails", "skips", "killed", "holds")
 
 
 @pytest.fixture(autouse=True)
@@ -215,6 +225,12 @@ def test_each_end_of_a_check_says_what_to_do(pytester: pytest.Pytester) -> None:
         @pytest.mark.cbtop("step <= 1.05x")
         def test_base(): ...
 
+        @pytest.mark.cbtop("graph==base")
+        def test_graph(): ...
+
+        @pytest.mark.cbtop("bricks == 4", "graph_breaks==0")
+        def test_contents(): ...
+
         @pytest.mark.cbtop("step <= fast")
         def test_threshold(): ...
 
@@ -233,11 +249,13 @@ def test_each_end_of_a_check_says_what_to_do(pytester: pytest.Pytester) -> None:
     """
     made_tests(pytester, NAMES, more)
     done = session(pytester)
-    done.assert_outcomes(failed=10, skipped=2, xfailed=1, passed=1)
+    done.assert_outcomes(failed=12, skipped=2, xfailed=1, passed=2)
     done.stdout.fnmatch_lines(
         [
             "cbtop: 1 of 1 broken: Attention in Layer 2",
-            "to pass tests that could not be judged: --cbtop-allow-unsure",
+            "to pass tests of which a threshold is unsure: --cbtop-allow-unsure",
+            "cbtop: 1 of 1 unknown",
+            "let the test run more steps; *",
             "cbtop: not judged: another machine: b, the baseline has a",
             "to compare them anyway: --cbtop-anyway; to write a base file on this machine: --cbtop-update",
             "cbtop: the process is faulty",
@@ -259,8 +277,8 @@ def test_each_end_of_a_check_says_what_to_do(pytester: pytest.Pytester) -> None:
 def test_options_reach_the_check_and_accept_only_what_is_unsure(pytester: pytest.Pytester) -> None:
     made_tests(pytester, NAMES)
     done = session(pytester, "--cbtop-allow-unsure", "--cbtop-anyway")
-    done.assert_outcomes(failed=6, skipped=1, passed=2)
-    assert [line for line in checks(pytester) if "--anyway" not in line] == []
+    done.assert_outcomes(failed=7, skipped=1, passed=2)
+    assert [line for line in checks(pytester) if "--anyway --allow-unsure" not in line] == []
 
 
 def test_an_update_learns_what_is_compared_and_judges_the_rest(pytester: pytest.Pytester) -> None:
@@ -271,12 +289,36 @@ def test_an_update_learns_what_is_compared_and_judges_the_rest(pytester: pytest.
         @pytest.mark.cbtop("step <= 1.05x", "loss==0")
         def test_relative(): ...
 
+        @pytest.mark.cbtop("graph==base")
+        def test_graph(): ...
+
+        @pytest.mark.cbtop("step <= 1.05x", "bricks==few")
+        def test_wrong(): ...
+
         def test_added(cbtop_budget): ...
     """
     made_tests(pytester, ("holds", "fails"), more)
-    session(pytester, "--cbtop-update").assert_outcomes(passed=4, failed=1)
+    session(pytester, "--cbtop-update").assert_outcomes(passed=5, failed=2)
     learned = [line.partition(" ")[0] for line in checks(pytester) if line.endswith(".json --learn 6 --force")]
-    assert learned == ["default", "relative", "added"]
+    assert learned == ["default", "relative", "graph", "added"]
+
+
+@pytest.mark.parametrize(
+    ("threshold", "said"),
+    [
+        ("Atention<=1.05x", "there is no brick 'Atention'"),
+        ("prefill.p50<=1.05x", "there is no"),
+        ("prefill.bricks==base", "there is no phase 'prefill'"),
+        ("bricks==few", "expected a whole number or `base`"),
+    ],
+)
+def test_a_threshold_on_what_a_base_file_lacks_fails_at_its_update(tmp_path: Path, threshold: str, said: str) -> None:
+    file = tmp_path / "base.json"
+    contents = Contents((PhaseContents("decode", 40, {}, {Total.BRICKS: (4, 4)}),))
+    write_runs(file, [replace(made_run(seed, STEADY), contents=contents) for seed in (1, 2)])
+    check_names(["decode.p50<=1.05x", "RmsNorm@1.p99<=9us", "decode.bricks==base"], file)
+    with pytest.raises(MeasurementError, match=said):
+        check_names([threshold], file)
 
 
 @pytest.mark.slow  # because xdist starts two more processes

@@ -115,11 +115,18 @@ def test_the_script_reads_every_input_and_no_other() -> None:
 def test_a_slower_commit_breaks_a_threshold_and_the_summary_names_its_brick(runtime: Path, tmp_path: Path) -> None:
     """The default test of its kind; the gate without thresholds, with more runs, is slow."""
     runner = Runner(tmp_path, runtime, is_slower=True)
+    (runner.checkout / "staged.py").write_text("1\n")
+    runner.git("add", "staged.py")
+    index = runner.checkout / ".git" / "index"
+    before = index.read_bytes()
+    runner.variables |= {"GIT_INDEX_FILE": str(index), "GIT_DIR": str(index.parent)}  # as in a hook
     formats = f"\n sarif={runner.temp}/check.sarif \n"
     done = runner.run(
         command="python bench.py", learn="1", thresholds="\nAttention@2 <= 1.05x\n step <= 9x\n", formats=formats
     )
     assert done.returncode == 4, done.stderr
+    assert index.read_bytes() == before
+    assert "next: cbtop" not in done.stderr  # the summary of a run that is not judged
     for text in (done.stdout, runner.summary.read_text(), (runner.temp / "check.sarif").read_text()):
         assert "Attention in Layer 2" in text
     (suite,) = ET.parse(runner.temp / "cbtop-check.xml").getroot()
@@ -150,6 +157,10 @@ def test_equal_speed_passes_and_a_slower_brick_fails_by_its_layer(
         ({"command": "true", "baseline": ""}, 2, "this event has no pull request"),
         ({"command": "true", "baseline": "0" * 40}, 2, f"there is no commit {'0' * 40}"),
         ({"command": "python bench.py", "setup": "exit 7"}, 7, ""),
+        ({"command": "false\ntrue", "learn": "1"}, 1, "the base commit cannot be measured"),
+        pytest.param(
+            {"command": "false | true", "learn": "1"}, 1, "the base commit cannot be measured", marks=pytest.mark.slow
+        ),
         pytest.param(  # slow, because the recorder waits for a process
             {"command": "exit 9", "learn": "1"}, 1, "the base commit cannot be measured", marks=pytest.mark.slow
         ),

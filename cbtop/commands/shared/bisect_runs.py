@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cbtop.commands.shared.bisect_trees import BrokenCommitError, Trees, last_line
+from cbtop.commands.shared.git import local_variables
 from cbtop.commands.shared.runs import Launch, OverdueError, run_of_command
 from cbtop.errors import CbtopError
 from cbtop.reports.bisect import SHORT
@@ -114,7 +115,8 @@ class CommitRuns:
         with self._log(commit) as log:
             begins = os.lseek(log, 0, os.SEEK_END)
             tree = self._trees.at(commit, log)
-            launch = Launch(tree.directory, tree.environment, log, is_apart=True, until_s=self._until_s)
+            without = local_variables()
+            launch = Launch(tree.directory, tree.environment, without, log, is_apart=True, until_s=self._until_s)
             name = f"{commit[:SHORT]} {name}"
             try:
                 return run_of_command(self._command, "the command", self._options, name, launch)

@@ -3,14 +3,18 @@
 # Rules
 # - The user's checkout, index and branches are never touched. Worktrees are detached, in a temporary folder, and made
 #   without hooks.
-# - A folder that a killed process has left is removed by the next one.
+# - A folder that a killed process has left is removed by the next one. Only folders that this program has made are
+#   removed: they are listed in the state folder, and contain a marker file with their listed identifier.
+# - git and all commands run without the variables by which git names a repository, which a hook sets.
 # - Each worktree comes first on PYTHONPATH, so that an editable install elsewhere is not measured instead.
 # - With a build command, each worktree has a virtual environment of its own, so that `pip install` changes no other.
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -22,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cbtop.commands.shared.git import commit_of, git
+from cbtop.commands.shared.git import commit_of, git, outside_environment
 from cbtop.commands.shared.interrupts import noted_interrupt
 from cbtop.commands.shared.paired_sides import Process
 from cbtop.commands.shared.runs import OverdueError
@@ -32,6 +36,8 @@ from cbtop.tuning.measuring import InterruptedTurnError
 
 STATE = "cbtop-bisect"  # folder in the git directory
 PREFIX = "cbtop-bisect-"  # of temporary folders
+MARKER = ".cbtop-bisect"  # file in a temporary folder, with its identifier
+FOLDERS = "folders.json"  # in `STATE`: the identifier of each temporary folder
 LAST_PATH_FILE = "zz-of-the-user.pth"  # Python reads such files in this order, so a build's own come first
 SHOWN_ERROR = 200
 
@@ -132,7 +138,7 @@ class Trees:
     def __init__(self, repository: Repository, build: str | None, until_s: float) -> None:
         self._repository, self._build, self._until_s = repository, build, until_s
         self._remove_left()
-        self._folder = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()  # as git writes paths
+        self._folder = self._made_folder()
         self._trees: dict[str, Tree] = {}
 
     def at(self, commit: str, log: int) -> Tree:
@@ -167,9 +173,8 @@ class Trees:
     def close(self) -> None:
         """Remove all worktrees. A first Ctrl-C waits until they are gone."""
         with noted_interrupt():
-            for at in list(self._folder.iterdir()):
-                self._remove(at)
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._remove_folder(self._folder)
+            self._write_folders({})
 
     def _environment(self, root: Path, at: Path) -> dict[str, str]:
         path = [str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")]
@@ -195,7 +200,8 @@ class Trees:
 
     def _run_build(self, commit: str, tree: Tree, log: int) -> None:
         assert self._build is not None
-        process = Process(("/bin/sh", "-c", self._build), "the build", tree.directory, os.environ | tree.environment)
+        environment = outside_environment() | tree.environment
+        process = Process(("/bin/sh", "-c", self._build), "the build", tree.directory, environment)
         begins = os.lseek(log, 0, os.SEEK_END)
         with noted_interrupt() as is_interrupted:
             try:
@@ -209,8 +215,16 @@ class Trees:
             raise BrokenCommitError(commit, why)
 
     def _remove(self, at: Path) -> None:
+        """Remove a worktree of this program, and the folder `at` that contains it."""
         root = at / "tree"
-        shutil.rmtree(at, ignore_errors=True)  # first, because git refuses to remove half a worktree
+        try:
+            self._remove_worktree(root)
+        except UsageError:  # git refuses to remove half a worktree, but not one whose files are gone
+            shutil.rmtree(root, ignore_errors=True)
+            self._remove_worktree(root)
+        shutil.rmtree(at, ignore_errors=True)
+
+    def _remove_worktree(self, root: Path) -> None:
         if str(root) in self._known():
             # twice: also if an interrupted `git worktree add` has left it locked
             git("worktree", "remove", "--force", "--force", str(root), at=self._repository.root)
@@ -219,13 +233,52 @@ class Trees:
         lines = git("worktree", "list", "--porcelain", at=self._repository.root).decode(errors="replace").splitlines()
         return [line.partition(" ")[2] for line in lines if line.startswith("worktree ")]
 
+    def _made_folder(self) -> Path:
+        """Make a temporary folder that `_remove_left` will know."""
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()  # as git writes paths
+        identifier = secrets.token_hex(16)
+        (folder / MARKER).write_text(identifier, encoding="utf-8")
+        self._write_folders({str(folder): identifier})
+        return folder
+
     def _remove_left(self) -> None:
-        """Remove the worktrees of a bisection that was killed. The lock of the repository must be held."""
-        for known in self._known():
-            folder = Path(known).parent.parent
-            if folder.name.startswith(PREFIX):
-                self._remove(Path(known).parent)
-                shutil.rmtree(folder, ignore_errors=True)
+        """Remove the folder of a bisection that was killed. The lock of the repository must be held."""
+        for name, identifier in self._folders().items():
+            folder = Path(name)
+            if not folder.exists():  # whoever removed it has left git's record of its worktrees
+                for known in self._known():
+                    if Path(known).is_relative_to(folder):
+                        self._remove_worktree(Path(known))
+            elif _is_marked(folder, identifier):
+                self._remove_folder(folder)
+        self._write_folders({})
+
+    def _remove_folder(self, folder: Path) -> None:
+        for at in list(folder.iterdir()):
+            if at.is_dir():
+                self._remove(at)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def _folders(self) -> dict[str, str]:
+        file = self._repository.state / FOLDERS
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):  # not yet written, or half written by a process that was killed
+            return {}
+        return {name: identifier for name, identifier in found.items() if isinstance(identifier, str)}
+
+    def _write_folders(self, folders: dict[str, str]) -> None:
+        self._repository.state.mkdir(parents=True, exist_ok=True)
+        (self._repository.state / FOLDERS).write_text(json.dumps(folders), encoding="utf-8")
+
+
+def _is_marked(folder: Path, identifier: str) -> bool:
+    """Whether a folder contains the marker with this identifier, and the path to it contains no link."""
+    marker = folder / MARKER
+    try:
+        return marker.resolve() == marker and marker.read_text(encoding="utf-8") == identifier
+    except OSError:
+        return False
 
 
 def last_line(log: int, begins: int) -> str:

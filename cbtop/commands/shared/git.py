@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+from functools import cache
 from pathlib import Path
 
 from cbtop.errors import UsageError
@@ -11,16 +13,10 @@ from cbtop.errors import UsageError
 def git(*arguments: str, at: Path | None = None, of: str = "", text: str = "") -> bytes:
     """Run git in the directory `at` (default: the current one) with the input `text`, and return its output.
 
-    Raises UsageError if git fails. `of` is the revision that the arguments name.
+    git finds the repository by that directory alone. Raises UsageError if git fails.
+    `of` is the revision that the arguments name.
     """
-    try:
-        # in a session of its own, so that Ctrl-C in a terminal does not end git half way
-        done = subprocess.run(
-            ("git", *arguments), capture_output=True, check=False, cwd=at, input=text.encode(),
-            start_new_session=True,
-        )  # fmt: skip
-    except OSError as error:
-        raise UsageError(f"git: {error.strerror or error}; revisions need it") from error
+    done = _run(arguments, outside_environment(), at, text)
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip()
         why = f"{of!r} is no revision here" if of else said.splitlines()[-1] if said else "failed"
@@ -32,3 +28,28 @@ def commit_of(revision: str, at: Path | None = None) -> str:
     """Return the full hash of the commit that `revision` names. Raises UsageError if there is none."""
     commit = git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}", at=at, of=revision)
     return commit.decode().strip()
+
+
+def outside_environment() -> dict[str, str]:
+    """Return the environment without `local_variables`. In a hook, these name the user's, wherever git runs."""
+    local = local_variables()
+    return {name: value for name, value in os.environ.items() if name not in local}
+
+
+@cache
+def local_variables() -> frozenset[str]:
+    """Return the names of the variables by which git names a repository, its index and its settings."""
+    return frozenset(_run(("rev-parse", "--local-env-vars"), None).stdout.decode().split())
+
+
+def _run(
+    arguments: tuple[str, ...], environment: dict[str, str] | None, at: Path | None = None, text: str = ""
+) -> subprocess.CompletedProcess[bytes]:
+    try:
+        # in a session of its own, so that Ctrl-C in a terminal does not end git half way
+        return subprocess.run(
+            ("git", *arguments), capture_output=True, check=False, cwd=at, input=text.encode(), env=environment,
+            start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise UsageError(f"git: {error.strerror or error}; revisions need it") from error

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from cbtop.commands.shared.git import commit_of, git
+from cbtop.commands.shared.git import commit_of, git, outside_environment
 from cbtop.commands.shared.numbers import count
 from cbtop.commands.shared.process_group import end_group
 from cbtop.errors import CbtopError, UsageError
@@ -191,7 +191,7 @@ def processes(sides: Sequence[Side], arguments: Sequence[str]) -> Iterator[list[
                 continue
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cbtop-paired-")))
             _unpack(one.what, directory / "checkout")
-            environment = {key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"}
+            environment = {key: value for key, value in outside_environment().items() if key != "PYTHONSAFEPATH"}
             # Numba caches kernels by the path of their source. No later run has this path, so the cache is temporary,
             # too.
             environment |= {"PYTHONPATH": str(directory / "checkout"), "NUMBA_CACHE_DIR": str(directory / "kernels")}

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
@@ -46,6 +46,7 @@ class Launch:
 
     directory: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)  # in addition to that of this process
+    without: Collection[str] = ()  # variables of this process that the command does not get
     output: int | None = None  # file descriptor for both kinds of output
     is_apart: bool = False  # without input, in a session of its own: Ctrl-C reaches it, and its descendants, by us
     until_s: float = inf  # on the monotonic clock; the command is ended then
@@ -123,10 +124,11 @@ def _record_command(
 
     Raises CbtopError, with `title` in the message, if the command fails.
     """
+    own = {name: value for name, value in os.environ.items() if name not in launch.without}
     output = sys.stderr.fileno() if launch.output is None else launch.output
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL if launch.is_apart else None, stdout=output, stderr=launch.output,
-        cwd=launch.directory, env=os.environ | launch.environment, start_new_session=launch.is_apart,
+        cwd=launch.directory, env={**own, **launch.environment}, start_new_session=launch.is_apart,
     )  # fmt: skip
     try:
         _record(path, options, None, process, launch.until_s)

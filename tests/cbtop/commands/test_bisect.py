@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from cbtop.cli import main
+from cbtop.commands.bisect import estimate
 from tests.cbtop.commands.made_repository import (
     AS_FAST,
     BENCH,
@@ -68,7 +69,10 @@ def test_the_slower_commit_is_named_and_the_checkout_stays_as_it_was(
     repository, commits = bench_repository(tmp_path / "repository", [AS_FAST, SLOWER])
     monkeypatch.chdir(repository.at)
     with dirty(repository):
-        assert bisect("HEAD~1", "main", *COMMAND) == 4
+        with monkeypatch.context() as hook:  # as in a hook
+            hook.setenv("GIT_INDEX_FILE", str(repository.at / ".git" / "index"))
+            hook.setenv("GIT_DIR", str(repository.at / ".git"))
+            assert bisect("HEAD~1", "main", *COMMAND) == 4
         said = capfd.readouterr()
         assert said.out.startswith(f"first bad commit: {commits[1][:10]} commit 1\n")
         assert f"breaks {GUILTY}: 1.50" in said.out
@@ -86,6 +90,21 @@ def test_the_slower_commit_is_named_and_the_checkout_stays_as_it_was(
     assert (found["schema"], found["end"], found["runs"]) == ("cbtop.bisect/1", "found", 9)
     assert (found["first_bad"]["name"], found["good"]["name"]) == (commits[1], commits[0])
     assert [one["guilty"] for one in found["broken"]] == [GUILTY] * 3
+
+
+@pytest.mark.slow
+def test_the_estimate_counts_only_runs_that_are_not_kept(
+    runtime: Path, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    repository, commits = bench_repository(tmp_path / "repository", [AS_FAST, SLOWER])
+    monkeypatch.chdir(repository.at)
+    assert bisect(*commits, *COMMAND) == 4
+    next(repository.at.glob(".git/cbtop-bisect/*/*/round-3.json")).unlink()
+    monkeypatch.setattr(
+        "cbtop.commands.bisect.estimate", lambda run_s, low_min, *_: f"{60 * low_min / run_s:.0f} runs"
+    )
+    assert bisect(*commits, *COMMAND) == 4
+    assert "cbtop: 5 runs\n" in capfd.readouterr().err  # of 11, 6 are kept
 
 
 @pytest.mark.slow
@@ -302,6 +321,22 @@ def test_outside_of_a_repository_git_says_so(
     monkeypatch.chdir(tmp_path)
     assert bisect("HEAD~1", "HEAD", *COMMAND) == 2
     assert "cbtop: git: fatal: not a git repository" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("limit_min", "said"),
+    [
+        (60, "the first run took 8.3 s, so all of them take about 5 to 11 min"),
+        (6, "the first run took 8.3 s, so all of them take about 5 to 11 min; --limit 6 may be too short"),
+        (
+            4,
+            "the first run took 8.3 s, so all of them take about 5 to 11 min: --limit 4 is too short; "
+            "pass --limit 11, or repeat the command to go on",
+        ),
+    ],
+)
+def test_a_limit_that_is_shorter_than_the_estimate_is_named_at_once(limit_min: float, said: str) -> None:
+    assert estimate(8.3, 4.4, 10.1, limit_min, "all of them") == said
 
 
 @pytest.mark.parametrize("words", [("--rounds", "2"), ("--limit", "0"), ("--limit", "x")])

@@ -504,6 +504,8 @@ def test_what_a_check_lacks_is_said(runs: dict[str, Path], capsys: pytest.Captur
         (("--new", runs["same"]), "there is no baseline"),
         (("ffn<=1.1x", "--new", runs["same"]), "there is no baseline"),
         (("--learn", 2, "--baseline", "x.json"), "--learn"),
+        (("step<=1x", "--learn", 2, "--baseline", "x.json", "--", "true"), "it takes no thresholds"),
+        (("--baseline", "no.json", "--", "true"), "check --baseline no.json --learn 6 -- COMMAND"),
         (("--baseline", runs["base"], "--new", runs["same"], "--", "true"), "pass either --new"),
     ):
         assert check(*arguments) == 2

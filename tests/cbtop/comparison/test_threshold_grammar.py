@@ -46,6 +46,8 @@ def test_a_threshold_is_read(
         ("decode [ batch = 16 ] . RmsNorm.p99 <= 9us", ("decode", "RmsNorm"), 16, "p99"),
         ("Qwen decode[batch=1].step@2.p50<=9x", None, 1, ""),
         ("a.b[batch=3].norm@2<=9x", ("a", "b", "norm"), 3, "p50"),
+        ("decode[batch=6].p50<=9ms", ("decode", "step"), 6, "p50"),
+        ("a.b[batch=3]<=9x", ("a", "b", "step"), 3, "p50"),
         ("decode.in_steps>=61", ("decode", "in_steps"), None, "p50"),
         ("in_steps>=0.9x", ("in_steps",), None, "p50"),
     ],

@@ -57,6 +57,21 @@ def test_a_threshold_within_the_noise_is_unsure_and_one_beyond_it_broken() -> No
         assert bool(judged.guilty) == (outcome is Outcome.BROKEN)
 
 
+@pytest.mark.parametrize("text", ["decode.p50<=1.05x", "decode.p99<=1s", "decode[batch=1].p50<=9ms", "decode<=9ms"])
+def test_a_figure_of_a_phase_is_that_of_its_step(text: str) -> None:
+    found = diff(made_run(1, STEADY), made_run(2, STEADY))
+    (short,) = judge(parse(text), found)
+    phase = "decode[batch=1]" if "[" in text else "decode"
+    (full,) = judge(parse(text.replace(phase, f"{phase}.step")), found)
+    assert replace(short, rule="") == replace(full, rule="")
+
+
+def test_a_brick_that_is_called_like_the_phase_is_preferred_to_its_step() -> None:
+    base, now = made_run(1, STEADY, rename="Decode"), made_run(2, STEADY, rename="Decode")
+    (judged,) = judge(parse("decode.p50<=1.05x"), diff(base, now))
+    assert "Decode" in judged.about
+
+
 def test_what_the_clock_cannot_tell_apart_breaks_nothing() -> None:
     """Calls of 20 µs are 1.2 times as long as before, on clocks that tell 10 µs apart, 1.5 µs, and 30 ns."""
     outcomes = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from cbtop.commands.shared.bisect_runs import state_of
-from cbtop.commands.shared.bisect_trees import PREFIX, BrokenCommitError, Repository, Trees, locked
+from cbtop.commands.shared.bisect_trees import FOLDERS, MARKER, PREFIX, BrokenCommitError, Repository, Trees, locked
 from cbtop.commands.shared.runs import OverdueError
 from cbtop.errors import CbtopError
 from tests.cbtop.commands.made_repository import MadeRepository, made_repository
@@ -83,6 +85,63 @@ def test_a_killed_bisection_leaves_its_worktrees_to_the_next(repository: MadeRep
     assert repository.worktrees() == 2
     assert own.exists()
     assert list(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")) == []
+
+
+def test_worktrees_of_the_user_remain_whatever_their_folders_are_called(repository: MadeRepository) -> None:
+    above = repository.at.parent / f"{PREFIX}notes"
+    repository.git("worktree", "add", "--detach", str(above / "mine" / "tree"), "HEAD")
+    (above / "thesis.txt").write_text("years of work")
+    Trees(Repository.here(), None, inf).close()
+    assert ((above / "thesis.txt").exists(), repository.worktrees()) == (True, 2)
+
+
+@pytest.mark.parametrize("marker", [None, "", "another"])
+def test_a_listed_folder_without_its_marker_remains(repository: MadeRepository, marker: str | None) -> None:
+    folder = repository.at.parent / f"{PREFIX}of-another"
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("years of work")
+    if marker is not None:
+        (folder / MARKER).write_text(marker)
+    state = Repository.here().state
+    state.mkdir()
+    (state / FOLDERS).write_text(json.dumps({str(folder): "identifier"}))
+    Trees(Repository.here(), None, inf).close()
+    assert (folder / "thesis.txt").exists()
+
+
+def test_a_listed_folder_that_is_now_a_link_remains(repository: MadeRepository, log: int) -> None:
+    Trees(Repository.here(), None, inf).at(repository.git("rev-parse", "HEAD"), log)
+    (folder,) = Path(tempfile.gettempdir()).iterdir()
+    own = folder.rename(repository.at.parent / "own")
+    folder.symlink_to(own)
+    Trees(Repository.here(), None, inf).close()
+    assert len(list(own.iterdir())) == 2
+
+
+def test_worktrees_whose_folder_is_gone_are_unknown_to_git_afterwards(repository: MadeRepository, log: int) -> None:
+    Trees(Repository.here(), None, inf).at(repository.git("rev-parse", "HEAD"), log)
+    (folder,) = Path(tempfile.gettempdir()).iterdir()
+    shutil.rmtree(folder)  # as a restart of the machine does
+    Trees(Repository.here(), None, inf).close()
+    assert repository.worktrees() == 1
+
+
+@pytest.mark.usefixtures("_without_pip")
+def test_in_a_hook_the_index_of_the_user_stays_as_it_is(
+    repository: MadeRepository, log: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = repository.at / ".git" / "index"
+    (repository.at / "pkg.py").write_text("WHICH = 3\n")
+    repository.git("add", "pkg.py")
+    before, commit = index.read_bytes(), repository.git("rev-parse", "HEAD~1")
+    for name, path in (("GIT_INDEX_FILE", index), ("GIT_DIR", index.parent), ("GIT_WORK_TREE", repository.at)):
+        monkeypatch.setenv(name, str(path))
+    trees = Trees(Repository.here(), "git status >/dev/null; git rev-parse --show-toplevel >&2", inf)
+    root = trees.at(commit, log).directory
+    built_in = os.pread(log, 1000, 0).decode().strip()
+    assert ((root / "pkg.py").read_text(), built_in) == ("WHICH = 1\n", str(root))
+    trees.close()
+    assert index.read_bytes() == before
 
 
 def test_a_folder_for_temporary_files_may_be_a_link(
