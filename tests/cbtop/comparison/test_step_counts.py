@@ -101,6 +101,12 @@ def test_a_step_that_was_not_recorded_whole_is_left_out(flag: int) -> None:
     assert (found.steps, found.totals[Total.BRICKS]) == (3, (1, 1))
 
 
+def test_steps_that_sampling_left_out_are_counted() -> None:
+    (found,) = counted(WHOLE, [STEP], WHOLE, [STEP], flags={1: FLAG_PLAIN, 3: FLAG_PLAIN})
+    assert (found.steps, found.plain) == (2, 2)
+    assert counted([STEP], [STEP], flags={0: FLAG_PLAIN, 1: FLAG_PLAIN}) == []
+
+
 def test_a_process_without_copies_or_kernels_reports_none() -> None:
     (found,) = counted([NORM, LAYER, STEP], [NORM, LAYER, STEP])
     assert found.totals == {Total.BRICKS: (1, 1)}
