@@ -32,7 +32,7 @@ MAX_DIFFERENCES = 50  # listed for a phase
 LISTED_CAUSES = 3
 EXAMPLE = "decode.launches==338, transfers.h2d==0, graph==base, graph_breaks==0, allocations<=20"
 _WHAT = (*(total.value for total in Total), GRAPH, GRAPH_BREAKS, RECOMPILATIONS)
-_FORM = re.compile(r"\s*(?P<what>[^<>=]+?)\s*(?P<sign><=|>=|==|<|>)\s*(?P<value>\S.*?)\s*")
+_FORM = re.compile(r"\s*(?P<what>(?:\[[^]]*\]|[^<>=\[])+?)\s*(?P<sign><=|>=|==|<|>)\s*(?P<value>\S.*?)\s*")
 _OPERATORS: dict[str, Callable[[int, int], bool]] = {
     "<=": operator.le,
     ">=": operator.ge,
@@ -57,6 +57,7 @@ _WHY_UNKNOWN = {
     Total.D2H: _NO_COPIES,
     Total.D2D: _NO_COPIES,
 }
+_OF_PHASE = "; thresholds on what a step contains are of a phase, not of a brick"
 _NOT_WATCHED = "the process did not report its compilations; run a torch model under `cbtop run`"
 
 
@@ -77,10 +78,20 @@ def parse_any(text: str, where: tuple[str, int] = ("", 1)) -> Threshold | Struct
     found = _FORM.fullmatch(text)
     named = found["what"].strip() if found else ""
     what = next((one for one in _WHAT if named == one or named.endswith(f".{one}")), "")
+    shown = " ".join(text.split())
+    if found is not None and not what and named.endswith(".calls"):
+        raise UsageError(
+            f"threshold {shown!r}: calls of one brick are no threshold; graph==base compares the calls of "
+            "each brick, bricks==39 all calls in a step"
+        )
     if found is None or not what:
         return parse(text, where)
     phase, sign, value = named.removesuffix(what).removesuffix("."), found["sign"], found["value"]
-    shown = " ".join(text.split())
+    if "[" in phase:
+        of_phase = f"{phase.partition('[')[0]}.{what}{sign}{value}"
+        raise UsageError(
+            f"threshold {shown!r}: what a step contains is judged for a phase, not for a batch: write {of_phase}"
+        )
     if value != BASE and not (value.isascii() and value.isdecimal()):
         raise UsageError(f"threshold {shown!r}: expected a whole number or `base`; write it like {EXAMPLE}")
     if what == GRAPH and (sign, value) != ("==", BASE):
@@ -101,7 +112,9 @@ def judge_structure(threshold: Structural, bases: Contents | None, now: Contents
     names = [name for name in known if threshold.phase in ("", name)]
     if not names and threshold.phase and known:
         there = ", ".join(known)
-        raise UsageError(f"threshold {threshold.text!r}: there is no phase {threshold.phase!r}; there are {there}")
+        raise UsageError(
+            f"threshold {threshold.text!r}: there is no phase {threshold.phase!r}; there are {there}{_OF_PHASE}"
+        )
     if not names:
         return [_judged(threshold, "", Outcome.UNKNOWN, "no step was recorded with its bricks")]
     short = [name for name in names if not threshold.phase and _is_short(name, bases, now)]

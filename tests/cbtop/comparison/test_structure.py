@@ -72,6 +72,9 @@ def test_any_other_threshold_is_one_on_times() -> None:
         ("graph<=base", "write graph==base"),
         ("graph==3", "write graph==base"),
         ("decode.graph_breaks==0", "omit 'decode'"),
+        ("decode[batch=4].graph==base", "not for a batch: write decode.graph==base"),
+        ("decode[batch=4].bricks==39", "not for a batch: write decode.bricks==39"),
+        ("UpProjection.calls==1", "graph==base compares the calls of each brick, bricks==39"),
         ("launches", "it has no <=, >= or =="),
     ],
 )
