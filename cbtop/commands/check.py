@@ -285,7 +285,7 @@ def _judged_structure(thresholds: Sequence[Structural], bases: Sequence[Run], ne
     if lost := of_lost_records(thresholds, [*bases, *news]):
         return lost
     base = contents_together([run.contents for run in bases]) if bases else None
-    now = contents_together([run.contents for run in news])
+    now = contents_together([run.contents for run in news], needs_all=True)
     return [one for threshold in thresholds for one in judge_structure(threshold, base, now)]
 
 

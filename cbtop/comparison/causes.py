@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cbtop.comparison.contents import PhaseContents, Piece, PieceKind
+from cbtop.comparison.contents import MIN_STEPS, PhaseContents, Piece, PieceKind
+from cbtop.comparison.contents_diff import differences_of
 from cbtop.comparison.judged import Judged, Outcome
 from cbtop.comparison.part_diff import PlaceDiff
 from cbtop.comparison.run_diff import RunDiff
@@ -65,11 +66,25 @@ class KernelChange:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphChange:
+    """A sure difference between the contents of the steps of one phase."""
+
+    phase: str
+    place: str  # such as `Layer 3 › DownProjection`, "" outside of all
+    what: str  # such as `float32 → bfloat16`
+
+    @property
+    def text(self) -> str:
+        return ": ".join(filter(None, (self.phase, self.place, self.what)))
+
+
+@dataclass(frozen=True, slots=True)
 class Causes:
     """The changes that may explain times. They are measured or reported by both runs, and prove nothing."""
 
     conditions: tuple[ConditionChange, ...] = ()
     kernels: tuple[KernelChange, ...] = ()
+    graph: tuple[GraphChange, ...] = ()
 
     def of_brick(self, phase: str, brick: str, layer: str | None = None) -> list[str]:
         """Return how the kernels of a brick changed, in one layer or in all, for example `64 → 72 registers`."""
@@ -97,13 +112,17 @@ def causes_of(base: Run, now: Run) -> Causes:
     )
     earlier = [(base.contents.of(phase.phase), phase) for phase in now.contents.phases]
     pairs = [(before, after) for before, after in earlier if before is not None]
-    return Causes(conditions, tuple(one for before, after in pairs for one in _of_kernels(before, after)))
+    return Causes(
+        conditions,
+        tuple(one for before, after in pairs for one in _of_kernels(before, after)),
+        tuple(one for before, after in pairs for one in _of_graph(before, after)),
+    )
 
 
 def with_causes(judged: Sequence[Judged], found: RunDiff) -> list[Judged]:
     """Return the results. Broken ones that compare two runs also say what changed between these."""
     causes = causes_of(found.base, found.now)
-    if causes == Causes():
+    if not (causes.conditions or causes.kernels):
         return list(judged)
     places = {(part.phase, place.name): place for part in found.parts for place in part.places if place.brick}
     return [replace(one, said=_with_causes(one, causes, places)) for one in judged]
@@ -121,6 +140,14 @@ def _with_causes(one: Judged, causes: Causes, places: Mapping[tuple[str, str], P
 def _conditions(run: Run) -> dict[str, str]:
     threads = run.surroundings.threads
     return dict(run.contents.conditions) | ({} if threads is None else {THREADS: str(threads)})
+
+
+def _of_graph(before: PhaseContents, now: PhaseContents) -> Iterator[GraphChange]:
+    if min(before.steps, now.steps) < MIN_STEPS or not (before.pieces and now.pieces):
+        return
+    for one in differences_of(before, now):
+        if one.is_sure:
+            yield GraphChange(now.phase, one.place, one.text)
 
 
 def _of_kernels(before: PhaseContents, now: PhaseContents) -> Iterator[KernelChange]:

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from cbtop.protocol.attributes import NO_KERNEL, KernelAttributes
 
+MIN_STEPS = 3  # recorded steps of a phase from which on its numbers are exact
 Range = tuple[int, int]  # fewest and most
 Place = tuple[str, str, str]  # layer, brick and label; "" outside of layers or bricks
 OUTSIDE: Place = ("", "", "")
@@ -66,12 +67,14 @@ class PhaseContents:
     """The contents of the steps of one phase, warm-up steps among them, without the first step.
 
     `steps` is the number of recorded steps, the first one among them. A missing entry of `totals` is unknown.
+    `plain` is the number of steps that were timed as a whole because of sampling. Their contents are not known.
     """
 
     phase: str
     steps: int
     pieces: Mapping[Piece, Range]
     totals: Mapping[Total, Range]
+    plain: int = 0
 
     def has(self, kind: PieceKind) -> bool:
         """Whether pieces of this kind were recorded."""
@@ -113,9 +116,11 @@ class Contents:
         return next((one for one in self.phases if one.phase == phase), None)
 
 
-def contents_together(runs: Sequence[Contents]) -> Contents:
+def contents_together(runs: Sequence[Contents], *, needs_all: bool = False) -> Contents:
     """Return the contents of several runs as one. Numbers that differ between runs become ranges.
 
+    A run with too few steps of a phase, or none, does not count for it if another run has enough. If `needs_all`,
+    each run counts, and a phase that one of them lacks is left out.
     Conditions that differ between the runs are unknown, and so are totals that a run does not know.
     """
     first = runs[0]
@@ -123,8 +128,12 @@ def contents_together(runs: Sequence[Contents]) -> Contents:
         return first
     names = dict.fromkeys(one.phase for run in runs for one in run.phases)
     phases = [[found for run in runs if (found := run.of(name))] for name in names]
+    if needs_all:
+        phases = [found for found in phases if len(found) == len(runs)]
+    else:
+        phases = [[one for one in found if one.steps >= MIN_STEPS] or found for found in phases]
     return Contents(
-        tuple(_together(one) for one in phases if len(one) == len(runs)),
+        tuple(_together(found) for found in phases),
         _compiled_together([run.compiled for run in runs]),
         {
             name: value
@@ -140,6 +149,7 @@ def _together(phases: Sequence[PhaseContents]) -> PhaseContents:
     return replace(
         phases[0],
         steps=min(one.steps for one in phases),
+        plain=max(one.plain for one in phases),
         pieces={piece: _range([one.pieces.get(piece, (0, 0)) for one in phases]) for piece in pieces},
         totals={total: _range([one.totals[total] for one in phases]) for total in known},
     )

@@ -54,13 +54,13 @@ def differences_of(base: PhaseContents, now: PhaseContents) -> list[Difference]:
     befores, afters = _by_place(base), _by_place(now)
     kinds = [kind for kind in _INNER if base.has(kind) and now.has(kind)]
     names = _shown_names([*befores, *afters])
-    layers = [{place[0] for place in side} for side in (befores, afters)]
+    layers = [_layers_of(one) for one in (base, now)]
     for place in _in_order(befores, afters):
-        if place[0] in layers[0] ^ layers[1] and place[1]:
-            continue  # a brick in a layer that is gone or new
+        if place[0] in {*layers[0]} ^ {*layers[1]} and place not in (*layers[0].values(), *layers[1].values()):
+            continue  # inside of a layer that is gone or new, which is a difference itself
         for kind, text, is_sure in _at_place(befores.get(place, {}), afters.get(place, {}), kinds):
             found.setdefault((kind, names[place], text, is_sure), {})[place[0]] = None
-    everywhere = {layer for layer in layers[1] if layer}
+    everywhere = {place[0] for place in afters if place[0]}
     differences = [
         Difference(kind, tuple(of), brick, text, is_sure, len(of) > LISTED_LAYERS and everywhere == {*of})
         for (kind, brick, text, is_sure), of in found.items()
@@ -71,6 +71,11 @@ def differences_of(base: PhaseContents, now: PhaseContents) -> list[Difference]:
         for whose, own, other in (("the baseline", base, now), ("the new run", now, base))
         if own.has(kind) and not other.has(kind) and kind is not PieceKind.TRANSFER
     ]
+
+
+def _layers_of(phase: PhaseContents) -> dict[str, Place]:
+    """Return the layers with a piece of their own, each with its place. A layer may be in a brick."""
+    return {piece.layer: piece.place for piece in phase.pieces if piece.kind is PieceKind.LAYER}
 
 
 def _by_place(phase: PhaseContents) -> dict[Place, dict[Piece, Range]]:

@@ -75,6 +75,7 @@ class _Phase:
     """The recorded steps of a phase. The arrays have one entry for each piece, the last ones for each total."""
 
     steps: int = 0
+    plain: int = 0  # steps whose parts were not recorded
     fewest: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     most: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
@@ -92,7 +93,10 @@ class StepCounts:
     def take(self, batch: Batch, ends: Column, owner: Column) -> None:
         """Count the steps that end at the records `ends`. `owner` has the index in `ends` of each record's step."""
         self._know_nodes()
+        names = PlaceNames(self._table)
         skipped = (batch.flags[ends] & FLAG_FAILED) != 0
+        for step in batch.node[ends[batch.are(FLAG_PLAIN)[ends] & ~skipped]].tolist():
+            self._phases.setdefault(names.phase_of(step), _Phase()).plain += 1
         for flag in (FLAG_PLAIN, FLAG_CANCELLED):
             skipped |= batch.are(flag)[ends]
         inside = ~batch.are(FLAG_AMOUNTS) & ~batch.are(FLAG_LOOSE)
@@ -100,7 +104,6 @@ class StepCounts:
         records = np.flatnonzero(inside)
         records = records[np.argsort(owner[records], kind="stable")]
         bounds = np.searchsorted(owner[records], np.arange(len(ends) + 1)).tolist()
-        names = PlaceNames(self._table)
         columns = np.array(self._of_node, np.int64)
         for at in np.flatnonzero(~skipped).tolist():
             step = int(batch.node[ends[at]])
@@ -109,8 +112,8 @@ class StepCounts:
             self._add(names.phase_of(step), np.bincount(counted[counted >= 0], minlength=len(self._columns)))
 
     def phases(self) -> list[PhaseContents]:
-        """Return the contents of the phases, in the order of their first steps."""
-        return [self._contents(name, phase) for name, phase in self._phases.items()]
+        """Return the contents of the phases that have recorded steps, in the order of their first steps."""
+        return [self._contents(name, phase) for name, phase in self._phases.items() if phase.steps]
 
     def _reported(self) -> list[Total]:
         """Return the totals that this process reports. If it reports any copy, it reports the copies of all kinds."""
@@ -163,4 +166,4 @@ class StepCounts:
                 totals[what] = found
             else:
                 pieces[what] = found
-        return PhaseContents(name, phase.steps, pieces, totals)
+        return PhaseContents(name, phase.steps, pieces, totals, phase.plain)

@@ -8,15 +8,18 @@
 # - A number is exact from MIN_STEPS recorded steps on, on any machine. The first step does not count.
 # - If steps differ in a number, it is a range. A range that reaches the threshold is unknown.
 # - A number that was not recorded is unknown. It is never taken as 0.
+# - If sampling left out steps, a threshold holds for the recorded ones, and the result says how many these are. Torch
+#   counts allocations in every step.
+# - Without PHASE, a phase with too few steps in both runs is a remark on the last result, if another can be judged.
 
 from __future__ import annotations
 
 import operator
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from cbtop.comparison.contents import Compiled, Contents, PhaseContents, PieceKind, Range, Total
+from cbtop.comparison.contents import MIN_STEPS, Compiled, Contents, PhaseContents, PieceKind, Range, Total
 from cbtop.comparison.contents_diff import Difference, differences_of
 from cbtop.comparison.judged import Judged, Outcome
 from cbtop.comparison.runs import Run
@@ -24,13 +27,12 @@ from cbtop.comparison.threshold_grammar import Threshold, parse
 from cbtop.errors import UsageError
 from cbtop.units import count, counted
 
-MIN_STEPS = 3
 GRAPH, GRAPH_BREAKS, RECOMPILATIONS, BASE = "graph", "graph_breaks", "recompilations", "base"
 MAX_DIFFERENCES = 50  # listed for a phase
 LISTED_CAUSES = 3
 EXAMPLE = "decode.launches==338, transfers.h2d==0, graph==base, graph_breaks==0, allocations<=20"
 _WHAT = (*(total.value for total in Total), GRAPH, GRAPH_BREAKS, RECOMPILATIONS)
-_FORM = re.compile(r"\s*(?P<what>[^<>=]+?)\s*(?P<sign><=|>=|==|<|>)\s*(?P<value>\S.*?)\s*")
+_FORM = re.compile(r"\s*(?P<what>(?:\[[^]]*\]|[^<>=\[])+?)\s*(?P<sign><=|>=|==|<|>)\s*(?P<value>\S.*?)\s*")
 _OPERATORS: dict[str, Callable[[int, int], bool]] = {
     "<=": operator.le,
     ">=": operator.ge,
@@ -55,6 +57,7 @@ _WHY_UNKNOWN = {
     Total.D2H: _NO_COPIES,
     Total.D2D: _NO_COPIES,
 }
+_OF_PHASE = "; thresholds on what a step contains are of a phase, not of a brick"
 _NOT_WATCHED = "the process did not report its compilations; run a torch model under `cbtop run`"
 
 
@@ -75,10 +78,20 @@ def parse_any(text: str, where: tuple[str, int] = ("", 1)) -> Threshold | Struct
     found = _FORM.fullmatch(text)
     named = found["what"].strip() if found else ""
     what = next((one for one in _WHAT if named == one or named.endswith(f".{one}")), "")
+    shown = " ".join(text.split())
+    if found is not None and not what and named.endswith(".calls"):
+        raise UsageError(
+            f"threshold {shown!r}: calls of one brick are no threshold; graph==base compares the calls of "
+            "each brick, bricks==39 all calls in a step"
+        )
     if found is None or not what:
         return parse(text, where)
     phase, sign, value = named.removesuffix(what).removesuffix("."), found["sign"], found["value"]
-    shown = " ".join(text.split())
+    if "[" in phase:
+        of_phase = f"{phase.partition('[')[0]}.{what}{sign}{value}"
+        raise UsageError(
+            f"threshold {shown!r}: what a step contains is judged for a phase, not for a batch: write {of_phase}"
+        )
     if value != BASE and not (value.isascii() and value.isdecimal()):
         raise UsageError(f"threshold {shown!r}: expected a whole number or `base`; write it like {EXAMPLE}")
     if what == GRAPH and (sign, value) != ("==", BASE):
@@ -99,26 +112,64 @@ def judge_structure(threshold: Structural, bases: Contents | None, now: Contents
     names = [name for name in known if threshold.phase in ("", name)]
     if not names and threshold.phase and known:
         there = ", ".join(known)
-        raise UsageError(f"threshold {threshold.text!r}: there is no phase {threshold.phase!r}; there are {there}")
+        raise UsageError(
+            f"threshold {threshold.text!r}: there is no phase {threshold.phase!r}; there are {there}{_OF_PHASE}"
+        )
     if not names:
         return [_judged(threshold, "", Outcome.UNKNOWN, "no step was recorded with its bricks")]
-    return [one for name in names for one in _of_phase(threshold, name, bases, now)]
+    short = [name for name in names if not threshold.phase and _is_short(name, bases, now)]
+    chosen = [name for name in names if name not in short] or names
+    way_out = _way_out(threshold, names, bases, now)
+    judged = [one for name in chosen for one in _of_phase(threshold, name, bases, now, way_out)]
+    if remarks := [_few(found) for name in short if name not in chosen and (found := now.of(name))]:
+        judged[-1] = replace(judged[-1], said="; ".join([judged[-1].said, *remarks]))
+    return judged
 
 
-def _of_phase(threshold: Structural, name: str, bases: Contents | None, now: Contents) -> list[Judged]:
+def _is_short(name: str, bases: Contents | None, now: Contents) -> bool:
+    """Whether all runs have the phase with too few steps to judge it."""
+    sides = [run.of(name) for run in (bases, now) if run is not None]
+    return all(one is not None and one.steps < MIN_STEPS for one in sides)
+
+
+def _few(phase: PhaseContents) -> str:
+    return f"{phase.phase} not judged: {counted(phase.steps, 'recorded step')}, of {MIN_STEPS} needed"
+
+
+def _way_out(threshold: Structural, names: Sequence[str], bases: Contents | None, now: Contents) -> str:
+    """Return how to judge one phase alone, or "" if the threshold does that or no phase can be judged."""
+    sides = [run for run in (now, bases if threshold.value is None else None) if run is not None]
+    for name in () if threshold.phase else names:
+        if all((found := run.of(name)) is not None and found.steps >= MIN_STEPS for run in sides):
+            return f"; to judge one phase alone: {name}.{threshold.text}"
+    return ""
+
+
+def _of_phase(threshold: Structural, name: str, bases: Contents | None, now: Contents, way_out: str) -> list[Judged]:
     after, before = now.of(name), bases.of(name) if bases else None
     needs_base = threshold.value is None
     for whose, phase in (("the new run", after), ("the baseline", before)):
         if phase is None and (phase is after or needs_base):
-            return [_judged(threshold, name, Outcome.UNKNOWN, f"{whose} has no recorded {name} step")]
+            return [_judged(threshold, name, Outcome.UNKNOWN, f"{whose} has no recorded {name} step{way_out}")]
         if phase is not None and phase.steps < MIN_STEPS and (phase is after or needs_base):
-            few = f"{counted(phase.steps, 'recorded step')} in {whose}, of {MIN_STEPS} needed"
+            few = f"{counted(phase.steps, 'recorded step')} in {whose}, of {MIN_STEPS} needed{way_out}"
             return [_judged(threshold, name, Outcome.UNKNOWN, few)]
     assert after is not None
     if threshold.what == GRAPH:
         assert before is not None
-        return _of_graph(threshold, before, after)
-    return [_of_total(threshold, Total(threshold.what), before, after)]
+        judged = _of_graph(threshold, before, after)
+    else:
+        judged = [_of_total(threshold, Total(threshold.what), before, after)]
+    sampled = "" if threshold.what == Total.ALLOCATIONS else _sampled(before if needs_base else None, after)
+    return [replace(one, said=one.said + sampled) if one.outcome is Outcome.HOLDS else one for one in judged]
+
+
+def _sampled(before: PhaseContents | None, after: PhaseContents) -> str:
+    """Return in how many steps something was seen, or "" if all steps of both runs were recorded."""
+    for phase, of_run in ((after, ""), (before, " of the baseline")):
+        if phase is not None and phase.plain:
+            return f"; seen in the {count(phase.steps)} recorded of {count(phase.steps + phase.plain)} steps{of_run}"
+    return ""
 
 
 def _of_graph(threshold: Structural, before: PhaseContents, after: PhaseContents) -> list[Judged]:

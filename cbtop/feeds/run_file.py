@@ -252,6 +252,7 @@ def _phase_out(phase: PhaseContents) -> dict[str, Any]:
     return {
         "phase": phase.phase,
         "steps": phase.steps,
+        "plain": phase.plain,
         "totals": {total.value: list(number) for total, number in phase.totals.items()},
         "pieces": [
             [one.kind.value, one.brick, one.label, one.name, one.dtype, _kernel_out(one.kernel), list(number), layers]
@@ -310,6 +311,7 @@ def _phase_in(document: object) -> PhaseContents:
         _whole(said.get("steps"), "steps"),
         pieces,
         {Total(name): _range(number) for name, number in totals.items() if name in {one.value for one in Total}},
+        _whole(said.get("plain", 0), "plain"),  # older files do not say it
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from cbtop.comparison.causes import THREADS, Causes, causes_of
+from cbtop.comparison.contents import BESIDE
 from cbtop.comparison.noise import CONFIDENCE, Change
 from cbtop.comparison.part_diff import FOUND, PartDiff, PlaceDiff, findable_percent
 from cbtop.comparison.phase_rates import IN_STEPS, RATE_UNITS
@@ -23,6 +24,7 @@ from cbtop.units import NOT_MEASURED, count, counted, duration, number, percent
 SCHEMA = "cbtop.diff/1"
 # Number of listed increases, and of listed decreases, of bricks in single layers.
 LISTED_CELLS = 8
+LISTED_GRAPH = 12  # listed differences of what steps contain
 _HEAD = ("", "median", "now", "ratio", "p99", "now", "Δ µs/{unit}", "")
 _NAME_COLUMNS = 1
 _RATE_KEYS = {IN_STEPS: "tokens_per_sec_in_steps"}  # as in other JSON documents
@@ -32,7 +34,7 @@ def diff_text(found: RunDiff, *, with_verdicts: bool = True) -> str:
     """Return the text for terminals and logs. A gate has verdicts of its own."""
     causes = causes_of(found.base, found.now)
     lines = [f"{named(found.base)} → {named(found.now)}"]
-    lines += [f"  {note}" for note in (*found.notes, *_conditions(causes))]
+    lines += [f"  {note}" for note in (*found.notes, *_conditions(causes), *_graph(causes, found))]
     if found.why_not:
         return "\n".join([*lines, f"not comparable: {found.why_not}"])
     lines += ["", *rate_lines(found)]
@@ -53,7 +55,7 @@ def diff_markdown(found: RunDiff, *, with_verdicts: bool = True) -> str:
     """Return the Markdown summary of a CI step, for GitHub and GitLab. A gate has verdicts of its own."""
     causes = causes_of(found.base, found.now)
     lines = [f"### {escaped(named(found.base))} → {escaped(named(found.now))}", ""]
-    lines += [f"- {escaped(note)}" for note in (*found.notes, *_conditions(causes))]
+    lines += [f"- {escaped(note)}" for note in (*found.notes, *_conditions(causes), *_graph(causes, found))]
     if found.why_not:
         return "\n".join([*lines, f"**Not comparable**: {escaped(found.why_not)}"])
     lines += ["", *(f"{escaped(line)}  " for line in rate_lines(found))]
@@ -304,6 +306,18 @@ def _conditions(causes: Causes) -> list[str]:
     return [one.text for one in causes.conditions if one.name != THREADS]
 
 
+def _graph(causes: Causes, found: RunDiff) -> list[str]:
+    """Return the differences between the contents of steps, as `graph==base` says them, except renamed bricks."""
+    renamed = [one for part in found.parts for one in part.places if one.renamed_from and one.brick]
+    names = {name for one in renamed if one.brick for name in (one.brick[0], one.renamed_from)}
+    changes = [
+        one for one in causes.graph if one.what not in ("new", "gone") or one.place.split(BESIDE)[-1] not in names
+    ]
+    lines = [f"graph: {one.text}" for one in changes[:LISTED_GRAPH]]
+    more = len(changes) - LISTED_GRAPH
+    return [*lines, f"graph: and {count(more)} more"] if more > 0 else lines
+
+
 def _remark(place: PlaceDiff, causes: Sequence[str] = ()) -> str:
     words = [place.verdict + _beside(place)]
     if place.calls and place.calls.text and place.before and place.now:
@@ -340,6 +354,10 @@ def _verdicts(part: PartDiff, causes: Causes) -> list[str]:
     if part.is_slower:
         lines.append(f"slower: {part.name}: a {part.unit} takes {_percents(part.wall)} by the wall clock")
     lines += other_changes(part, [*part.bricks, *part.layers, *_listed_cells(part)])
+    has_other_calls = any(one.calls and one.calls.text for one in [*part.bricks, *part.cells])
+    is_renamed = any(one.renamed_from for one in part.places)  # this alone changes nothing
+    if has_other_calls or (not is_renamed and any(one.phase == part.phase for one in causes.graph)):
+        return lines or ["no time has changed beyond noise, but what a step contains has"]
     return lines or ["nothing has changed beyond noise"]
 
 

@@ -121,7 +121,25 @@ def test_a_diff_says_the_cause_beside_the_effect() -> None:
                 "now": 72,
             },
         ),
+        "graph": (),
     }
+
+
+def test_a_diff_lists_the_differences_of_the_graph() -> None:
+    runs = [replace(made_run(seed), contents=contents(phase(layers(20)))) for seed in (1, 2)]
+    half = contents(phase(layers(20, dtype="bfloat16")))
+    found = diff_of(runs[:1], [replace(runs[1], contents=half)])
+    line = "graph: decode: every layer › DownProjection: float32 → bfloat16"
+    for text in (diff_text(found), diff_markdown(found)):
+        assert line in text
+        assert "nothing has changed" not in text
+    assert diff_fields(found)["causes"]["graph"] == (
+        {"phase": "decode", "place": "every layer › DownProjection", "what": "float32 → bfloat16"},
+    )
+    other = {kernel(f"Layer {number}", f"copy{number}"): ONE for number in range(20)}
+    now = replace(runs[1], contents=contents(phase(layers(20) | other)))
+    listed = [line for line in diff_text(diff_of(runs[:1], [now])).splitlines() if line.startswith("  graph: ")]
+    assert (len(listed), listed[-1]) == (13, "  graph: and 8 more")
 
 
 def test_a_broken_line_of_the_gate_says_the_cause() -> None:

@@ -14,10 +14,20 @@ def test_a_piece_that_one_run_lacks_is_a_range_from_zero() -> None:
     assert (found.totals[Total.LAUNCHES], found.steps) == ((6, 7), 3)
 
 
-def test_a_phase_or_total_that_one_run_lacks_is_unknown() -> None:
+def test_a_total_that_one_run_lacks_is_unknown() -> None:
     other = phase(totals={Total.BRICKS: (6, 6)})
     assert Total.LAUNCHES not in contents_together([contents(), contents(other)]).phases[0].totals
-    assert contents_together([contents(), contents(phase(name="prefill"))]).phases == ()
+
+
+def test_a_run_that_lacks_a_phase_takes_nothing_away_unless_all_must_have_it() -> None:
+    both = contents(phase(), phase(name="prefill"))
+    cut = contents(phase(), phase({}, {}, name="prefill", steps=2))
+    for runs in ([both, contents()], [both, cut], [cut, both, both]):
+        assert contents_together(runs).of("prefill") == phase(name="prefill")
+    assert contents_together([both, contents()], needs_all=True).of("prefill") is None
+    strict = contents_together([both, cut], needs_all=True).of("prefill")
+    assert strict is not None
+    assert strict.steps == 2
 
 
 def test_conditions_are_those_that_all_runs_share() -> None:

@@ -50,6 +50,23 @@ def test_what_is_gone_is_named_as_that() -> None:
     assert said(layers(4), layers(3)) == ["Layer 3: gone"]  # and none of its bricks besides
 
 
+def test_a_brick_outside_of_layers_is_seen_if_one_run_has_none_there() -> None:
+    head = Piece(PieceKind.BRICK, brick="LmHead")
+    assert said(layers(), layers() | {head: ONE}) == ["LmHead: new"]
+    assert said(layers() | {head: ONE}, layers()) == ["LmHead: gone"]
+    assert said({head: ONE}, {head: ONE} | layers()) == ["every layer: new"]
+
+
+def test_a_layer_inside_a_brick_is_seen_if_one_run_lacks_it() -> None:
+    model = {Piece(PieceKind.BRICK, brick="Model"): ONE}
+    inner = {
+        Piece(PieceKind.LAYER, "Layer 0", "Model"): ONE,
+        Piece(PieceKind.BRICK, "Layer 0", "Model › RmsNorm"): ONE,
+    }
+    assert said(model, model | inner) == ["Layer 0 › Model: new"]
+    assert said(model | inner, model) == ["Layer 0 › Model: gone"]
+
+
 def test_another_kernel_in_its_place_is_named_by_both() -> None:
     assert said(layers(name="flash_fwd"), layers(name="math")) == ["every layer › DownProjection: flash_fwd → math"]
 

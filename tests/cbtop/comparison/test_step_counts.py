@@ -116,6 +116,12 @@ def test_records_that_say_something_of_a_step_are_no_piece_of_it(flag: int, node
     assert blocks.counts.phases() == counted(WHOLE, WHOLE, WHOLE)
 
 
+def test_steps_that_sampling_left_out_are_counted() -> None:
+    (found,) = counted(WHOLE, [STEP], WHOLE, [STEP], flags={1: FLAG_PLAIN, 3: FLAG_PLAIN})
+    assert (found.steps, found.plain) == (2, 2)
+    assert counted([STEP], [STEP], flags={0: FLAG_PLAIN, 1: FLAG_PLAIN}) == []
+
+
 def test_a_process_without_copies_or_kernels_reports_none() -> None:
     (found,) = counted([NORM, LAYER, STEP], [NORM, LAYER, STEP])
     assert found.totals == {Total.BRICKS: (1, 1)}

@@ -74,6 +74,9 @@ def test_any_other_threshold_is_one_on_times() -> None:
         ("graph<=base", "write graph==base"),
         ("graph==3", "write graph==base"),
         ("decode.graph_breaks==0", "omit 'decode'"),
+        ("decode[batch=4].graph==base", "not for a batch: write decode.graph==base"),
+        ("decode[batch=4].bricks==39", "not for a batch: write decode.bricks==39"),
+        ("UpProjection.calls==1", "graph==base compares the calls of each brick, bricks==39"),
         ("launches", "it has no <=, >= or =="),
     ],
 )
@@ -126,6 +129,29 @@ def test_two_recorded_steps_are_too_few(text: str) -> None:
     assert (found.outcome, found.said) == (Outcome.UNKNOWN, "2 recorded steps in the new run, of 3 needed")
 
 
+@pytest.mark.parametrize("text", ["bricks==6", "graph==base"])
+def test_a_phase_too_short_in_both_runs_is_a_remark_beside_others(text: str) -> None:
+    once = contents(phase(), phase(name="prefill", steps=1))
+    found = only(text, once, once)
+    assert (found.outcome, found.about) == (Outcome.HOLDS, "decode")
+    assert found.said.endswith("; prefill not judged: 1 recorded step, of 3 needed")
+    assert only(f"prefill.{text}", once, once).outcome is Outcome.UNKNOWN
+    alone = contents(phase(name="prefill", steps=1))
+    assert only(text, alone, alone).outcome is Outcome.UNKNOWN
+    often = contents(phase(), phase(name="prefill"))
+    assert [one.outcome for one in judged(text, once, often)] == [Outcome.HOLDS, Outcome.UNKNOWN]
+
+
+@pytest.mark.parametrize("text", ["bricks==6", "launches<=base", "graph==base"])
+def test_sampled_steps_are_said_beside_what_holds(text: str) -> None:
+    sampled = contents(replace(phase(steps=120), plain=120))
+    found = only(text, sampled, contents())
+    assert found.outcome is Outcome.HOLDS
+    assert found.said.endswith("; seen in the 120 recorded of 240 steps")
+    of_base = "; seen in the 120 recorded of 240 steps of the baseline"
+    assert only(text, contents(), sampled).said.endswith(of_base) is text.endswith("base")
+
+
 def test_a_graph_names_each_difference_and_says_what_was_equal() -> None:
     found = only("graph==base", COPIED, contents())
     assert (found.outcome, found.guilty) == (Outcome.BROKEN, "Layer 1 › DownProjection")
@@ -159,7 +185,9 @@ def test_a_phase_is_unknown_if_one_run_lacks_it_and_an_error_if_both_do() -> Non
     for base, now, whose in ((both, contents(), "new run"), (contents(), both, "baseline")):
         found = {one.about: one for one in judged("graph==base", now, base)}
         assert found["decode"].outcome is Outcome.HOLDS
-        assert found["prefill"].said == f"the {whose} has no recorded prefill step"
+        assert found["prefill"].said == (
+            f"the {whose} has no recorded prefill step; to judge one phase alone: decode.graph==base"
+        )
         assert found["prefill"].outcome is Outcome.UNKNOWN
     with pytest.raises(UsageError, match="there is no phase 'verify'; there are decode"):
         judged("verify.graph==base", contents(), contents())

@@ -128,7 +128,7 @@ def test_the_contents_of_steps_are_read_as_they_were_written(tmp_path: Path) -> 
     broken = Compiled(2, 1, (Break("Layer 1 › Activation", "call to print", 2),))
     of_kernels = contents(phase(layers(5)), conditions=(("Triton", "3.7"),))
     varying = PhaseContents(
-        "prefill", 4, {Piece(PieceKind.OPERATION, name="clone", dtype="int8"): (0, 3)}, {Total.H2D: (0, 0)}
+        "prefill", 4, {Piece(PieceKind.OPERATION, name="clone", dtype="int8"): (0, 3)}, {Total.H2D: (0, 0)}, 9
     )
     runs = [
         replace(run, contents=replace(of_kernels, compiled=broken)),
