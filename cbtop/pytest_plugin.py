@@ -238,6 +238,8 @@ def _reason(done: subprocess.CompletedProcess[str], exchange: Path) -> str:
     if done.returncode != UNTRUSTED or not (exchange / VERDICTS).exists():
         return ""
     diff = json.loads((exchange / VERDICTS).read_text(encoding="utf-8"))["diff"]
+    if diff is None:  # the new run could not be read
+        return "untrusted"
     if diff["base"]["untrusted"] or diff["now"]["untrusted"]:
         return "untrusted"
     return "different" if diff["not_comparable"] else "unsure"
