@@ -155,6 +155,11 @@ def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
             for one in slower
             if one.brick
         ]
+    if costly := _costly_new(part):
+        names = ", ".join(one.name for one in costly)
+        share = percent(100 * sum(one.delta_us for one in costly) / part.wall.now)
+        said = f"new: {names}, {share} of the time; the typical {part.unit} is not longer beyond noise"
+        return [Judged(rule, part.name, Outcome.UNKNOWN, said, names)]
     timed = [one for one in part.bricks if one.p50]
     findable = part.findable(part.bricks)
     if findable is None or (timed and all(one.is_below_resolution for one in timed)):
@@ -170,6 +175,17 @@ def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
         outcome = Outcome.UNKNOWN
         said += f"; too few base runs have enough calls of {', '.join(unknown)}"
     return [Judged(rule, part.name, outcome, said)]
+
+
+def _costly_new(part: PartDiff) -> list[PlaceDiff]:
+    """Return the new bricks if they take much of the time and explain the additional time of a unit.
+
+    A new brick in some steps does not make the typical step longer. A renamed or split brick adds no time.
+    """
+    gone_us = -sum(one.delta_us for one in part.bricks if one.verdict == "gone")
+    new_us = sum(one.delta_us for one in part.new)
+    is_costly = 100 * (new_us - gone_us) > BLIND_PERCENT * part.wall.now and part.wall.delta > new_us / 2
+    return part.new if is_costly else []
 
 
 def _unknown_bricks(part: PartDiff) -> list[str]:

@@ -324,6 +324,29 @@ def test_a_new_brick_is_guilty_where_a_token_takes_longer_for_it() -> None:
     assert "decode: no longer there: DownProjection" in diff(now, base).notes
 
 
+@pytest.mark.parametrize(
+    ("longer_us", "gone_us", "is_known"),
+    [(300.0, 0.0, False), (300.0, 300.0, True), (0.0, 0.0, True), (90.0, 0.0, True)],
+)
+def test_a_new_brick_in_some_steps_is_no_pass_if_it_takes_much_time(
+    longer_us: float, gone_us: float, *, is_known: bool
+) -> None:
+    """A typical step takes as long as before. A brick that was only renamed or split adds no time."""
+    (part,) = steady().parts
+    down = place_of(part, "DownProjection")
+    assert down.now
+    assert down.calls
+    time = replace(down.now.time, mean=longer_us or 300.0)
+    new = replace(down, before=None, now=replace(down.now, time=time), calls=replace(down.calls, is_new=True))
+    gone_time = replace(down.now.time, mean=gone_us)
+    gone = replace(down, before=replace(down.now, time=gone_time), now=None, calls=None)
+    wall = Change(2000.0, 2000.0 + longer_us, 500.0)
+    judged = gate_of(places=(*part.places, new, *([gone] if gone_us else [])), wall=wall)[BRICKS]
+    assert judged.outcome is (Outcome.HOLDS if is_known else Outcome.UNKNOWN)
+    if not is_known:
+        assert judged.said == "new: DownProjection, 13.0 % of the time; the typical token is not longer beyond noise"
+
+
 def test_a_phase_that_the_new_run_lacks_is_no_pass() -> None:
     base, now = made_run(1, STEADY), made_run(2, STEADY)
     (part,) = base.parts
