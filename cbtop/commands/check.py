@@ -524,7 +524,10 @@ def _written(judged: Sequence[Judged], found: RunDiff | None, name: str, baselin
 
     if name == "junit":
         run = found.now.name if found else ""
-        cases = [(one.about or run, one.rule, [] if one.passes else [report.line_of(one)], "") for one in judged]
+        cases = [
+            (one.about or run, one.rule, [] if one.passes else [report.line_of(one)], "", report.line_of(one))
+            for one in judged
+        ]
         return junit("cbtop check", [("thresholds", cases)]).rstrip("\n")
     if name == "sarif":
         beside = next(iter(baselines), found.now.name if found else "")  # file for rules without a file of their own

@@ -31,6 +31,7 @@ _TOO_WIDE = (
     "the interval is too wide to tell whether this is a change; use more or longer runs (--learn 6), "
     "or a threshold of your own, such as step.p50<=1.05x"
 )
+_BY_WEIGHT = (Outcome.HOLDS, Outcome.UNSURE, Outcome.UNKNOWN, Outcome.BROKEN)
 SCATTER_UNKNOWN = (
     f"fewer than {MIN_LEARNED} runs of the baseline do not show how runs vary; record more, as with --learn 6"
 )
@@ -89,7 +90,8 @@ def confirmed(first: Sequence[Judged], second: Sequence[Judged]) -> list[Judged]
     """Combine the default gate's results of two consecutive new runs.
 
     A rule is broken if both runs break it, even in different layers. If only one run breaks a rule, the rule is
-    unsure. If each run breaks a different rule, the result is unknown.
+    unsure. If each run breaks a different rule, the result is unknown. Each rule keeps only its worst results in each
+    part, so that no row contradicts another.
     """
     broken = [{(one.rule, one.brick) for one in run if one.outcome is Outcome.BROKEN} for run in (first, second)]
     both = broken[0] & broken[1]
@@ -97,12 +99,21 @@ def confirmed(first: Sequence[Judged], second: Sequence[Judged]) -> list[Judged]
     outcome, said = Outcome.UNSURE, "only in one of two runs"
     if all(broken) and not both:
         outcome, said = Outcome.UNKNOWN, f"{said}, and each is slower in a different place"
-    return [
+    results = [
         replace(one, outcome=outcome, said=f"{one.said}; {said}")
         if one.outcome is Outcome.BROKEN and (one.rule, one.brick) not in both
         else one
         for one in (*second, *once)
     ]
+    worst: dict[tuple[str, str], Outcome] = {}
+    for one in results:
+        worst[_rule_of(one)] = max(worst.get(_rule_of(one), one.outcome), one.outcome, key=_BY_WEIGHT.index)
+    return [one for one in results if one.outcome is worst[_rule_of(one)]]
+
+
+def _rule_of(one: Judged) -> tuple[str, str]:
+    """Return the rule and the part of a result."""
+    return one.rule, one.about.partition(": ")[0]
 
 
 def unconfirmed(first: Sequence[Judged], why: str) -> list[Judged]:
@@ -283,9 +294,11 @@ def _cause(part: PartDiff, more_us: float, between_steps_us: float) -> str:
 
 
 def _told(part: PartDiff, place: PlaceDiff) -> str:
+    """Return the change that decides about a slower place, and the figures that became larger with it."""
     if place.decisive is None:
         return f"new: {place.delta_us:+.1f} µs/{part.unit}"
-    beside = " relative to all others" if place.decisive is not place.change else ""
-    beside += f", {place.calls.text}" if place.calls and place.calls.text else ""
-    cost = f"{place.delta_us:+.1f} µs/{part.unit}{place.moved_by}"
-    return f"{ratio_text(place.decisive)}{beside}{calls_text(place, 'p50')}, {cost}"
+    said = ratio_text(place.decisive)
+    said += " relative to all others" if place.decisive is not place.change else ""
+    said += f", {place.calls.text}" if place.calls and place.calls.text else ""
+    said += calls_text(place, "p50") if place.p50 and place.p50.delta > 0 else ""
+    return f"{said}, {place.delta_us:+.1f} µs/{part.unit}" if place.delta_us > 0 else said

@@ -107,7 +107,8 @@ def _rows(judged: Sequence[Judged]) -> tuple[Table, list[str]]:
         own = _BETWEEN_CLAUSES.join([measured, *(clause for clause in clauses if counts[clause] == 1)])
         if shared := _BETWEEN_CLAUSES.join(clause for clause in clauses if counts[clause] > 1):
             own += f" {marks.setdefault(shared, f'[{len(marks) + 1}]')}"
-        rows.append((one.outcome.value, one.rule, one.about, own, one.guilty))
+        passes = f", {'passes' if one.passes else 'fails'}" if one.outcome is Outcome.UNSURE else ""
+        rows.append((f"{one.outcome.value}{passes}", one.rule, one.about, own, one.guilty))
     return rows, [f"{mark} {remark}" for remark, mark in marks.items()]
 
 

@@ -75,3 +75,18 @@ def test_every_format_agrees_with_the_exit_code(
     for name in ("text", "markdown"):
         assert f" {worst}" in text[name]
         assert not code or "hold\n" not in text[name].replace("*", "")
+
+
+@pytest.mark.parametrize("is_allowed", [True, False])
+def test_an_unsure_threshold_is_never_a_silent_pass(
+    runs: dict[str, Path], tmp_path: Path, *, is_allowed: bool
+) -> None:
+    wanted = [word for name in ("text", "junit") for word in ("--format", f"{name}={tmp_path / name}")]
+    allow = ["--allow-unsure"] if is_allowed else []
+    words = ["check", "step.p50<=1.001x", "--baseline", runs["base"], "--new", runs["same"], *wanted, *allow]
+    assert main([str(word) for word in words]) == (0 if is_allowed else 5)
+    ((case,),) = ET.fromstring((tmp_path / "junit").read_text())
+    (result,) = case
+    assert result.tag == ("system-out" if is_allowed else "failure")
+    assert "step.p50<=1.001x: unsure: " in (result.text or result.get("message", ""))
+    assert f"unsure, {'passes' if is_allowed else 'fails'}  step.p50" in (tmp_path / "text").read_text()

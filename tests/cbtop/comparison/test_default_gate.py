@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from cbtop.comparison.call_counts import CallsChange
 from cbtop.comparison.default_gate import confirmed, default_gate, known_to_scatter, unconfirmed
 from cbtop.comparison.items import BETWEEN_BRICKS, PlaceTimes
 from cbtop.comparison.judged import Judged, Outcome
@@ -501,7 +502,30 @@ def test_a_break_in_one_of_two_new_runs_is_unsure_and_in_both_is_broken() -> Non
         "D": (Outcome.UNKNOWN, "D: 1.2×"),
     }
     nothing = [said("A", Outcome.HOLDS)]
-    assert [one.outcome for one in confirmed(first, nothing)] == [Outcome.HOLDS, Outcome.UNSURE, Outcome.UNSURE]
+    assert [one.outcome for one in confirmed(first, nothing)] == [Outcome.UNSURE, Outcome.UNSURE]
+
+
+def test_two_new_runs_give_no_two_rows_that_contradict_each_other() -> None:
+    def said(about: str, outcome: Outcome, brick: str = "") -> Judged:
+        return Judged("no brick slower", about, outcome, "said", brick=brick)
+
+    first = [said("decode: A in Layer 2", Outcome.BROKEN, "A"), said("prefill", Outcome.HOLDS)]
+    second = [said("decode", Outcome.HOLDS), said("prefill", Outcome.HOLDS)]
+    rows = {(one.about, one.outcome) for one in confirmed(first, second)}
+    assert rows == {("decode: A in Layer 2", Outcome.UNSURE), ("prefill", Outcome.HOLDS)}
+
+
+def test_a_slower_brick_shows_no_figure_that_became_smaller() -> None:
+    (part,) = steady().parts
+    down = place_of(part, "DownProjection")
+    assert down.before
+    assert down.now
+    change = Change(100.0, 110.0, 300.0, own=Change(100.0, 231.9, 97.0))
+    calls = CallsChange(1.0, 2.0, 0.0, is_exact=True)
+    now = replace(down.now, time=replace(down.now.time, mean=down.before.time.mean - 21.4))
+    place = replace(down, change=change, calls=calls, p50=Change(150.0, 120.1, 1.0), now=now)
+    judged = gate_of(places=tuple(place if one.name == place.name else one for one in part.places))[BRICKS]
+    assert judged.said == "2.319× ± 0.970 relative to all others, 2 calls a step instead of 1"
 
 
 def test_where_each_of_two_new_runs_breaks_something_else_neither_is_known() -> None:
