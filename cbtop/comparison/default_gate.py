@@ -46,7 +46,7 @@ def default_gate(found: RunDiff) -> list[Judged]:
     for part in found.parts:
         of_part = _of_part(found, part)
         judged += known_to_scatter(of_part, part.before.runs) if part.before.runs < found.base.runs else of_part
-    judged += [_rate_is_no_lower(one) for one in found.rates if not _may_be_the_machine(found, one)]
+    judged += [_rate_is_no_lower(found, one) for one in found.rates if not _may_be_the_machine(found, one)]
     judged += [
         Judged(f"{phase}: is compared", phase, Outcome.UNKNOWN, _not_compared(found, phase))
         for phase in found.not_judged
@@ -230,7 +230,7 @@ def _more_failed(part: PartDiff) -> Judged:
     return Judged(f"{part.phase}: no more steps that fail", part.name, Outcome.UNKNOWN, said)
 
 
-def _rate_is_no_lower(rate: RateDiff) -> Judged:
+def _rate_is_no_lower(found: RunDiff, rate: RateDiff) -> Judged:
     """Judge the rate of a phase in the wall-clock time of the whole run, with waits and the steps of other phases."""
     rule = f"{rate.phase}: no fewer {rate.unit} beyond noise"
     at = f" at {count(rate.cached)} positions cached" if rate.cached is not None else ""
@@ -243,7 +243,7 @@ def _rate_is_no_lower(rate: RateDiff) -> Judged:
     if rate.is_lower_in_the_mean:
         why = f"fewer than half became longer ({_cause_of_rate(rate)})"
         if rate.is_by_others:
-            why = "other phases, or another mix of batches, took the time"
+            why = f"{_other_causes(found, rate)} took the time"
         said += f"; but the typical step is as long as before: {why}"
         return Judged(rule, rate.phase, Outcome.UNKNOWN if is_far else Outcome.UNSURE, said)
     # Pauses by other programs make this interval wide on any machine. So the result is only `unknown` if more time is
@@ -254,7 +254,19 @@ def _rate_is_no_lower(rate: RateDiff) -> Judged:
     findable = findable_percent(change)
     is_blind = findable is None or findable > MAX_BLIND_PERCENT
     is_unsure = is_blind or longer_percent > change.least_percent
+    if is_unsure:
+        said += f"; {_TOO_WIDE}"
     return Judged(rule, rate.phase, Outcome.UNSURE if is_unsure else Outcome.HOLDS, said)
+
+
+def _other_causes(found: RunDiff, rate: RateDiff) -> str:
+    """Return what else the new run has besides typical steps of the phase."""
+    phases = [one.phase for one in found.now.parts] + [one.phase for one in found.now.too_short]
+    warm_up = sum(one.warm_up for one in found.now.parts if one.phase == rate.phase)
+    causes = ["other phases"] if set(phases) - {rate.phase} else []
+    causes += ["another mix of batches"] if phases.count(rate.phase) > 1 else []
+    causes += [f"the {counted(warm_up, 'step')} left out as warm-up"] if warm_up else []
+    return " or ".join(causes) or "waits outside the compared steps"
 
 
 def _cause_of_rate(rate: RateDiff) -> str:
