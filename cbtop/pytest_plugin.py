@@ -259,6 +259,8 @@ def _reason(done: subprocess.CompletedProcess[str], exchange: Path) -> str:
         return ""
     document = json.loads((exchange / VERDICTS).read_text(encoding="utf-8"))
     diff = document["diff"]
+    if diff is None:  # the new run could not be read
+        return "untrusted"
     if any(side["untrusted"] for side in (diff["base"], diff["now"]) if side):  # without a baseline, base is null
         return "untrusted"
     if diff["not_comparable"]:

@@ -141,9 +141,13 @@ def run(options: argparse.Namespace) -> int:
     needs_base |= any(is_about_base(one) for one in structural)
     if not options.baseline and needs_base:
         raise UsageError("there is no baseline; pass --baseline BASE, or only thresholds without x or base")
-    bases = [one for where in options.baseline for one in _runs_of_base(where, options)]
     again = None if options.new is not None else partial(_run_of, options, "the second run")
-    news = runs_of(options.new, options) if options.new is not None else [_run_of(options)]
+    try:
+        bases = [one for where in options.baseline for one in _runs_of_base(where, options)]
+        news = runs_of(options.new, options) if options.new is not None else [_run_of(options)]
+    except (CbtopError, ProtocolError, OSError) as error:
+        _end_without_run(options, error)
+        raise
     known = _judged_structure(structural, bases, news)
     if structural and not (thresholds or by_contract):
         return _gate_of_structure(known, bases or news, news, options)
@@ -197,6 +201,7 @@ def gate(
     """
     from cbtop.comparison.causes import with_causes
     from cbtop.comparison.default_gate import default_gate, known_to_scatter
+    from cbtop.comparison.judged import only_if_trusted
     from cbtop.comparison.threshold_grammar import LOSS
     from cbtop.comparison.thresholds import judge, of_contracts
     from cbtop.reports.gate import summary
@@ -221,10 +226,10 @@ def gate(
             besides = _allowed(_besides(found, by_definition=by_definition), options)
     if bases is not news:
         judged = with_causes(judged, found)
-    judged = [*known, *judged, *besides]
+    judged = only_if_trusted([*known, *judged, *besides], found)
     if bases is not news:
         _warn_of_few(len(bases), judged, has_thresholds=bool(thresholds) or by_contract)
-    _end(judged, found, options, _error_of(judged, found))
+    _end(judged, found, options, _error_of(judged))
     return 0
 
 
@@ -255,12 +260,10 @@ def _confirmed(
     return confirmed(judged, default_gate(second)), second
 
 
-def _error_of(judged: Sequence[Judged], found: RunDiff) -> CbtopError | None:
+def _error_of(judged: Sequence[Judged]) -> CbtopError | None:
     """Return the error that sets the exit code, or None if the gate passes."""
     from cbtop.reports.gate import summary
 
-    if untrusted := found.base.untrusted or found.now.untrusted:
-        return UntrustedError(untrusted)
     if _is_broken(judged):
         return FailedCheckError(summary(judged))
     if not all(one.passes for one in judged):
@@ -293,11 +296,12 @@ def _gate_of_structure(
     judged: Sequence[Judged], bases: Sequence[Run], news: Sequence[Run], options: argparse.Namespace
 ) -> int:
     """Report results that do not depend on times. So the runs need not be comparable or long."""
+    from cbtop.comparison.judged import only_if_trusted
     from cbtop.comparison.run_diff import RunDiff
 
     found = RunDiff(bases[0], news[0])
-    judged = [*judged, *_besides(found, by_definition=False)]
-    _end(judged, found, options, _error_of(judged, found))
+    judged = only_if_trusted([*judged, *_besides(found, by_definition=False)], found)
+    _end(judged, found, options, _error_of(judged))
     return 0
 
 
@@ -475,6 +479,17 @@ def _run_of(options: argparse.Namespace, name: str = "the new run") -> Run:
     return run_of_command([*under, *options.command], repr(shlex.join(options.command)), options, name)
 
 
+def _end_without_run(options: argparse.Namespace, error: Exception) -> None:
+    """Write into every file why there is no run to judge, so that no file of an earlier check is left to be read."""
+    from cbtop.comparison.judged import Judged, Outcome
+
+    files = [(name, file) for name, file in options.format or () if file is not None]
+    try:
+        _write([Judged("judged", "", Outcome.UNKNOWN, str(error))], None, files, options.baseline)
+    except UsageError as unwritten:
+        sys.stderr.write(f"cbtop: {unwritten}\n")
+
+
 def _end(judged: Sequence[Judged], found: RunDiff, options: argparse.Namespace, error: BaseException | None) -> None:
     """Write the result in every format, then raise `error`, if there is one.
 
@@ -482,7 +497,7 @@ def _end(judged: Sequence[Judged], found: RunDiff, options: argparse.Namespace, 
     error, raises UsageError for it.
     """
     try:
-        _write(judged, found, options)
+        _write(judged, found, options.format or [("text", None)], options.baseline)
     except UsageError as unwritten:
         if error is None:
             raise
@@ -491,12 +506,16 @@ def _end(judged: Sequence[Judged], found: RunDiff, options: argparse.Namespace, 
         raise error
 
 
-def _write(judged: Sequence[Judged], found: RunDiff, options: argparse.Namespace) -> None:
+def _write(
+    judged: Sequence[Judged],
+    found: RunDiff | None,
+    formats: Sequence[tuple[str, Path | None]],
+    baselines: Sequence[str],
+) -> None:
     """Write the result in every format. Raises UsageError if files cannot be written, after writing all others."""
-    formats: list[tuple[str, Path | None]] = options.format or [("text", None)]
     unwritten = []
     for name, file in sorted(formats, key=lambda one: one[1] is None):  # files first: a pipe may be closed
-        text = _written(judged, found, name, options.baseline) + "\n"
+        text = _written(judged, found, name, baselines) + "\n"
         if file is None:
             sys.stdout.write(text)
             sys.stdout.flush()
@@ -514,20 +533,22 @@ def _format(text: str) -> tuple[str, Path | None]:
     return one_of("format", FORMATS)(name), Path(file) if file else None
 
 
-def _written(judged: Sequence[Judged], found: RunDiff, name: str, baselines: Sequence[str]) -> str:
+def _written(judged: Sequence[Judged], found: RunDiff | None, name: str, baselines: Sequence[str]) -> str:
     from cbtop.reports import gate as report
 
     if name == "junit":
+        run = found.now.name if found else ""
         cases = [
-            (one.about or found.now.name, one.rule, [] if one.passes else [report.line_of(one)], "") for one in judged
+            (one.about or run, one.rule, [] if one.passes else [report.line_of(one)], "", report.line_of(one))
+            for one in judged
         ]
         return junit("cbtop check", [("thresholds", cases)]).rstrip("\n")
     if name == "sarif":
-        beside = next(iter(baselines), found.now.name)  # file for rules without a file of their own
+        beside = next(iter(baselines), found.now.name if found else "")  # file for rules without a file of their own
         rules = {one.rule: SarifRule(one.rule, one.rule, one.where[0] or beside, one.where[1]) for one in judged}
         failures = [Failure(rules[one.rule], report.line_of(one)) for one in judged if not one.passes]
         return sarif(list(rules.values()), failures).rstrip("\n")
-    writers: dict[str, Callable[[Sequence[Judged], RunDiff], str]] = {
+    writers: dict[str, Callable[[Sequence[Judged], RunDiff | None], str]] = {
         "text": report.gate_text,
         "markdown": report.gate_markdown,
         "json": report.gate_json,

@@ -210,6 +210,7 @@ def _junit(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
             _name(one),
             [*one.failed, *_met(one), *(f"does not notice {fault}" for fault in one.missed)],
             "",
+            "",
         )
         for one in kernels
     ]
@@ -219,6 +220,7 @@ def _junit(kernels: Sequence[Verified], model: Sequence[CheckResult]) -> str:
             f"{one.assertion} ({one.note})",
             [] if one.passed else _met(one) or [f"error {_error(one)} of {one.tolerance}"],
             one.skipped,
+            "",
         )
         for one in model
     ]

@@ -14,7 +14,7 @@ from math import isclose, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.comparison.noise import LEAST_PERCENT, Figure, change, figures, telling_blocks
+from cbtop.comparison.noise import CONFIDENCE, LEAST_PERCENT, Figure, change, figures, telling_blocks
 from cbtop.units import number
 
 _SAME = 1e-9  # relative difference of two numbers that only differ by rounding
@@ -27,13 +27,15 @@ _USUAL_OVER_MEDIAN = 1.4826  # of the absolute value of a normal variable: its s
 class CallsChange:
     """The change of the number of calls per step. Chance moves it by at most `half`.
 
-    `is_exact`: in both runs, every block of steps calls equally often.
+    `is_exact`: in both runs, every block of steps calls equally often. `is_new`: only the new run calls the place, so
+    often that it is not chance.
     """
 
     before: float
     now: float
     half: float
     is_exact: bool = False
+    is_new: bool = False
 
     @property
     def ratio(self) -> float | None:
@@ -46,6 +48,8 @@ class CallsChange:
     @property
     def is_beyond_noise(self) -> bool:
         moved = abs(self.now - self.before)
+        if self.is_new:
+            return True
         if self.is_exact:
             return not isclose(self.now, self.before, rel_tol=_SAME)
         return moved > self.half and moved > LEAST_PERCENT / 100 * max(self.before, self.now)
@@ -102,6 +106,21 @@ def calls_change(before: Figure | None, now: Figure | None, compared: int) -> Ca
     before, now = before or _none(known), now or _none(known)
     is_exact = not any((before.error, before.scatter, now.error, now.scatter))
     return CallsChange(before.mean, now.mean, change(before, now, compared).half, is_exact)
+
+
+def new_calls(now: Figure, compared: int, steps: tuple[int, int]) -> CallsChange:
+    """Return the change of a place that only the new run calls. `steps` are the steps of the baseline and of now.
+
+    If chance decided which steps call it, each independent group of calls would fall into either run in proportion to
+    its steps.
+    """
+    found = calls_change(None, now, compared)
+    if found.is_exact:
+        return found
+    groups = now.blocks if not now.error else min(now.blocks, (now.mean / now.error) ** 2)
+    chance = (steps[1] / sum(steps)) ** groups
+    is_new = chance < (1 - CONFIDENCE) / compared
+    return replace(found, half=found.half if is_new else max(found.half, found.now), is_new=is_new)
 
 
 def _none(known: Figure) -> Figure:

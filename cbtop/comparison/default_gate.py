@@ -31,6 +31,7 @@ _TOO_WIDE = (
     "the interval is too wide to tell whether this is a change; use more or longer runs (--learn 6), "
     "or a threshold of your own, such as step.p50<=1.05x"
 )
+_BY_WEIGHT = (Outcome.HOLDS, Outcome.UNSURE, Outcome.UNKNOWN, Outcome.BROKEN)
 SCATTER_UNKNOWN = (
     f"fewer than {MIN_LEARNED} runs of the baseline do not show how runs vary; record more, as with --learn 6"
 )
@@ -45,7 +46,7 @@ def default_gate(found: RunDiff) -> list[Judged]:
     for part in found.parts:
         of_part = _of_part(found, part)
         judged += known_to_scatter(of_part, part.before.runs) if part.before.runs < found.base.runs else of_part
-    judged += [_rate_is_no_lower(one) for one in found.rates if not _may_be_the_machine(found, one)]
+    judged += [_rate_is_no_lower(found, one) for one in found.rates if not _may_be_the_machine(found, one)]
     judged += [
         Judged(f"{phase}: is compared", phase, Outcome.UNKNOWN, _not_compared(found, phase))
         for phase in found.not_judged
@@ -89,7 +90,8 @@ def confirmed(first: Sequence[Judged], second: Sequence[Judged]) -> list[Judged]
     """Combine the default gate's results of two consecutive new runs.
 
     A rule is broken if both runs break it, even in different layers. If only one run breaks a rule, the rule is
-    unsure. If each run breaks a different rule, the result is unknown.
+    unsure. If each run breaks a different rule, the result is unknown. Each rule keeps only its worst results in each
+    part, so that no row contradicts another.
     """
     broken = [{(one.rule, one.brick) for one in run if one.outcome is Outcome.BROKEN} for run in (first, second)]
     both = broken[0] & broken[1]
@@ -97,12 +99,21 @@ def confirmed(first: Sequence[Judged], second: Sequence[Judged]) -> list[Judged]
     outcome, said = Outcome.UNSURE, "only in one of two runs"
     if all(broken) and not both:
         outcome, said = Outcome.UNKNOWN, f"{said}, and each is slower in a different place"
-    return [
+    results = [
         replace(one, outcome=outcome, said=f"{one.said}; {said}")
         if one.outcome is Outcome.BROKEN and (one.rule, one.brick) not in both
         else one
         for one in (*second, *once)
     ]
+    worst: dict[tuple[str, str], Outcome] = {}
+    for one in results:
+        worst[_rule_of(one)] = max(worst.get(_rule_of(one), one.outcome), one.outcome, key=_BY_WEIGHT.index)
+    return [one for one in results if one.outcome is worst[_rule_of(one)]]
+
+
+def _rule_of(one: Judged) -> tuple[str, str]:
+    """Return the rule and the part of a result."""
+    return one.rule, one.about.partition(": ")[0]
 
 
 def unconfirmed(first: Sequence[Judged], why: str) -> list[Judged]:
@@ -155,6 +166,11 @@ def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
             for one in slower
             if one.brick
         ]
+    if costly := _costly_new(part):
+        names = ", ".join(one.name for one in costly)
+        share = percent(100 * sum(one.delta_us for one in costly) / part.wall.now)
+        said = f"new: {names}, {share} of the time; the typical {part.unit} is not longer beyond noise"
+        return [Judged(rule, part.name, Outcome.UNKNOWN, said, names)]
     timed = [one for one in part.bricks if one.p50]
     findable = part.findable(part.bricks)
     if findable is None or (timed and all(one.is_below_resolution for one in timed)):
@@ -170,6 +186,17 @@ def _bricks_are_no_slower(part: PartDiff) -> list[Judged]:
         outcome = Outcome.UNKNOWN
         said += f"; too few base runs have enough calls of {', '.join(unknown)}"
     return [Judged(rule, part.name, outcome, said)]
+
+
+def _costly_new(part: PartDiff) -> list[PlaceDiff]:
+    """Return the new bricks if they take much of the time and explain the additional time of a unit.
+
+    A new brick in some steps does not make the typical step longer. A renamed or split brick adds no time.
+    """
+    gone_us = -sum(one.delta_us for one in part.bricks if one.verdict == "gone")
+    new_us = sum(one.delta_us for one in part.new)
+    is_costly = 100 * (new_us - gone_us) > BLIND_PERCENT * part.wall.now and part.wall.delta > new_us / 2
+    return part.new if is_costly else []
 
 
 def _unknown_bricks(part: PartDiff) -> list[str]:
@@ -203,7 +230,7 @@ def _more_failed(part: PartDiff) -> Judged:
     return Judged(f"{part.phase}: no more steps that fail", part.name, Outcome.UNKNOWN, said)
 
 
-def _rate_is_no_lower(rate: RateDiff) -> Judged:
+def _rate_is_no_lower(found: RunDiff, rate: RateDiff) -> Judged:
     """Judge the rate of a phase in the wall-clock time of the whole run, with waits and the steps of other phases."""
     rule = f"{rate.phase}: no fewer {rate.unit} beyond noise"
     at = f" at {count(rate.cached)} positions cached" if rate.cached is not None else ""
@@ -216,7 +243,7 @@ def _rate_is_no_lower(rate: RateDiff) -> Judged:
     if rate.is_lower_in_the_mean:
         why = f"fewer than half became longer ({_cause_of_rate(rate)})"
         if rate.is_by_others:
-            why = "other phases, or another mix of batches, took the time"
+            why = f"{_other_causes(found, rate)} took the time"
         said += f"; but the typical step is as long as before: {why}"
         return Judged(rule, rate.phase, Outcome.UNKNOWN if is_far else Outcome.UNSURE, said)
     # Pauses by other programs make this interval wide on any machine. So the result is only `unknown` if more time is
@@ -227,7 +254,19 @@ def _rate_is_no_lower(rate: RateDiff) -> Judged:
     findable = findable_percent(change)
     is_blind = findable is None or findable > MAX_BLIND_PERCENT
     is_unsure = is_blind or longer_percent > change.least_percent
+    if is_unsure:
+        said += f"; {_TOO_WIDE}"
     return Judged(rule, rate.phase, Outcome.UNSURE if is_unsure else Outcome.HOLDS, said)
+
+
+def _other_causes(found: RunDiff, rate: RateDiff) -> str:
+    """Return what else the new run has besides typical steps of the phase."""
+    phases = [one.phase for one in found.now.parts] + [one.phase for one in found.now.too_short]
+    warm_up = sum(one.warm_up for one in found.now.parts if one.phase == rate.phase)
+    causes = ["other phases"] if set(phases) - {rate.phase} else []
+    causes += ["another mix of batches"] if phases.count(rate.phase) > 1 else []
+    causes += [f"the {counted(warm_up, 'step')} left out as warm-up"] if warm_up else []
+    return " or ".join(causes) or "waits outside the compared steps"
 
 
 def _cause_of_rate(rate: RateDiff) -> str:
@@ -267,9 +306,11 @@ def _cause(part: PartDiff, more_us: float, between_steps_us: float) -> str:
 
 
 def _told(part: PartDiff, place: PlaceDiff) -> str:
+    """Return the change that decides about a slower place, and the figures that became larger with it."""
     if place.decisive is None:
         return f"new: {place.delta_us:+.1f} µs/{part.unit}"
-    beside = " relative to all others" if place.decisive is not place.change else ""
-    beside += f", {place.calls.text}" if place.calls and place.calls.text else ""
-    cost = f"{place.delta_us:+.1f} µs/{part.unit}{place.moved_by}"
-    return f"{ratio_text(place.decisive)}{beside}{calls_text(place, 'p50')}, {cost}"
+    said = ratio_text(place.decisive)
+    said += " relative to all others" if place.decisive is not place.change else ""
+    said += f", {place.calls.text}" if place.calls and place.calls.text else ""
+    said += calls_text(place, "p50") if place.p50 and place.p50.delta > 0 else ""
+    return f"{said}, {place.delta_us:+.1f} µs/{part.unit}" if place.delta_us > 0 else said

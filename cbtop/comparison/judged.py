@@ -53,6 +53,18 @@ def must_be_sure(judged: Sequence[Judged]) -> list[Judged]:
     ]
 
 
+def only_if_trusted(judged: Sequence[Judged], found: RunDiff) -> list[Judged]:
+    """Return the results if both runs can be trusted. Otherwise nothing is broken, and the first result says why."""
+    untrusted = found.base.untrusted or found.now.untrusted
+    if not untrusted:
+        return list(judged)
+    first = Judged("trusted", found.now.name, Outcome.UNKNOWN, untrusted)
+    return [
+        first,
+        *(replace(one, outcome=Outcome.UNKNOWN) if one.outcome is Outcome.BROKEN else one for one in judged),
+    ]
+
+
 def not_in_baseline(found: RunDiff, rule: str = "") -> list[Judged]:
     """Return results for parts that only the new run has, if they take much of the new run's time."""
     if found.alone_percent <= BLIND_PERCENT:

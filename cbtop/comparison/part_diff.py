@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import inf, isclose, sqrt
 from statistics import NormalDist, median
 
-from cbtop.comparison.call_counts import CallsChange, calls_change, looks
+from cbtop.comparison.call_counts import CallsChange, calls_change, looks, new_calls
 from cbtop.comparison.comparison import ALIKE, PlaceChange, slower
 from cbtop.comparison.drift import Drift, drift_of
 from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, PlaceTimes
@@ -282,10 +282,10 @@ def part_diff(before: StepGroup, now: StepGroup, base: Run, new: Run, compared: 
     old_names = renamed(befores, afters, base.kernels, new.kernels, compared)
     resolution_us = max(run.clock_resolution_us or 0.0 for run in (base, new))
     shared = shared_ratio(befores, afters)
-    units = before.units_a_step, now.units_a_step
+    units, steps = (before.units_a_step, now.units_a_step), (before.steps, now.steps)
     places: list[PlaceDiff] = []
     for place, was_called in _pairs(befores, afters, old_names):
-        found = _place(place, was_called, befores, afters, compared, resolution_us, shared, units)
+        found = _place(place, was_called, befores, afters, compared, resolution_us, shared, units, steps)
         if place[0] and was_called != place and was_called[0]:
             found = replace(found, renamed_from=was_called[0][0])
         if place[0] and not place[1] and found.before and found.now and was_called[0]:
@@ -293,7 +293,7 @@ def part_diff(before: StepGroup, now: StepGroup, base: Run, new: Run, compared: 
             if kernels[0] != kernels[1]:
                 found = replace(found, kernels=kernels)
         places.append(found)
-    step = _place(WHOLE_STEP, WHOLE_STEP, befores, afters, parts * _OF_PART, 0.0, None, units)
+    step = _place(WHOLE_STEP, WHOLE_STEP, befores, afters, parts * _OF_PART, 0.0, None, units, steps)
     walls = [_moved_wall(part.wall_us, off) for part, off in zip((before, now), at, strict=True)]
     insides = [_shifted(part.inside_us, off).mean for part, off in zip((before, now), at, strict=True)]
     return PartDiff(
@@ -342,13 +342,16 @@ def _place(
     resolution_us: float,
     shared: float | None,
     units: tuple[float, float],
+    steps: tuple[int, int],
 ) -> PlaceDiff:
-    """Return the change of a place. `units` has the units of a step in both runs."""
+    """Return the change of a place. `units` has the units of a step in both runs, and `steps` their steps."""
     brick, layer = place
     before, now = befores.get(was_called), afters.get(place)
     if before is None or now is None:
         then, is_now = (one.calls if one else None for one in (before, now))
         calls = calls_change(then, is_now, compared) if then or is_now else None
+        if before is None and is_now:
+            calls = new_calls(is_now, compared, steps)
         return PlaceDiff(brick, layer, before, now, calls=calls)
     mean = change(before.time, now.time, compared)
     move = place_change(befores, afters, place, compared, shared, units[0], was_called)

@@ -49,15 +49,15 @@ def tail_text(tail: Tail) -> str:
 def _drifts_no_more(part: PartDiff, drift: Drift) -> Judged:
     rule, said = f"{part.phase}: no more drift beyond noise", drift_text(part, drift)
     if drift.is_slower:
-        return Judged(rule, part.phase, Outcome.BROKEN, said, "drift inside the run")
+        return Judged(rule, part.name, Outcome.BROKEN, said, "drift inside the run")
     if drift.percent > FAR_PERCENT:
         return Judged(
-            rule, part.phase, Outcome.UNKNOWN, f"{said}; the interval is too wide to tell whether this is chance"
+            rule, part.name, Outcome.UNKNOWN, f"{said}; the interval is too wide to tell whether this is chance"
         )
     findable = findable_percent(drift.change)
     is_unsure = drift.percent > LEAST_PERCENT or (drift.percent > 0 and drift.change.delta > drift.change.half)
     is_blind = findable is None or findable > MAX_BLIND_PERCENT
-    return Judged(rule, part.phase, Outcome.UNSURE if is_unsure or is_blind else Outcome.HOLDS, said)
+    return Judged(rule, part.name, Outcome.UNSURE if is_unsure or is_blind else Outcome.HOLDS, said)
 
 
 def _tails_are_no_longer(part: PartDiff, tails: Sequence[Tail]) -> list[tuple[Judged, int]]:
@@ -67,7 +67,7 @@ def _tails_are_no_longer(part: PartDiff, tails: Sequence[Tail]) -> list[tuple[Ju
     said, outcome = f"none of {len(tails)} is", Outcome.HOLDS
     if median(findable_percent(tail.change) or inf for tail in tails) > MAX_BLIND_PERCENT:
         said, outcome = f"{said}; but in most not even one twice as long would have been found", Outcome.UNSURE
-    return [(Judged(rule, part.phase, outcome, said), tails[0].base_runs)]
+    return [(Judged(rule, part.name, outcome, said), tails[0].base_runs)]
 
 
 def _longer(rule: str, part: PartDiff, tail: Tail) -> Judged:

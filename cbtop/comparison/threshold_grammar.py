@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from math import inf
 
 from cbtop.errors import UsageError
@@ -109,6 +110,8 @@ def _check(text: str, names: Sequence[str], layer: str, figure: str, sign: str, 
         wrong = f"{name} is a number or a multiple of the baseline: write {name}>=40 or {name}>=0.97x"
     elif not is_loss and name not in (UNATTRIBUTED, *RATES) and unit not in ("x", *UNITS):
         wrong = f"expected a time or a multiple of the baseline: write {name}.p50<=12us or {name}.p50<=1.05x"
+        if rate := get_close_matches(name, RATES, 1):
+            wrong = f"there is no figure {name}; did you mean {rate[0]}?"
     elif layer and (is_loss or name in (UNATTRIBUTED, *RATES, STEP)):
         wrong = f"{name} covers all layers: omit @{layer}"
     elif sign == "==" and not is_loss:

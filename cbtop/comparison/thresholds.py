@@ -16,10 +16,11 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from cbtop.comparison.batches import batches_text, has_batch
-from cbtop.comparison.items import BETWEEN_BRICKS, Brick
+from cbtop.comparison.items import BETWEEN_BRICKS, Brick, PlaceTimes
 from cbtop.comparison.judged import Judged, Outcome, about_place, calls_text, not_in_baseline
 from cbtop.comparison.noise import Change, half_of
 from cbtop.comparison.part_diff import PartDiff, PlaceDiff
+from cbtop.comparison.quantiles import MIN_BEYOND
 from cbtop.comparison.rate_measures import NO_TOKENS, batch_measure, phase_measure, shown_rates
 from cbtop.comparison.run_diff import RunDiff
 from cbtop.comparison.threshold_grammar import (
@@ -219,7 +220,7 @@ def _of_place(threshold: Threshold, part: PartDiff, place: PlaceDiff, found: Run
     if place.brick and side is None:
         return Judged(threshold.text, about, Outcome.UNKNOWN, "the new run does not have it", where=threshold.where)
     if figure is None:
-        why = "there are too few calls"
+        why = _too_few_calls(threshold, part, side)
         return Judged(threshold.text, about, Outcome.UNKNOWN, why, where=threshold.where)
     resolution_us = max(run.clock_resolution_us or 0.0 for run in (found.base, found.now))
     off_us = 0.0 if threshold.figure == "per_token" else READINGS_OFF * resolution_us
@@ -236,6 +237,15 @@ def _of_place(threshold: Threshold, part: PartDiff, place: PlaceDiff, found: Run
     half = half_of(figure, compared) + off_us
     said = f"{duration(figure.mean)} ± {duration(half)}"
     return _judged(threshold, about, (figure.mean - half, figure.mean + half), limit, said, _guilty(part, place))
+
+
+def _too_few_calls(threshold: Threshold, part: PartDiff, side: PlaceTimes | None) -> str:
+    """Return why a quantile is not known: its number of calls and the needed number, if that is the reason."""
+    calls = round(side.calls.mean * part.now.steps) if side and side.calls else 0
+    needed = round(MIN_BEYOND / (0.01 if threshold.figure == "p99" else 0.5))
+    if 0 < calls < needed:
+        return f"there are too few calls for a {threshold.figure}: {calls} of {needed} needed; use a longer run"
+    return "there are too few calls; use a longer run"
 
 
 def _judged(
@@ -302,4 +312,6 @@ def _no_such(threshold: Threshold, what: str, name: str, known: Sequence[str]) -
     nearest = next(iter(get_close_matches(name, known)), "")
     hint = f"did you mean {nearest}? " if nearest else ""
     there = ", ".join(dict.fromkeys(known)) or "none"
+    if what == "phase" and name in ("decode", "prefill") and "forward" in known:
+        there += ", because a model called without a cache has forward steps: pass a cache, or write forward"
     return UsageError(f"threshold {threshold.text!r}: there is no {what} {name!r}; {hint}there are {there}")

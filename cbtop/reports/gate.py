@@ -17,13 +17,15 @@ SCHEMA = "cbtop.check/1"
 _BETWEEN_CLAUSES = "; "  # in `Judged.said`
 
 
-def gate_text(judged: Sequence[Judged], found: RunDiff) -> str:
+def gate_text(judged: Sequence[Judged], found: RunDiff | None) -> str:
     """Return the text for terminals and logs: the verdicts, then the whole comparison if one of them is broken.
 
-    Without a baseline, the figures of the run take the place of the comparison.
+    Without a baseline, the figures of the run take the place of the comparison. `found` is None without a run.
     """
     rows, remarks = _rows(judged)
     lines = [table(rows, left=4), *remarks, "", tally(judged)]
+    if found is None:
+        return "\n".join(lines)
     found = _without_repetition(found, judged)
     if any(one.outcome is Outcome.BROKEN for one in judged) and found.parts:
         lines += ["", diff_text(found, with_verdicts=False) if found.has_baseline else run_text(found)]
@@ -32,19 +34,19 @@ def gate_text(judged: Sequence[Judged], found: RunDiff) -> str:
     return "\n".join(lines)
 
 
-def gate_markdown(judged: Sequence[Judged], found: RunDiff) -> str:
+def gate_markdown(judged: Sequence[Judged], found: RunDiff | None) -> str:
     """Return the Markdown summary of a CI step."""
     rows, remarks = _rows(judged)
     lines = ["## cbtop check", "", f"**{escaped(tally(judged))}**", "", *markdown_table(rows)]
     for remark in remarks:
         lines += ["", escaped(remark)]
-    if not found.why_not:  # otherwise the only verdict has the reason
+    if found is not None and not found.why_not:  # otherwise the only verdict has the reason
         shown = _without_repetition(found, judged)
         lines += ["", diff_markdown(shown, with_verdicts=False) if shown.has_baseline else run_markdown(shown)]
     return "\n".join(lines)
 
 
-def gate_json(judged: Sequence[Judged], found: RunDiff) -> str:
+def gate_json(judged: Sequence[Judged], found: RunDiff | None) -> str:
     """Return every verdict and the comparison as JSON."""
     verdicts = []
     for one in judged:
@@ -52,11 +54,12 @@ def gate_json(judged: Sequence[Judged], found: RunDiff) -> str:
         del fields["must_be_sure"]
         verdicts.append(fields)
     passed = all(one.passes for one in judged)
-    document = {"schema": SCHEMA, "passed": passed, "verdicts": verdicts, "diff": diff_fields(found)}
+    diff = None if found is None else diff_fields(found)
+    document = {"schema": SCHEMA, "passed": passed, "verdicts": verdicts, "diff": diff}
     return json.dumps(document, allow_nan=False)
 
 
-def gate_github(judged: Sequence[Judged], found: RunDiff) -> str:
+def gate_github(judged: Sequence[Judged], found: RunDiff | None) -> str:
     """Return workflow commands, at least one line. GitHub shows them next to the commit."""
     lines = []
     for one in judged:
@@ -104,7 +107,8 @@ def _rows(judged: Sequence[Judged]) -> tuple[Table, list[str]]:
         own = _BETWEEN_CLAUSES.join([measured, *(clause for clause in clauses if counts[clause] == 1)])
         if shared := _BETWEEN_CLAUSES.join(clause for clause in clauses if counts[clause] > 1):
             own += f" {marks.setdefault(shared, f'[{len(marks) + 1}]')}"
-        rows.append((one.outcome.value, one.rule, one.about, own, one.guilty))
+        passes = f", {'passes' if one.passes else 'fails'}" if one.outcome is Outcome.UNSURE else ""
+        rows.append((f"{one.outcome.value}{passes}", one.rule, one.about, own, one.guilty))
     return rows, [f"{mark} {remark}" for remark, mark in marks.items()]
 
 

@@ -46,7 +46,7 @@ def diff_text(found: RunDiff, *, with_verdicts: bool = True) -> str:
         if cells := _listed_cells(part):
             lines += ["", table(_rows(part, cells, causes), left=_NAME_COLUMNS)]
             if more := len(part.cells) - len(cells):
-                lines.append(f"{counted(more, 'more brick')} in layers, none of them judged: --format json")
+                lines.append(f"{counted(more, 'more brick')} in layers without a change beyond noise: --format json")
         lines += ["", *(_verdicts(part, causes) if with_verdicts else ()), power(part)]
     return "\n".join(lines)
 

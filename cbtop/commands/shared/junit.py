@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from xml.etree import ElementTree as ET
 
-# A test case: its class, its name, lines about a failure (empty if it passed), and the reason if it was skipped.
-Case = tuple[str, str, Sequence[str], str]
+# A test case: its class, its name, lines about a failure (empty if it passed), the reason if it was skipped, and what
+# a passed test reports.
+Case = tuple[str, str, Sequence[str], str, str]
 
 
 def junit(name: str, suites: Iterable[tuple[str, Iterable[Case]]]) -> str:
@@ -20,7 +21,7 @@ def junit(name: str, suites: Iterable[tuple[str, Iterable[Case]]]) -> str:
 def _suite(suites: ET.Element, name: str, cases: Iterable[Case]) -> None:
     suite = ET.SubElement(suites, "testsuite", name=name)
     tests = failures = left_out = 0
-    for of, case, failed, skipped in cases:
+    for of, case, failed, skipped, output in cases:
         element = ET.SubElement(suite, "testcase", classname=of, name=case)
         tests += 1
         if failed:
@@ -29,6 +30,8 @@ def _suite(suites: ET.Element, name: str, cases: Iterable[Case]) -> None:
         elif skipped:
             left_out += 1
             ET.SubElement(element, "skipped", message=skipped)
+        elif output:
+            ET.SubElement(element, "system-out").text = output
     suite.set("tests", str(tests))
     suite.set("failures", str(failures))
     suite.set("skipped", str(left_out))

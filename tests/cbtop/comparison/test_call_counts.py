@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cbtop.comparison.call_counts import CallsChange, call_figures, calls_change, learned_calls, looks
+from cbtop.comparison.call_counts import CallsChange, call_figures, calls_change, learned_calls, looks, new_calls
 from cbtop.comparison.noise import Figure, telling_blocks
 
 STEPS = np.full(60, 4.0)
@@ -78,6 +78,24 @@ def test_a_place_that_a_run_does_not_call_is_gone_if_it_ran_often_enough(rate: f
         assert found.is_beyond_noise is is_new
     new = calls_change(None, calls, 200)
     assert (new.ratio, new.ratio_half) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("rate", "base_steps", "is_new"),
+    [(0.08, 1440, True), (0.08, 240, True), (0.08, 60, False), (0.01, 1440, False), (0.3, 240, True)],
+)
+def test_a_new_place_is_judged_by_its_calls_and_the_steps_of_the_baseline(
+    rate: float, base_steps: int, *, is_new: bool
+) -> None:
+    (calls,) = call_figures(drawn(3, rate), STEPS)
+    assert new_calls(calls, 100, (base_steps, 240)).is_beyond_noise is is_new
+
+
+def test_one_burst_of_calls_in_a_new_run_may_be_chance() -> None:
+    calls = np.zeros((60, 1))
+    calls[20:25] = 4.0
+    (found,) = call_figures(calls, STEPS)
+    assert not new_calls(found, 100, (240, 240)).is_beyond_noise
 
 
 @given(st.integers(0, 2**32), st.integers(1, 20))

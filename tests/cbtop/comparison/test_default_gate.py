@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from cbtop.comparison.call_counts import CallsChange
 from cbtop.comparison.default_gate import confirmed, default_gate, known_to_scatter, unconfirmed
 from cbtop.comparison.items import BETWEEN_BRICKS, PlaceTimes
 from cbtop.comparison.judged import Judged, Outcome
@@ -324,6 +325,29 @@ def test_a_new_brick_is_guilty_where_a_token_takes_longer_for_it() -> None:
     assert "decode: no longer there: DownProjection" in diff(now, base).notes
 
 
+@pytest.mark.parametrize(
+    ("longer_us", "gone_us", "is_known"),
+    [(300.0, 0.0, False), (300.0, 300.0, True), (0.0, 0.0, True), (90.0, 0.0, True)],
+)
+def test_a_new_brick_in_some_steps_is_no_pass_if_it_takes_much_time(
+    longer_us: float, gone_us: float, *, is_known: bool
+) -> None:
+    """A typical step takes as long as before. A brick that was only renamed or split adds no time."""
+    (part,) = steady().parts
+    down = place_of(part, "DownProjection")
+    assert down.now
+    assert down.calls
+    time = replace(down.now.time, mean=longer_us or 300.0)
+    new = replace(down, before=None, now=replace(down.now, time=time), calls=replace(down.calls, is_new=True))
+    gone_time = replace(down.now.time, mean=gone_us)
+    gone = replace(down, before=replace(down.now, time=gone_time), now=None, calls=None)
+    wall = Change(2000.0, 2000.0 + longer_us, 500.0)
+    judged = gate_of(places=(*part.places, new, *([gone] if gone_us else [])), wall=wall)[BRICKS]
+    assert judged.outcome is (Outcome.HOLDS if is_known else Outcome.UNKNOWN)
+    if not is_known:
+        assert judged.said == "new: DownProjection, 13.0 % of the time; the typical token is not longer beyond noise"
+
+
 def test_a_phase_that_the_new_run_lacks_is_no_pass() -> None:
     base, now = made_run(1, STEADY), made_run(2, STEADY)
     (part,) = base.parts
@@ -478,7 +502,30 @@ def test_a_break_in_one_of_two_new_runs_is_unsure_and_in_both_is_broken() -> Non
         "D": (Outcome.UNKNOWN, "D: 1.2×"),
     }
     nothing = [said("A", Outcome.HOLDS)]
-    assert [one.outcome for one in confirmed(first, nothing)] == [Outcome.HOLDS, Outcome.UNSURE, Outcome.UNSURE]
+    assert [one.outcome for one in confirmed(first, nothing)] == [Outcome.UNSURE, Outcome.UNSURE]
+
+
+def test_two_new_runs_give_no_two_rows_that_contradict_each_other() -> None:
+    def said(about: str, outcome: Outcome, brick: str = "") -> Judged:
+        return Judged("no brick slower", about, outcome, "said", brick=brick)
+
+    first = [said("decode: A in Layer 2", Outcome.BROKEN, "A"), said("prefill", Outcome.HOLDS)]
+    second = [said("decode", Outcome.HOLDS), said("prefill", Outcome.HOLDS)]
+    rows = {(one.about, one.outcome) for one in confirmed(first, second)}
+    assert rows == {("decode: A in Layer 2", Outcome.UNSURE), ("prefill", Outcome.HOLDS)}
+
+
+def test_a_slower_brick_shows_no_figure_that_became_smaller() -> None:
+    (part,) = steady().parts
+    down = place_of(part, "DownProjection")
+    assert down.before
+    assert down.now
+    change = Change(100.0, 110.0, 300.0, own=Change(100.0, 231.9, 97.0))
+    calls = CallsChange(1.0, 2.0, 0.0, is_exact=True)
+    now = replace(down.now, time=replace(down.now.time, mean=down.before.time.mean - 21.4))
+    place = replace(down, change=change, calls=calls, p50=Change(150.0, 120.1, 1.0), now=now)
+    judged = gate_of(places=tuple(place if one.name == place.name else one for one in part.places))[BRICKS]
+    assert judged.said == "2.319× ± 0.970 relative to all others, 2 calls a step instead of 1"
 
 
 def test_where_each_of_two_new_runs_breaks_something_else_neither_is_known() -> None:

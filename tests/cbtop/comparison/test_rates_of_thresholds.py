@@ -252,7 +252,16 @@ def test_a_rate_that_other_phases_or_batches_lower_names_them() -> None:
     found = diff(with_rates(made_run(1, STEADY), rates("decode", 1000.0)), with_rates(made_run(2, STEADY), longer))
     (judged,) = [one for one in default_gate(found) if "no fewer tokens/s" in one.rule]
     assert judged.outcome is Outcome.UNSURE
-    assert judged.said.endswith("as long as before: other phases, or another mix of batches, took the time")
+    assert judged.said.endswith("as long as before: waits outside the compared steps took the time")
+    (part,) = found.now.parts
+    for parts, said in (
+        ((replace(part, warm_up=36),), "the 36 steps left out as warm-up took the time"),
+        ((part, part), "another mix of batches took the time"),
+        ((part, replace(part, phase="prefill")), "other phases took the time"),
+    ):
+        changed = replace(found, now=replace(found.now, parts=parts))
+        (judged,) = [one for one in default_gate(changed) if "no fewer tokens/s" in one.rule]
+        assert judged.said.endswith(f"as long as before: {said}")
 
 
 @pytest.mark.parametrize(("times_own", "is_by_others"), [(1.9, False), (2.5, True)])

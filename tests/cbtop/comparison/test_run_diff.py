@@ -92,7 +92,7 @@ def test_where_long_calls_hide_in_the_mean_that_a_brick_is_slower_it_is_said() -
         assert sentence(part, place).endswith(f" µs/token{said}")
         brick = default_gate(diff(base, slower))[0]
         assert brick.guilty == place.name
-        assert brick.said.endswith(f" µs/token{said}")
+        assert brick.said.endswith(" µs/token") is not bool(said)  # a gate shows only what decided
 
 
 def test_longer_caches_are_compared_at_a_length_that_both_have_seen() -> None:

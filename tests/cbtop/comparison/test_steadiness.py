@@ -144,3 +144,9 @@ def test_drift_and_long_calls_are_named_on_any_machine(name: str) -> None:
         # Three runs of a clock that drifts by chance show no drift, and a neighbour has a long tail of its own.
         assert found[0] >= 18 or (name, base_runs) == ("a drifting clock", 3)
         assert found[1] >= 18 or name == "a noisy neighbour"
+
+
+def test_drift_and_p99_are_about_their_batch() -> None:
+    (part,) = steady().parts
+    found = [judged for judged, _ in steadiness(replace(part, batch_name="decode, batch 6"))]
+    assert [one.about for one in found] == ["decode, batch 6"] * 2

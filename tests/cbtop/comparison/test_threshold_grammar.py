@@ -129,3 +129,8 @@ def test_a_threshold_of_several_lines_is_said_in_one() -> None:
 def test_any_text_is_a_threshold_or_an_error_of_ours(text: str) -> None:
     with suppress(UsageError):
         assert parse(text).names
+
+
+def test_a_rate_by_the_name_of_the_screen_has_a_hint() -> None:
+    with pytest.raises(UsageError, match="did you mean tokens_per_sec"):
+        parse("tokens/s>=20")

@@ -386,3 +386,18 @@ def test_a_layer_of_a_backward_is_found_by_its_number() -> None:
     assert "backward" not in judged.about
     with pytest.raises(UsageError, match=r"there is no layer '9'.* Layer 5 \(backward\)"):
         judge(parse("RmsNorm backward@9<=1s"), both)
+
+
+def test_a_p99_of_too_few_calls_says_how_many_are_needed() -> None:
+    (part,) = steady().parts
+    step = replace(part.step, now=replace(part.now.places[WHOLE_STEP], p99=None, calls=Figure(1.0, 0.0, 60)))
+    found = replace(steady(), parts=(replace(part, step=step),))
+    (judged,) = judge(parse("step.p99<=9ms"), found)
+    assert judged.said == "there are too few calls for a p99: 240 of 400 needed; use a longer run"
+
+
+def test_decode_of_a_model_without_a_cache_has_a_way_out() -> None:
+    (part,) = steady().parts
+    found = replace(steady(), parts=(replace(part, now=replace(part.now, phase="forward")),))
+    with pytest.raises(UsageError, match="there are forward, because a model called without a cache"):
+        judge(parse("decode.step.p50<=9ms"), found)
