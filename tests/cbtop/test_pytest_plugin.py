@@ -255,7 +255,7 @@ def test_each_end_of_a_check_says_what_to_do(pytester: pytest.Pytester) -> None:
             "cbtop: 1 of 1 broken: Attention in Layer 2",
             "to pass tests of which a threshold is unsure: --cbtop-allow-unsure",
             "cbtop: 1 of 1 unknown",
-            "let the test run more steps; *",
+            "let the test run more steps, or learn from more runs: --cbtop-update --cbtop-runs N",
             "cbtop: not judged: another machine: b, the baseline has a",
             "to compare them anyway: --cbtop-anyway; to write a base file on this machine: --cbtop-update",
             "cbtop: the process is faulty",
