@@ -13,14 +13,15 @@ from cbtop.comparison.judged import (
     Outcome,
     about_place,
     calls_text,
-    not_in_baseline,
     ratio_text,
 )
+from cbtop.comparison.left_out import left_out_of_gate
 from cbtop.comparison.noise import Change
 from cbtop.comparison.part_diff import PartDiff, PlaceDiff, findable_percent
 from cbtop.comparison.rate_diff import RateDiff
 from cbtop.comparison.run_diff import RunDiff
 from cbtop.comparison.runs import MIN_LEARNED
+from cbtop.comparison.short_steps import short_steps
 from cbtop.comparison.steadiness import steadiness
 from cbtop.units import count, counted, duration, number, percent
 
@@ -50,7 +51,7 @@ def default_gate(found: RunDiff) -> list[Judged]:
         Judged(f"{phase}: is compared", phase, Outcome.UNKNOWN, _not_compared(found, phase))
         for phase in found.not_judged
     ]
-    return judged + not_in_baseline(found)
+    return judged + left_out_of_gate(found)
 
 
 def _of_part(found: RunDiff, part: PartDiff) -> list[Judged]:
@@ -239,9 +240,8 @@ def _cause_of_rate(rate: RateDiff) -> str:
 
 
 def _not_compared(found: RunDiff, phase: str) -> str:
-    short = next((one for one in found.now.too_short if one.phase == phase), None)
-    if short is not None:
-        return f"too few steps in the new run: {short.steps} of {short.needed}"
+    for short in short_steps(found.now, phase):
+        return f"too few steps in the new run: {short.text}"
     reasons = [note for note in found.notes if note.startswith(f"{phase}: ")]
     has_it = any(part.phase == phase for part in found.now.parts)
     return reasons[0] if reasons else "no batch is in both runs" if has_it else "the new run has no such steps"

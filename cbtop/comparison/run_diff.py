@@ -18,9 +18,12 @@ from cbtop.comparison.part_diff import PartDiff, PlaceDiff, compared_figures, pa
 from cbtop.comparison.rate_diff import RateDiff, main_rates
 from cbtop.comparison.run_sets import together
 from cbtop.comparison.runs import MIN_LEARNED, Run, StepGroup, TooShort
-from cbtop.units import count, counted
+from cbtop.comparison.short_steps import ShortSteps, short_steps, warm_up_steps
+from cbtop.protocol.vocabulary import is_warm_up
+from cbtop.units import count, counted, percent
 
 RATES_OF_PART = 3  # three figures of a whole phase are compared together: a step, a token, and a typical token
+LEAST_SHARE = 0.01  # smallest share of the time of a run at which a note names batches with too few steps
 ALIKE_STEPS = 0.10  # ignored relative difference in steps, for two runs that do not report cached positions
 
 
@@ -39,8 +42,8 @@ class RunDiff:
     parts: tuple[PartDiff, ...] = ()
     not_judged: tuple[str, ...] = ()  # phases of the baseline without any compared part
     alone: tuple[PartDiff, ...] = ()  # parts in the new run only; here both sides of a PartDiff are the new run
-    # phases with too few steps to compare, with their additional time in the new run
-    alone_short: tuple[TooShort, ...] = ()
+    # steps of batches with too few steps to compare; of a phase without any compared part, only the additional time
+    alone_short: tuple[ShortSteps, ...] = ()
     rates: tuple[RateDiff, ...] = ()  # of each compared phase: tokens/s, or steps/s if tokens are not known
 
     @property
@@ -209,7 +212,7 @@ def _of_parts(
         parts=tuple(order),
         not_judged=tuple(left),
         alone=tuple(replace(one, batch_name=names[key_of(one.now)]) for one in alone if isinstance(one, PartDiff)),
-        alone_short=tuple(_alone_short(base, now, phase)),
+        alone_short=tuple(short_steps(now, phase, base, compared_phases)),
         rates=main_rates(base.rates, now.rates, order, len(compared_phases) * RATES_OF_PART),
     )
 
@@ -266,30 +269,25 @@ def _part_notes(before: StepGroup, now: StepGroup, name: str) -> Iterator[str]:
 
 def _short(whose: str, run: Run, phase: str | None) -> Iterator[str]:
     """Yield notes on the phases of `run` with too few steps to be compared."""
-    compared = {part.phase for part in run.parts}
-    for one in _nearly_enough(run, phase):
-        if one.phase not in compared:
-            yield f"{one.phase}: {counted(one.steps, 'step')} in {whose}, of {count(one.needed)} needed: left out"
+    of_phases = {part.phase for part in run.parts}
+    for one in short_steps(run, phase):
+        share = one.time_us / run.time_us if run.time_us else 0.0
+        if one.phase not in of_phases or share >= LEAST_SHARE:
+            takes = f": {percent(100 * share)} of its time" if share else ""
+            yield f"{one.phase}: left out of {whose}: {one.text}{takes}"
+    if steps := warm_up_steps(run):
+        yield f"warm-up: {counted(steps, 'step')} of {whose} left out"
 
 
 def _nearly_enough(run: Run, phase: str | None) -> list[TooShort]:
     """Return for each phase the group of steps that comes closest to the required number."""
     most: dict[str, TooShort] = {}
     for one in run.too_short:
+        if is_warm_up(one.phase) and phase is None:
+            continue
         if phase in (None, one.phase) and (one.phase not in most or one.steps > most[one.phase].steps):
             most[one.phase] = one
     return list(most.values())
-
-
-def _alone_short(base: Run, now: Run, phase: str | None) -> Iterator[TooShort]:
-    """Yield phases with too few steps, if their share of the time has grown. `time_us` is the additional time."""
-    for name in dict.fromkeys(one.phase for one in now.too_short if phase in (None, one.phase)):
-        ours = [one for one in now.too_short if one.phase == name]
-        before_us = sum(one.time_us for one in base.too_short if one.phase == name)
-        share = before_us / base.time_us if before_us else 0.0
-        grown_us = sum(one.time_us for one in ours) - share * now.time_us
-        if grown_us > 0:
-            yield replace(ours[0], steps=sum(one.steps for one in ours), time_us=grown_us)
 
 
 def _too_little(base: Run, now: Run, phase: str | None) -> str:

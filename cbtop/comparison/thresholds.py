@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from difflib import get_close_matches
 
 from cbtop.comparison.batches import batches_text, has_batch
 from cbtop.comparison.items import BETWEEN_BRICKS, Brick
-from cbtop.comparison.judged import Judged, Outcome, about_place, calls_text, not_in_baseline
+from cbtop.comparison.judged import Judged, Outcome, about_place, calls_text
+from cbtop.comparison.left_out import left_out_of_threshold
 from cbtop.comparison.noise import Change, half_of
 from cbtop.comparison.part_diff import PartDiff, PlaceDiff
 from cbtop.comparison.rate_measures import NO_TOKENS, batch_measure, phase_measure, shown_rates
@@ -71,10 +71,7 @@ def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
         judged = [Judged(threshold.text, part.name, Outcome.UNKNOWN, _NOT_BEFORE, where=threshold.where)]
     else:
         judged = _in_parts(threshold, _named_parts(threshold, phase, known), found)
-    if threshold.is_relative:
-        alone = [one for one in not_in_baseline(found, threshold.text) if phase in ("", one.about)]
-        judged += [replace(one, where=threshold.where) for one in alone]
-    return judged
+    return judged + left_out_of_threshold(threshold, phase, found)
 
 
 def _only_new(threshold: Threshold, phase: str, found: RunDiff) -> PartDiff | None:

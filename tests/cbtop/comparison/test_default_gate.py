@@ -336,7 +336,7 @@ def test_a_phase_that_the_new_run_lacks_is_no_pass() -> None:
     )
     now = replace(now, too_short=(TooShort("prefill", 3, 20),))
     (judged,) = [one for one in default_gate(diff(base, now)) if one.outcome is not Outcome.HOLDS]
-    assert judged.said == "too few steps in the new run: 3 of 20"
+    assert judged.said == "too few steps in the new run: 3 steps, of 20 needed"
 
 
 def test_of_a_phase_that_was_not_compared_it_is_said_why() -> None:
@@ -367,7 +367,7 @@ def test_work_of_the_new_run_alone_is_no_pass_if_it_takes_much_of_its_time() -> 
         assert [one.outcome for one in relative] == [Outcome.HOLDS, *outcomes]
         assert [one.outcome for one in judge(parse("decode.step<=1.1x"), found)] == [Outcome.HOLDS]
     assert judged[-1].said == (
-        "only the new run has verify (30 steps of about 1 token), and what it alone has takes 11.1 % of its time"
+        "not judged: 11.1 % of the new run's time: only the new run has verify (30 steps of about 1 token)"
     )
 
 
@@ -379,7 +379,8 @@ def test_steps_too_few_to_compare_are_no_pass_if_they_take_much_of_its_time() ->
         judged = default_gate(diff(base, replace(now, too_short=(few,))))
         assert [one.outcome for one in judged if one.about == "compact"] == outcomes
     assert judged[-1].said == (
-        "too few compact steps to be compared, 10 of 20 needed, and what it alone has takes 33.3 % of its time"
+        "not judged: 33.3 % of the new run's time: too few compact steps: 10 steps, of 20 needed; "
+        "use longer runs, or judge one phase, as decode"
     )
     for runs in (1, 6):
         as_before = [replace(made_run(seed, STEADY), too_short=(replace(few, steps=9),)) for seed in range(runs)]

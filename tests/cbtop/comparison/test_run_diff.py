@@ -234,7 +234,7 @@ def test_the_works_that_lack_least_are_named_and_a_sample_has_its_remedy() -> No
         "recorded: `cbtop run --overhead 100%` records each"
     )
     notes = diff(base, replace(made_run(2), too_short=(TooShort("eval", 1, 20), TooShort("eval", 3, 20)))).notes
-    assert "eval: 3 steps in the new run, of 20 needed: left out" in notes
+    assert "eval: left out of the new run: 4 steps in 2 batches of at most 3, of 20 needed in each" in notes
 
 
 def test_fewer_than_three_runs_are_not_taken_together_and_a_twin_is_refused() -> None:
