@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cbtop.comparison.batches import batch_text
+from cbtop.comparison.batches import batch_text, key_of
 from cbtop.comparison.judged import BLIND_PERCENT, Judged, Outcome
 from cbtop.comparison.run_diff import RunDiff, lacking_text
 from cbtop.comparison.short_steps import ShortSteps, short_steps
@@ -38,7 +38,14 @@ def left_out_of_threshold(threshold: Threshold, phase: str, found: RunDiff) -> l
 
 def _not_in_baseline(found: RunDiff) -> list[_Left]:
     words = ("the new run", "the baseline")
-    return [(part.phase, lacking_text(part.now, found.base, *words), part.now.time_us) for part in found.alone]
+    return [
+        (
+            part.phase,
+            found.why_apart.get(key_of(part.now)) or lacking_text(part.now, found.base, *words),
+            part.now.time_us,
+        )
+        for part in found.alone
+    ]
 
 
 def _short(found: RunDiff, short: Iterable[ShortSteps]) -> list[_Left]:

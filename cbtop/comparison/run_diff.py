@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 from cbtop.comparison.batches import PartKey, key_of, part_names
@@ -41,7 +41,9 @@ class RunDiff:
     notes: tuple[str, ...] = ()
     parts: tuple[PartDiff, ...] = ()
     not_judged: tuple[str, ...] = ()  # phases of the baseline without any compared part
-    alone: tuple[PartDiff, ...] = ()  # parts in the new run only; here both sides of a PartDiff are the new run
+    # parts that only the new run has, or that are not comparable; here both sides of a PartDiff are the new run
+    alone: tuple[PartDiff, ...] = ()
+    why_apart: Mapping[PartKey, str] = field(default_factory=dict)  # why parts of both runs are not comparable
     # steps of batches with too few steps to compare; of a phase without any compared part, only the additional time
     alone_short: tuple[ShortSteps, ...] = ()
     rates: tuple[RateDiff, ...] = ()  # of each compared phase: tokens/s, or steps/s if tokens are not known
@@ -79,6 +81,7 @@ def diff(
         return RunDiff(base, now, why_not)
     notes = [*_run_notes(base, now)]
     parts: list[PartDiff] = []
+    why_apart: dict[PartKey, str] = {}
     befores = _by_work(base, phase)
     afters = _by_work(now, phase)
     both = [key for key in befores if key in afters]
@@ -89,6 +92,7 @@ def diff(
         found = part_diff(befores[key], afters[key], base, now, compared, len(both))
         if isinstance(found, str):
             notes.append(found)
+            why_apart[key] = found
         else:
             parts.append(replace(found, batch_name=names[key]))
             notes += _part_notes(befores[key], afters[key], names[key])
@@ -101,7 +105,7 @@ def diff(
     for whose, run in _sides(base, now):
         notes += [*_gaps(f" of {whose}" if base is not now else "", run, phase), *_short(whose, run, phase)]
     if parts:
-        return _of_parts(base, now, phase, parts, notes, names)
+        return _of_parts(base, now, phase, parts, notes, names, why_apart)
     if not both and befores and afters:
         works = (", ".join(work_text(part) for part in some.values()) for some in (befores, afters))
         return RunDiff(base, now, "another batch or phase: {} in the baseline, {} in the new run".format(*works))
@@ -194,6 +198,7 @@ def _of_parts(
     parts: Sequence[PartDiff],
     notes: Sequence[str],
     names: Mapping[PartKey, str],
+    why_apart: Mapping[PartKey, str],
 ) -> RunDiff:
     """Return the comparison of two runs that have at least one part in common."""
     befores, afters = _by_work(base, phase), _by_work(now, phase)
@@ -203,7 +208,7 @@ def _of_parts(
     usual = [part for part in befores.values() if part.runs >= min(base.runs, MIN_LEARNED)]
     left = dict.fromkeys(part.phase for part in usual if part.phase not in compared_phases)
     notes = [*notes, *(note for part in order for note in _place_notes(part))]
-    new = [part for key, part in afters.items() if key not in befores]
+    new = [part for key, part in afters.items() if key not in befores or key in why_apart]
     alone = [part_diff(part, part, now, now, compared_figures(part, part), 1) for part in new]
     return RunDiff(
         base,
@@ -212,6 +217,7 @@ def _of_parts(
         parts=tuple(order),
         not_judged=tuple(left),
         alone=tuple(replace(one, batch_name=names[key_of(one.now)]) for one in alone if isinstance(one, PartDiff)),
+        why_apart=why_apart,
         alone_short=tuple(short_steps(now, phase, base, compared_phases)),
         rates=main_rates(base.rates, now.rates, order, len(compared_phases) * RATES_OF_PART),
     )

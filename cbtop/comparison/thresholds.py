@@ -14,7 +14,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 
-from cbtop.comparison.batches import batches_text, has_batch
+from cbtop.comparison.batches import batches_text, has_batch, key_of
 from cbtop.comparison.items import BETWEEN_BRICKS, Brick
 from cbtop.comparison.judged import Judged, Outcome, about_place, calls_text
 from cbtop.comparison.left_out import left_out_of_threshold
@@ -68,7 +68,8 @@ def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
     if name in RATES and threshold.batch is None:
         judged = [_of_phase(threshold, phase, found)]
     elif threshold.is_relative and (part := _only_new(threshold, phase, found)):
-        judged = [Judged(threshold.text, part.name, Outcome.UNKNOWN, _NOT_BEFORE, where=threshold.where)]
+        why = found.why_apart.get(key_of(part.now), _NOT_BEFORE)
+        judged = [Judged(threshold.text, part.name, Outcome.UNKNOWN, why, where=threshold.where)]
     else:
         judged = _in_parts(threshold, _named_parts(threshold, phase, known), found)
     return judged + left_out_of_threshold(threshold, phase, found)
