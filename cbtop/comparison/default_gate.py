@@ -188,12 +188,18 @@ def _step_is_no_longer(part: PartDiff, typical: Change) -> Judged:
         "with the time between steps"
     )
     if part.is_typically_slower:
-        between_us = typical.delta - (part.step.change.delta if part.step.change else 0.0)
+        between_us = typical.delta - _more_in_step_us(part)
         return Judged(rule, part.name, Outcome.BROKEN, said, _cause(part, typical.delta, between_us))
     noise, findable = typical.noise_percent or inf, findable_percent(typical) or inf
     if noise > MAX_NOISE_PERCENT or (typical.percent or 0.0) > BLIND_PERCENT:
         return Judged(rule, part.name, Outcome.UNKNOWN, f"{said}; {_TOO_WIDE}")
     return Judged(rule, part.name, Outcome.UNSURE if findable > BLIND_PERCENT else Outcome.HOLDS, said)
+
+
+def _more_in_step_us(part: PartDiff) -> float:
+    """Return the additional µs of a typical step per unit. Each side counts the units of its own steps."""
+    call = part.step.call
+    return call.now / part.now.units_a_step - call.before / part.before.units_a_step if call else 0.0
 
 
 def _more_failed(part: PartDiff) -> Judged:

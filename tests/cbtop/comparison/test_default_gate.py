@@ -213,16 +213,28 @@ def test_the_part_of_a_longer_typical_step_in_no_call_lies_between_steps() -> No
     (part,) = steady().parts
     balance = Balance(*[(1000.0, 1000.0)] * 5)
     for inside_us, is_between in ((49.0, True), (51.0, False)):
-        step = replace(part.step, change=Change(900.0, 900.0 + inside_us, 1.0))
+        step = replace(part.step, call=Change(900.0, 900.0 + inside_us, 1.0))
         judged = gate_of(typical=Change(1000.0, 1100.0, 5.0), step=step, balance=balance)[STEP]
         assert judged.outcome is Outcome.BROKEN
         assert (judged.guilty == "between steps") is is_between
         assert judged.said.startswith("1.100× ± 0.005, 1.00 ms → 1.10 ms for a typical token, ")
-    unknown = gate_of(typical=Change(1.0, 2.0, 0.005), step=replace(part.step, change=None), balance=balance)
+    unknown = gate_of(typical=Change(1.0, 2.0, 0.005), step=replace(part.step, call=None), balance=balance)
     assert unknown[STEP].guilty == "between steps"
     assert unknown[STEP].said == (
         "2.000× ± 0.005, 1.00 µs → 2.00 µs for a typical token, with the time between steps"
     )
+
+
+def test_with_several_tokens_a_step_each_side_counts_its_own() -> None:
+    (part,) = steady().parts
+    before, now = (replace(one, tokens=tokens) for one, tokens in ((part.before, 8.0), (part.now, 7.9)))
+    # Steps of 80 µs as before, on fewer tokens: a token takes more time inside of steps.
+    step = replace(part.step, call=Change(80.0, 80.0, 0.01), change=Change(10.0, 10.0, 0.01))
+    more = Change(11.0, 11.0 + 80 / 7.9 - 10, 0.01, least_percent=1.0)
+    balance = Balance(*[(10.0, 10.0)] * 5)
+    for slower, is_between in ((more, False), (replace(more, now=12.0), True)):
+        judged = gate_of(before=before, now=now, typical=slower, step=step, balance=balance)[STEP]
+        assert (judged.outcome, judged.guilty == "between steps") == (Outcome.BROKEN, is_between)
 
 
 def test_where_no_change_would_have_been_found_nothing_holds() -> None:
