@@ -13,14 +13,15 @@ from cbtop.comparison.judged import (
     Outcome,
     about_place,
     calls_text,
-    not_in_baseline,
     ratio_text,
 )
+from cbtop.comparison.left_out import left_out_of_gate
 from cbtop.comparison.noise import Change
 from cbtop.comparison.part_diff import PartDiff, PlaceDiff, findable_percent
 from cbtop.comparison.rate_diff import RateDiff
 from cbtop.comparison.run_diff import RunDiff
 from cbtop.comparison.runs import MIN_LEARNED
+from cbtop.comparison.short_steps import short_steps
 from cbtop.comparison.steadiness import steadiness
 from cbtop.units import count, counted, duration, number, percent
 
@@ -51,7 +52,7 @@ def default_gate(found: RunDiff) -> list[Judged]:
         Judged(f"{phase}: is compared", phase, Outcome.UNKNOWN, _not_compared(found, phase))
         for phase in found.not_judged
     ]
-    return judged + not_in_baseline(found)
+    return judged + left_out_of_gate(found)
 
 
 def _of_part(found: RunDiff, part: PartDiff) -> list[Judged]:
@@ -214,12 +215,18 @@ def _step_is_no_longer(part: PartDiff, typical: Change) -> Judged:
         "with the time between steps"
     )
     if part.is_typically_slower:
-        between_us = typical.delta - (part.step.change.delta if part.step.change else 0.0)
+        between_us = typical.delta - _more_in_step_us(part)
         return Judged(rule, part.name, Outcome.BROKEN, said, _cause(part, typical.delta, between_us))
     noise, findable = typical.noise_percent or inf, findable_percent(typical) or inf
     if noise > MAX_NOISE_PERCENT or (typical.percent or 0.0) > BLIND_PERCENT:
         return Judged(rule, part.name, Outcome.UNKNOWN, f"{said}; {_TOO_WIDE}")
     return Judged(rule, part.name, Outcome.UNSURE if findable > BLIND_PERCENT else Outcome.HOLDS, said)
+
+
+def _more_in_step_us(part: PartDiff) -> float:
+    """Return the additional µs of a typical step per unit. Each side counts the units of its own steps."""
+    call = part.step.call
+    return call.now / part.now.units_a_step - call.before / part.before.units_a_step if call else 0.0
 
 
 def _more_failed(part: PartDiff) -> Judged:
@@ -278,9 +285,8 @@ def _cause_of_rate(rate: RateDiff) -> str:
 
 
 def _not_compared(found: RunDiff, phase: str) -> str:
-    short = next((one for one in found.now.too_short if one.phase == phase), None)
-    if short is not None:
-        return f"too few steps in the new run: {short.steps} of {short.needed}"
+    for short in short_steps(found.now, phase):
+        return f"too few steps in the new run: {short.text}"
     reasons = [note for note in found.notes if note.startswith(f"{phase}: ")]
     has_it = any(part.phase == phase for part in found.now.parts)
     return reasons[0] if reasons else "no batch is in both runs" if has_it else "the new run has no such steps"

@@ -8,8 +8,8 @@ from enum import StrEnum
 
 from cbtop.comparison.noise import Change
 from cbtop.comparison.part_diff import PartDiff, PlaceDiff
-from cbtop.comparison.run_diff import RunDiff, lacking_text
-from cbtop.units import duration, percent
+from cbtop.comparison.run_diff import RunDiff
+from cbtop.units import duration
 
 BLIND_PERCENT = 10.0  # percent; if no smaller change of the median brick can be found, the gate is unsure
 _WAYS_OUT = (
@@ -62,22 +62,6 @@ def only_if_trusted(judged: Sequence[Judged], found: RunDiff) -> list[Judged]:
     return [
         first,
         *(replace(one, outcome=Outcome.UNKNOWN) if one.outcome is Outcome.BROKEN else one for one in judged),
-    ]
-
-
-def not_in_baseline(found: RunDiff, rule: str = "") -> list[Judged]:
-    """Return results for parts that only the new run has, if they take much of the new run's time."""
-    if found.alone_percent <= BLIND_PERCENT:
-        return []
-    said = f"and what it alone has takes {percent(found.alone_percent)} of its time"
-    words = ("the new run", "the baseline")
-    what = [(part.phase, lacking_text(part.now, found.base, *words)) for part in found.alone]
-    what += [
-        (one.phase, f"too few {one.phase} steps to be compared, {one.steps} of {one.needed} needed")
-        for one in found.alone_short
-    ]
-    return [
-        Judged(rule or f"{phase}: is compared", phase, Outcome.UNKNOWN, f"{text}, {said}") for phase, text in what
     ]
 
 

@@ -16,6 +16,7 @@ from cbtop.comparison.comparison import ALIKE, PlaceChange, slower
 from cbtop.comparison.drift import Drift, drift_of
 from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP, Brick, Place, PlaceTimes
 from cbtop.comparison.noise import READINGS, Change, Figure, change
+from cbtop.comparison.other_batch import other_batch
 from cbtop.comparison.place_changes import place_change, shared_ratio
 from cbtop.comparison.renamed import renamed
 from cbtop.comparison.runs import Run, StepGroup
@@ -268,6 +269,8 @@ def part_diff(before: StepGroup, now: StepGroup, base: Run, new: Run, compared: 
         return f"{now.phase}: tokens are counted in one of the two alone"
     if (before.cached is None) != (now.cached is None):
         return f"{now.phase}: how many positions are cached is said in one of the two alone"
+    if why_not := other_batch(before, now, parts):
+        return f"{now.phase}: another batch: {why_not}"
     cached = None
     if before.cached is not None and now.cached is not None:
         cached = (before.cached + now.cached) / 2

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 from cbtop.comparison.batches import PartKey, key_of, part_names
@@ -18,9 +18,12 @@ from cbtop.comparison.part_diff import PartDiff, compared_figures, part_diff, wo
 from cbtop.comparison.rate_diff import RateDiff, main_rates
 from cbtop.comparison.run_sets import together
 from cbtop.comparison.runs import MIN_LEARNED, Run, StepGroup, TooShort
-from cbtop.units import count, counted
+from cbtop.comparison.short_steps import ShortSteps, short_steps, warm_up_steps
+from cbtop.protocol.vocabulary import is_warm_up
+from cbtop.units import count, counted, percent
 
 RATES_OF_PART = 3  # three figures of a whole phase are compared together: a step, a token, and a typical token
+LEAST_SHARE = 0.01  # smallest share of the time of a run at which a note names batches with too few steps
 ALIKE_STEPS = 0.10  # ignored relative difference in steps, for two runs that do not report cached positions
 
 
@@ -38,9 +41,11 @@ class RunDiff:
     notes: tuple[str, ...] = ()
     parts: tuple[PartDiff, ...] = ()
     not_judged: tuple[str, ...] = ()  # phases of the baseline without any compared part
-    alone: tuple[PartDiff, ...] = ()  # parts in the new run only; here both sides of a PartDiff are the new run
-    # phases with too few steps to compare, with their additional time in the new run
-    alone_short: tuple[TooShort, ...] = ()
+    # parts that only the new run has, or that are not comparable; here both sides of a PartDiff are the new run
+    alone: tuple[PartDiff, ...] = ()
+    why_apart: Mapping[PartKey, str] = field(default_factory=dict)  # why parts of both runs are not comparable
+    # steps of batches with too few steps to compare; of a phase without any compared part, only the additional time
+    alone_short: tuple[ShortSteps, ...] = ()
     rates: tuple[RateDiff, ...] = ()  # of each compared phase: tokens/s, or steps/s if tokens are not known
 
     @property
@@ -71,6 +76,7 @@ def diff(
         return RunDiff(base, now, why_not)
     notes = [*_run_notes(base, now)]
     parts: list[PartDiff] = []
+    why_apart: dict[PartKey, str] = {}
     befores = _by_work(base, phase)
     afters = _by_work(now, phase)
     both = [key for key in befores if key in afters]
@@ -81,6 +87,7 @@ def diff(
         found = part_diff(befores[key], afters[key], base, now, compared, len(both))
         if isinstance(found, str):
             notes.append(found)
+            why_apart[key] = found
         else:
             parts.append(replace(found, batch_name=names[key]))
             notes += _part_notes(befores[key], afters[key], names[key])
@@ -93,7 +100,7 @@ def diff(
     for whose, run in _sides(base, now):
         notes += [*_gaps(f" of {whose}" if base is not now else "", run, phase), *_short(whose, run, phase)]
     if parts:
-        return _of_parts(base, now, phase, parts, notes, names)
+        return _of_parts(base, now, phase, parts, notes, names, why_apart)
     if not both and befores and afters:
         works = (", ".join(work_text(part) for part in some.values()) for some in (befores, afters))
         return RunDiff(base, now, "another batch or phase: {} in the baseline, {} in the new run".format(*works))
@@ -186,6 +193,7 @@ def _of_parts(
     parts: Sequence[PartDiff],
     notes: Sequence[str],
     names: Mapping[PartKey, str],
+    why_apart: Mapping[PartKey, str],
 ) -> RunDiff:
     """Return the comparison of two runs that have at least one part in common."""
     befores, afters = _by_work(base, phase), _by_work(now, phase)
@@ -195,7 +203,7 @@ def _of_parts(
     usual = [part for part in befores.values() if part.runs >= min(base.runs, MIN_LEARNED)]
     left = dict.fromkeys(part.phase for part in usual if part.phase not in compared_phases)
     notes = [*notes, *(note for part in order for note in _place_notes(part))]
-    new = [part for key, part in afters.items() if key not in befores]
+    new = [part for key, part in afters.items() if key not in befores or key in why_apart]
     alone = [part_diff(part, part, now, now, compared_figures(part, part), 1) for part in new]
     return RunDiff(
         base,
@@ -204,7 +212,8 @@ def _of_parts(
         parts=tuple(order),
         not_judged=tuple(left),
         alone=tuple(replace(one, batch_name=names[key_of(one.now)]) for one in alone if isinstance(one, PartDiff)),
-        alone_short=tuple(_alone_short(base, now, phase)),
+        why_apart=why_apart,
+        alone_short=tuple(short_steps(now, phase, base, compared_phases)),
         rates=main_rates(base.rates, now.rates, order, len(compared_phases) * RATES_OF_PART),
     )
 
@@ -261,30 +270,25 @@ def _part_notes(before: StepGroup, now: StepGroup, name: str) -> Iterator[str]:
 
 def _short(whose: str, run: Run, phase: str | None) -> Iterator[str]:
     """Yield notes on the phases of `run` with too few steps to be compared."""
-    compared = {part.phase for part in run.parts}
-    for one in _nearly_enough(run, phase):
-        if one.phase not in compared:
-            yield f"{one.phase}: {counted(one.steps, 'step')} in {whose}, of {count(one.needed)} needed: left out"
+    of_phases = {part.phase for part in run.parts}
+    for one in short_steps(run, phase):
+        share = one.time_us / run.time_us if run.time_us else 0.0
+        if one.phase not in of_phases or share >= LEAST_SHARE:
+            takes = f": {percent(100 * share)} of its time" if share else ""
+            yield f"{one.phase}: left out of {whose}: {one.text}{takes}"
+    if steps := warm_up_steps(run):
+        yield f"warm-up: {counted(steps, 'step')} of {whose} left out"
 
 
 def _nearly_enough(run: Run, phase: str | None) -> list[TooShort]:
     """Return for each phase the group of steps that comes closest to the required number."""
     most: dict[str, TooShort] = {}
     for one in run.too_short:
+        if is_warm_up(one.phase) and phase is None:
+            continue
         if phase in (None, one.phase) and (one.phase not in most or one.steps > most[one.phase].steps):
             most[one.phase] = one
     return list(most.values())
-
-
-def _alone_short(base: Run, now: Run, phase: str | None) -> Iterator[TooShort]:
-    """Yield phases with too few steps, if their share of the time has grown. `time_us` is the additional time."""
-    for name in dict.fromkeys(one.phase for one in now.too_short if phase in (None, one.phase)):
-        ours = [one for one in now.too_short if one.phase == name]
-        before_us = sum(one.time_us for one in base.too_short if one.phase == name)
-        share = before_us / base.time_us if before_us else 0.0
-        grown_us = sum(one.time_us for one in ours) - share * now.time_us
-        if grown_us > 0:
-            yield replace(ours[0], steps=sum(one.steps for one in ours), time_us=grown_us)
 
 
 def _too_little(base: Run, now: Run, phase: str | None) -> str:

@@ -210,7 +210,13 @@ def _averaged(parts: Sequence[StepGroup]) -> StepGroup:
         typical_us=learned([typical])[0] if len(typical) >= MIN_LEARNED else None,
         thirds=tuple(thirds for part in parts for thirds in part.thirds),
         training=_training_together(parts),
+        tokens_a_step=_amount_together([part.tokens_a_step for part in parts]),
+        sequences_a_step=_amount_together([part.sequences_a_step for part in parts]),
     )
+
+
+def _amount_together(each: Sequence[Figure | None]) -> Figure | None:
+    return learned([each])[0] if None not in each and len(each) > 1 else None
 
 
 def _training_together(parts: Sequence[StepGroup]) -> dict[str, Figure]:

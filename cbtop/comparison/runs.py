@@ -77,6 +77,9 @@ class StepGroup:
     thirds: tuple[Thirds, ...] = ()  # of each run in this group with enough steps
     # Parts of training steps: µs in the median step, over all steps of the phase. Empty for other steps.
     training: Mapping[str, Figure] = field(default_factory=dict)
+    # `tokens` and `sequences` with their scatter; None in older files
+    tokens_a_step: Figure | None = None
+    sequences_a_step: Figure | None = None
 
     @property
     def runs(self) -> int:
@@ -264,6 +267,8 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
         typical_us=paced if paced and paced.mean > 0 else None,
         failed=int(sums.failed.sum()),
         thirds=() if thirds is None else (thirds,),
+        tokens_a_step=figures(elements[:, None], count)[0] if is_counted else None,
+        sequences_a_step=None if sums.sequences is None else figures((sums.sequences * count)[:, None], count)[0],
     )
 
 

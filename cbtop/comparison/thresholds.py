@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 
-from cbtop.comparison.batches import batches_text, has_batch
+from cbtop.comparison.batches import batches_text, has_batch, key_of
 from cbtop.comparison.items import BETWEEN_BRICKS, Brick, PlaceTimes
-from cbtop.comparison.judged import Judged, Outcome, about_place, calls_text, not_in_baseline
+from cbtop.comparison.judged import Judged, Outcome, about_place, calls_text
+from cbtop.comparison.left_out import left_out_of_threshold
 from cbtop.comparison.noise import Change, half_of
 from cbtop.comparison.part_diff import PartDiff, PlaceDiff
 from cbtop.comparison.quantiles import MIN_BEYOND
@@ -70,13 +71,11 @@ def judge(threshold: Threshold, found: RunDiff) -> list[Judged]:
     if name in RATES and threshold.batch is None:
         judged = [_of_phase(threshold, phase, found)]
     elif threshold.is_relative and (part := _only_new(threshold, phase, found)):
-        judged = [Judged(threshold.text, part.name, Outcome.UNKNOWN, _NOT_BEFORE, where=threshold.where)]
+        why = found.why_apart.get(key_of(part.now), _NOT_BEFORE)
+        judged = [Judged(threshold.text, part.name, Outcome.UNKNOWN, why, where=threshold.where)]
     else:
         judged = _in_parts(threshold, _named_parts(threshold, phase, known), found)
-    if threshold.is_relative:
-        alone = [one for one in not_in_baseline(found, threshold.text) if phase in ("", one.about)]
-        judged += [replace(one, where=threshold.where) for one in alone]
-    return judged
+    return judged + left_out_of_threshold(threshold, phase, found)
 
 
 def _of_step(threshold: Threshold, found: RunDiff) -> Threshold:

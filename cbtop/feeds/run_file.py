@@ -129,6 +129,8 @@ def _part(part: StepGroup) -> dict[str, Any]:
         "wall_us": _figure_out(part.wall_us),
         "inside_us": _figure_out(part.inside_us),
         "typical_us": _figure_out(part.typical_us),
+        "tokens_a_step": _figure_out(part.tokens_a_step),
+        "sequences_a_step": _figure_out(part.sequences_a_step),
         "budgets": [[*_brick_out(brick), budget_us] for brick, budget_us in part.budgets.items()],
         "thirds": [
             [_figure_out(one.first), _figure_out(one.last), one.cached and list(one.cached)] for one in part.thirds
@@ -390,6 +392,9 @@ def _part_in(document: object) -> StepGroup:
         places=places,
         budgets=budgets,
         training=training,
+        # older files lack these
+        tokens_a_step=_or_none(_figure)(said.get("tokens_a_step"), "tokens_a_step"),
+        sequences_a_step=_or_none(_figure)(said.get("sequences_a_step"), "sequences_a_step"),
         # older files lack this field
         thirds=tuple(_thirds(one) for one in _list(said.get("thirds", []), "thirds", MAX_RUNS)),
         **plain,

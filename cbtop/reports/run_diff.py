@@ -9,6 +9,7 @@ from typing import Any
 
 from cbtop.comparison.causes import THREADS, Causes, causes_of
 from cbtop.comparison.contents import BESIDE
+from cbtop.comparison.judged import BLIND_PERCENT
 from cbtop.comparison.noise import CONFIDENCE, Change
 from cbtop.comparison.part_diff import FOUND, PartDiff, PlaceDiff, findable_percent
 from cbtop.comparison.phase_rates import IN_STEPS, RATE_UNITS
@@ -47,7 +48,7 @@ def diff_text(found: RunDiff, *, with_verdicts: bool = True) -> str:
             lines += ["", table(_rows(part, cells, causes), left=_NAME_COLUMNS)]
             if more := len(part.cells) - len(cells):
                 lines.append(f"{counted(more, 'more brick')} in layers without a change beyond noise: --format json")
-        lines += ["", *(_verdicts(part, causes) if with_verdicts else ()), power(part)]
+        lines += ["", *(_verdicts(found, part, causes) if with_verdicts else ()), power(part)]
     return "\n".join(lines)
 
 
@@ -61,7 +62,7 @@ def diff_markdown(found: RunDiff, *, with_verdicts: bool = True) -> str:
     lines += ["", *(f"{escaped(line)}  " for line in rate_lines(found))]
     for part in found.parts:
         lines += ["", f"**{escaped(head(part))}**", "", *(f"{escaped(line)}  " for line in _sums(part)), ""]
-        lines += [f"- {escaped(line)}" for line in (_verdicts(part, causes) if with_verdicts else ())]
+        lines += [f"- {escaped(line)}" for line in (_verdicts(found, part, causes) if with_verdicts else ())]
         for title, places in (("", part.bricks), ("layers", part.layers), ("bricks in a layer", _listed_cells(part))):
             if places:
                 lines += ["", *(["<details><summary>" + title + "</summary>", ""] if title else [])]
@@ -344,7 +345,7 @@ def _listed_cells(part: PartDiff) -> list[PlaceDiff]:
     ]
 
 
-def _verdicts(part: PartDiff, causes: Causes) -> list[str]:
+def _verdicts(found: RunDiff, part: PartDiff, causes: Causes) -> list[str]:
     moved = [("slower", place) for place in part.slower]
     moved += [("faster", place) for place in part.bricks if place.verdict == "faster"]
     lines = []
@@ -358,7 +359,7 @@ def _verdicts(part: PartDiff, causes: Causes) -> list[str]:
     is_renamed = any(one.renamed_from for one in part.places)  # this alone changes nothing
     if has_other_calls or (not is_renamed and any(one.phase == part.phase for one in causes.graph)):
         return lines or ["no time has changed beyond noise, but what a step contains has"]
-    return lines or ["nothing has changed beyond noise"]
+    return lines or [_quiet_text(found)]
 
 
 def power(part: PartDiff) -> str:
@@ -477,3 +478,11 @@ FORMATS: dict[str, Callable[[RunDiff], str]] = {
     "folded": diff_folded,
     "speedscope": diff_speedscope,
 }
+
+
+def _quiet_text(found: RunDiff) -> str:
+    """Return the verdict of a part in which nothing changed."""
+    if found.alone_percent <= BLIND_PERCENT:
+        return "nothing has changed beyond noise"
+    share = percent(found.alone_percent)
+    return f"not known: {share} of the new run's time is not compared, and in the rest no change is beyond noise"

@@ -214,16 +214,28 @@ def test_the_part_of_a_longer_typical_step_in_no_call_lies_between_steps() -> No
     (part,) = steady().parts
     balance = Balance(*[(1000.0, 1000.0)] * 5)
     for inside_us, is_between in ((49.0, True), (51.0, False)):
-        step = replace(part.step, change=Change(900.0, 900.0 + inside_us, 1.0))
+        step = replace(part.step, call=Change(900.0, 900.0 + inside_us, 1.0))
         judged = gate_of(typical=Change(1000.0, 1100.0, 5.0), step=step, balance=balance)[STEP]
         assert judged.outcome is Outcome.BROKEN
         assert (judged.guilty == "between steps") is is_between
         assert judged.said.startswith("1.100× ± 0.005, 1.00 ms → 1.10 ms for a typical token, ")
-    unknown = gate_of(typical=Change(1.0, 2.0, 0.005), step=replace(part.step, change=None), balance=balance)
+    unknown = gate_of(typical=Change(1.0, 2.0, 0.005), step=replace(part.step, call=None), balance=balance)
     assert unknown[STEP].guilty == "between steps"
     assert unknown[STEP].said == (
         "2.000× ± 0.005, 1.00 µs → 2.00 µs for a typical token, with the time between steps"
     )
+
+
+def test_with_several_tokens_a_step_each_side_counts_its_own() -> None:
+    (part,) = steady().parts
+    before, now = (replace(one, tokens=tokens) for one, tokens in ((part.before, 8.0), (part.now, 7.9)))
+    # Steps of 80 µs as before, on fewer tokens: a token takes more time inside of steps.
+    step = replace(part.step, call=Change(80.0, 80.0, 0.01), change=Change(10.0, 10.0, 0.01))
+    more = Change(11.0, 11.0 + 80 / 7.9 - 10, 0.01, least_percent=1.0)
+    balance = Balance(*[(10.0, 10.0)] * 5)
+    for slower, is_between in ((more, False), (replace(more, now=12.0), True)):
+        judged = gate_of(before=before, now=now, typical=slower, step=step, balance=balance)[STEP]
+        assert (judged.outcome, judged.guilty == "between steps") == (Outcome.BROKEN, is_between)
 
 
 def test_where_no_change_would_have_been_found_nothing_holds() -> None:
@@ -360,7 +372,7 @@ def test_a_phase_that_the_new_run_lacks_is_no_pass() -> None:
     )
     now = replace(now, too_short=(TooShort("prefill", 3, 20),))
     (judged,) = [one for one in default_gate(diff(base, now)) if one.outcome is not Outcome.HOLDS]
-    assert judged.said == "too few steps in the new run: 3 of 20"
+    assert judged.said == "too few steps in the new run: 3 steps, of 20 needed"
 
 
 def test_of_a_phase_that_was_not_compared_it_is_said_why() -> None:
@@ -391,7 +403,7 @@ def test_work_of_the_new_run_alone_is_no_pass_if_it_takes_much_of_its_time() -> 
         assert [one.outcome for one in relative] == [Outcome.HOLDS, *outcomes]
         assert [one.outcome for one in judge(parse("decode.step<=1.1x"), found)] == [Outcome.HOLDS]
     assert judged[-1].said == (
-        "only the new run has verify (30 steps of about 1 token), and what it alone has takes 11.1 % of its time"
+        "not judged: 11.1 % of the new run's time: only the new run has verify (30 steps of about 1 token)"
     )
 
 
@@ -403,7 +415,8 @@ def test_steps_too_few_to_compare_are_no_pass_if_they_take_much_of_its_time() ->
         judged = default_gate(diff(base, replace(now, too_short=(few,))))
         assert [one.outcome for one in judged if one.about == "compact"] == outcomes
     assert judged[-1].said == (
-        "too few compact steps to be compared, 10 of 20 needed, and what it alone has takes 33.3 % of its time"
+        "not judged: 33.3 % of the new run's time: too few compact steps: 10 steps, of 20 needed; "
+        "use longer runs, or judge one phase, as decode"
     )
     for runs in (1, 6):
         as_before = [replace(made_run(seed, STEADY), too_short=(replace(few, steps=9),)) for seed in range(runs)]

@@ -7,6 +7,7 @@ from math import exp, sqrt
 
 import pytest
 
+from cbtop.comparison.default_gate import default_gate
 from cbtop.comparison.items import BETWEEN_BRICKS, WHOLE_STEP
 from cbtop.comparison.judged import Judged, Outcome
 from cbtop.comparison.noise import Change, Figure, change
@@ -115,7 +116,36 @@ def test_a_phase_of_too_few_steps_is_said() -> None:
     base, now = made_run(1, STEADY), made_run(2, STEADY)
     now = replace(now, too_short=(TooShort("prefill", 3, 20), TooShort("prefill", 2, 20), TooShort("decode", 1, 20)))
     notes = [note for note in diff(base, now).notes if "needed" in note]
-    assert notes == ["prefill: 3 steps in the new run, of 20 needed: left out"]
+    assert notes == ["prefill: left out of the new run: 5 steps in 2 batches of at most 3, of 20 needed in each"]
+    first = TooShort("prefill (warm-up)", 9, 20, 5.0)
+    assert "warm-up: 9 steps of the new run left out" in diff(base, replace(now, too_short=(first,))).notes
+
+
+@pytest.mark.parametrize("text", ["step<=1.05x", "decode.step<=1.05x", "step<=1s", "decode.step<=1s"])
+def test_batches_too_short_to_judge_are_no_pass_if_they_take_much_time(text: str) -> None:
+    base, now = made_run(1, STEADY), made_run(2, STEADY)
+    whole_us = now.parts[0].time_us
+    for share, outcomes in ((0.04, []), (0.2, [Outcome.UNKNOWN])):
+        few = tuple(TooShort("decode", 19, 20, share * whole_us, (batch, None)) for batch in (2, 4))
+        found = diff(replace(base, too_short=few), replace(now, too_short=few))
+        judged = judge(parse(text), found)
+        assert [one.outcome for one in judged] == [Outcome.HOLDS, *outcomes]
+        assert [one.outcome for one in judge(parse("decode[batch=1].step<=1.05x"), found)] == [Outcome.HOLDS]
+        assert [one.outcome for one in default_gate(found) if one.rule == "decode: is compared"] == outcomes
+    assert judged[-1].said == (
+        "not judged: 28.6 % of the new run's time: too few decode steps: 38 steps in 2 batches of at most 19, "
+        "of 20 needed in each; use longer runs, or judge one batch, as decode[batch=1]"
+    )
+
+
+def test_a_limit_without_a_baseline_covers_phases_of_few_steps() -> None:
+    now = made_run(1, STEADY)
+    now = replace(now, too_short=(TooShort("prefill", 19, 20, now.parts[0].time_us),))
+    found = diff(now, now)
+    first, second = judge(parse("step<=1s"), found)
+    assert (first.outcome, second.outcome, second.about) == (Outcome.HOLDS, Outcome.UNKNOWN, "prefill")
+    assert second.said.endswith("use longer runs, or judge one phase, as decode")
+    assert [one.outcome for one in judge(parse("decode.step<=1s"), found)] == [Outcome.HOLDS]
 
 
 def test_of_several_phases_a_threshold_is_on_those_that_have_what_it_names() -> None:
