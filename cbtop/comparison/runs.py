@@ -229,10 +229,7 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
     along = None if cached is None else cached[ran]
     places = PhasePlaces(totals)
     found, pace = place_times(places, totals, [growths[at] for at in ran], recorded, inside[ran], along)
-    paces = None
-    if pace is not None:
-        paces = np.ones(len(blocks))  # the pace of blocks without recorded steps is unknown: assume 1
-        paces[ran] = pace
+    paces = _paces(pace, ran, len(blocks))
     wall = _wall(blocks, every, cached, paces)
     (whole,) = figures(sums.total_ns[:, None] / 1e3, every, cached, paces)
     (recorded_us,) = figures((sums.total_ns - sums.plain_ns)[ran][:, None] / 1e3, recorded, along, pace)
@@ -270,6 +267,15 @@ def part_of(table: NodeTable, work: StepWork, blocks: Sequence[StepBlock]) -> St
         tokens_a_step=figures(elements[:, None], count)[0] if is_counted else None,
         sequences_a_step=None if sums.sequences is None else figures((sums.sequences * count)[:, None], count)[0],
     )
+
+
+def _paces(pace: NDArray[np.float64] | None, ran: NDArray[np.intp], blocks: int) -> NDArray[np.float64] | None:
+    """Return the pace of all blocks. It is unknown for blocks without recorded steps, so it is assumed to be 1."""
+    if pace is None:
+        return None
+    found = np.ones(blocks)
+    found[ran] = pace
+    return found
 
 
 def _wall(
