@@ -309,13 +309,18 @@ def _why_not(base: Snapshot, now: Snapshot, phase: str) -> str:
     return ""
 
 
-def other_model(base: Surroundings, now: Surroundings, base_name: str = "the baseline") -> str:
-    """Return how the models differ, or "" if all reported properties are equal."""
+def other_model(
+    base: Surroundings, now: Surroundings, base_name: str = "the baseline", *, any_type: bool = False
+) -> str:
+    """Return how the models differ, or "" if all reported properties are equal.
+
+    `any_type` allows another type of the weights, which `differences` then returns.
+    """
     if (base.model or base.program) != (now.model or now.program):
         return f"another model: {now.model or now.program}, {base_name} has {base.model or base.program}"
     for what, then, is_now in (
         ("architecture", base.architecture, now.architecture),
-        ("quantization", base.quantization, now.quantization),
+        ("type of weights", base.quantization, base.quantization if any_type else now.quantization),
         ("number of layers", base.layers, now.layers),
     ):
         if then != is_now:
@@ -326,6 +331,7 @@ def other_model(base: Surroundings, now: Surroundings, base_name: str = "the bas
 def differences(base: Surroundings, now: Surroundings) -> list[str]:
     """Return the differences in surroundings that the user may want to compare."""
     differ = [
+        ("type of weights", base.quantization, now.quantization),
         ("rank", base.rank, now.rank),
         ("host", base.host, now.host),
         ("GPU", ", ".join(base.devices), ", ".join(now.devices)),

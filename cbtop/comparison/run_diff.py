@@ -140,7 +140,7 @@ def _not_alike(runs: Sequence[Run], *, anyway: bool, may_lack_records: bool) -> 
     for one, other in combinations(runs, 2):
         if len(runs) >= MIN_LEARNED and is_same_run(one, other):
             return f"{one.name} is there twice"
-        why_not = other_model(one.surroundings, other.surroundings, one.name)
+        why_not = other_model(one.surroundings, other.surroundings, one.name, any_type=anyway)
         if not (why_not or anyway):
             lost = "" if may_lack_records else losses(one, other, one.name)
             why_not = lost or other_machine(one, other, one.name)
@@ -156,7 +156,7 @@ def is_same_run(one: Run, other: Run) -> bool:
 
 def _why_not(base: Run, now: Run, *, anyway: bool, may_lack_records: bool) -> str:
     """Return why the runs are not comparable, or ""."""
-    why_not = other_model(base.surroundings, now.surroundings)
+    why_not = other_model(base.surroundings, now.surroundings, any_type=anyway)
     if not anyway and is_same_run(base, now):
         why_not = f"both are the same run, {base.name}: of a run compared with itself nothing has ever changed"
     if not (why_not or anyway):

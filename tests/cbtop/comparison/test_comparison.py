@@ -93,7 +93,10 @@ def test_the_list_has_the_rate_change_of_each_process_or_why_it_is_unknown(tmp_p
 
 REASONS = [
     (replace(BASE, surroundings=replace(AT, model="other")), "another model: made 8L, the baseline has other"),
-    (replace(BASE, surroundings=replace(AT, quantization="F16")), "another quantization: Q4_K, the baseline has F16"),
+    (
+        replace(BASE, surroundings=replace(AT, quantization="F16")),
+        "another type of weights: Q4_K, the baseline has F16",
+    ),
     (replace(BASE, surroundings=replace(AT, model=None)), "another model: made 8L, the baseline has made.py"),
     (with_phase(BASE, tokens=4.0), "another batch: 1.00 tokens a step, the baseline has 4.00"),
     (with_phase(BASE, sequences=8.0), "another batch: 1.00 sequences a step, the baseline has 8.00"),

@@ -582,3 +582,12 @@ def test_too_few_steps_count_for_the_new_run_by_their_extra_share_of_time() -> N
     assert [one.phase for one in diff(as_before, new).alone_short] == ["encode"]
     assert [one.phase for one in diff(base, replace(new, parts=base.parts), "decode").alone_short] == []
     assert RunDiff(base, replace(new, parts=(), too_short=())).alone_percent == 0.0
+
+
+def test_runs_with_other_types_of_weights_are_compared_if_the_user_insists() -> None:
+    base = made_run(1, STEADY)
+    now = replace(made_run(2, STEADY), surroundings=replace(base.surroundings, quantization="F16"))
+    assert diff(base, now).why_not == "another type of weights: F16, the baseline has Q4_K"
+    found = diff(base, now, anyway=True)
+    assert found.parts
+    assert "type of weights F16, was Q4_K" in found.notes
