@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: make torch")
+
 from cbtop.profiler.instrument import attach
 from cbtop.profiler.instrument.conditions import conditions_of
 from cbtop.profiler.profiler import BrickProfiler

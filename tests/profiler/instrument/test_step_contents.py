@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("torch", reason="torch is not installed: make torch")
+
 from cbtop.profiler.instrument import attach, step_contents
 from cbtop.profiler.instrument.step_contents import COUNTED
 from cbtop.profiler.instrument.torch_internals import dispatch_modes
