@@ -604,7 +604,8 @@ class Running(Host):
         except ValueError as error:
             self.said.append(repr(error))
         position = self.profiler._path.position
-        self.said.append(f"{position.step} {position.recording} {position.lane} {len(unit().open)}")
+        step = type(position.step).__name__
+        self.said.append(f"{step} {position.recording} {position.lane} {len(unit().open)}")
 
 
 @settings(max_examples=settings.default.max_examples // 2)
@@ -612,6 +613,7 @@ class Running(Host):
 def test_any_runs_of_a_runner_leave_in_c_what_they_leave_in_python(runs: list[Any], every: int) -> None:
     found = []
     for in_python in (True, False):
+        unit().open.clear()  # a step that waits for a token when the host raises stays open until the next one
         memory = Memory()
         with pytest.MonkeyPatch.context() as patch:
             host = Running(memory, every, in_python=in_python, patch=patch)
