@@ -150,7 +150,7 @@ def halvings(commits: int) -> int:
 
 def runs_needed(commits: int, rounds: int) -> tuple[int, int]:
     """Return the least and the largest number of runs for a search, with one warm-up of each commit."""
-    from cbtop.comparison.runs import MIN_LEARNED
+    from cbtop.comparison.noise import MIN_LEARNED
 
     least, most = (2 + 3 * each + halvings(commits) * (1 + 2 * each) for each in (MIN_LEARNED, rounds))
     return least, most + 2 + 2 * rounds  # the comparison with the parent
@@ -184,7 +184,7 @@ def _minutes(text: str) -> float:
 
 
 def _rounds(text: str) -> int:
-    from cbtop.comparison.runs import MIN_LEARNED
+    from cbtop.comparison.noise import MIN_LEARNED
 
     value = count(text)
     if value < MIN_LEARNED:

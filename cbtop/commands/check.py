@@ -308,7 +308,7 @@ def _gate_of_structure(
 def _warn_of_few(base_runs: int, judged: Sequence[Judged], *, has_thresholds: bool) -> None:
     """Write on stderr what too few base runs mean for the result, unless a verdict says it."""
     from cbtop.comparison.default_gate import SCATTER_UNKNOWN
-    from cbtop.comparison.runs import MIN_LEARNED
+    from cbtop.comparison.noise import MIN_LEARNED
 
     if not 0 < base_runs < MIN_LEARNED:
         return
@@ -447,8 +447,8 @@ def _line(lines: Sequence[str], name: str, value: str) -> int:
 
 
 def _learn(options: argparse.Namespace) -> int:
+    from cbtop.comparison.noise import MIN_LEARNED
     from cbtop.comparison.run_diff import diff_of
-    from cbtop.comparison.runs import MIN_LEARNED
     from cbtop.feeds.run_file import write_runs
     from cbtop.reports.run_diff import power
 

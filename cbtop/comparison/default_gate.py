@@ -16,11 +16,10 @@ from cbtop.comparison.judged import (
     ratio_text,
 )
 from cbtop.comparison.left_out import left_out_of_gate
-from cbtop.comparison.noise import Change
+from cbtop.comparison.noise import MIN_LEARNED, Change
 from cbtop.comparison.part_diff import PartDiff, PlaceDiff, findable_percent
 from cbtop.comparison.rate_diff import RateDiff
 from cbtop.comparison.run_diff import RunDiff
-from cbtop.comparison.runs import MIN_LEARNED
 from cbtop.comparison.short_steps import short_steps
 from cbtop.comparison.steadiness import steadiness
 from cbtop.units import count, counted, duration, number, percent

@@ -14,7 +14,7 @@ from math import hypot
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.comparison.noise import MIN_BLOCKS, Change, Figure, change_between_runs, figures, learned
+from cbtop.comparison.noise import MIN_BLOCKS, MIN_LEARNED, Change, Figure, change_between_runs, figures, learned
 from cbtop.comparison.quantiles import MEDIAN, CallTimes
 from cbtop.profiler.analysis.growth import Growth
 from cbtop.profiler.analysis.histograms import Column
@@ -22,7 +22,6 @@ from cbtop.profiler.analysis.histograms import Column
 ALIKE_TOKENS = 0.02  # ignored relative difference of the tokens per step of two thirds
 USUAL_SPREADS = 4.0  # in median absolute deviations from the median time between steps; a longer time is a pause
 LEAST_PERCENT = 10.0  # clocks drift by less than this from run to run without a cause in the program
-_MIN_RUNS = 3  # minimum number of runs that show how drift scatters
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class Drift:
     @property
     def base_runs(self) -> int:
         """Number of base runs that show how drift scatters, or 1 if too few do."""
-        return len(self.base_ratios) if len(self.base_ratios) >= _MIN_RUNS else 1
+        return len(self.base_ratios) if len(self.base_ratios) >= MIN_LEARNED else 1
 
     @property
     def percent(self) -> float:
@@ -130,4 +129,4 @@ def _ratio(thirds: Thirds, slope: float) -> Figure:
 
 
 def _mean(ratios: Sequence[Figure]) -> Figure:
-    return learned([ratios])[0] if len(ratios) >= _MIN_RUNS else ratios[0]
+    return learned([ratios])[0] if len(ratios) >= MIN_LEARNED else ratios[0]

@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 
 Flags = NDArray[np.bool_]
 
+MIN_LEARNED = 3  # minimum number of runs; two runs say little about scatter
 MIN_BLOCKS = 5  # fewer blocks do not show their spread
 # minimum length of a call, in clock resolutions; the clock's error is then at most a fifth of the call
 READINGS = 5.0
+WARM_UP_SPREADS = 4.0  # in median absolute deviations above the median; one block in 300 exceeds this by chance
 ENOUGH_BLOCKS = 20  # this many uncorrelated blocks show their spread well enough
 LEAST_PERCENT = 3.0  # two runs on one machine may differ by about this much without a cause
 LEAST_LEARNED_PERCENT = 1.0  # minimum difference if the scatter of runs is known: the error of a histogram's median
@@ -166,12 +168,12 @@ def figures(
     is_of_columns = weight.ndim == 2
     weight = weight if is_of_columns else weight[:, None]
     total = weight.sum(axis=0)
-    mean = _divided(amount.sum(axis=0), total)
+    mean = divided(amount.sum(axis=0), total)
     off = amount - weight * mean
     slope, fitted, of_slope = np.zeros_like(mean), 1, np.zeros(1)  # `fitted` parameters are fitted to the blocks
     # If all blocks have the same `along`, a line would only fit rounding errors.
     if along is not None and np.ptp(along) > 0:
-        centred = along[:, None] - _divided(along @ weight, total)
+        centred = along[:, None] - divided(along @ weight, total)
         slope, of_slope = _line(amount, weight, centred)
         fitted = 2
         if beside is not None:
@@ -187,7 +189,7 @@ def figures(
         error[known] = np.maximum(error[known], usual / equal * mean[known])
     even = np.full(mean.shape, blocks)
     if is_of_columns:
-        even = np.minimum(blocks, np.rint(_divided(total**2, (weight**2).sum(axis=0)))).astype(np.int64)
+        even = np.minimum(blocks, np.rint(divided(total**2, (weight**2).sum(axis=0)))).astype(np.int64)
     columns = (mean, error, np.maximum(2, even + 1 - fitted), slope, error * of_slope)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     each = [Figure(one, by, of, slope=grows, slope_error=grows_by) for one, by, of, grows, grows_by in rows]
@@ -205,11 +207,11 @@ def _line(
     The error assumes that blocks scatter around the line as they do around the mean.
     """
     spread = (weight * along**2).sum(axis=0)
-    error = _divided(weight.mean(axis=0) * np.sqrt(len(weight) * (along**2).sum(axis=0)), spread)
-    return _divided((along * amount).sum(axis=0), spread), error
+    error = divided(weight.mean(axis=0) * np.sqrt(len(weight) * (along**2).sum(axis=0)), spread)
+    return divided((along * amount).sum(axis=0), spread), error
 
 
-def _divided(amount: NDArray[np.float64], by: NDArray[np.float64]) -> NDArray[np.float64]:
+def divided(amount: NDArray[np.float64], by: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return `amount / by`, and 0 if `by` is 0."""
     found: NDArray[np.float64] = np.divide(amount, by, out=np.zeros(np.broadcast(amount, by).shape), where=by > 0)
     return found
@@ -241,7 +243,7 @@ def _errors(off: NDArray[np.float64], weight: NDArray[np.float64], fitted: int) 
     worth = max(_LEAST_WORTH, blocks * (1 - usual) / (1 + usual))
     # Correlated blocks scatter less around their own mean than around the true mean.
     variance = squares / (blocks * max(1 - fitted / worth, 1 / _LEAST_WORTH))
-    return _divided(np.sqrt(variance / worth), weight.mean(axis=0)), worth
+    return divided(np.sqrt(variance / worth), weight.mean(axis=0)), worth
 
 
 def _by_twos(blocks: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -274,7 +276,7 @@ def telling_blocks(off: NDArray[np.float64]) -> NDArray[np.int64]:
     With this number of blocks, Student's distribution has the degrees of freedom of the variance's own variance.
     """
     blocks = len(off)
-    kurtosis = blocks * _divided((off**4).sum(axis=0), (off**2).sum(axis=0) ** 2)
+    kurtosis = blocks * divided((off**4).sum(axis=0), (off**2).sum(axis=0) ** 2)
     freedom = np.divide(2 * blocks, kurtosis - 1, out=np.full(off.shape[1], float(blocks)), where=kurtosis > 1)
     found: NDArray[np.int64] = np.clip(freedom + 1, 2, blocks).astype(np.int64)
     return found
@@ -298,6 +300,16 @@ def change_between_runs(before: Figure, now: Figure, compared: int) -> Change:
         return inside
     found = _change(before, replace(now, error=0.0), compared, 1, by_ratio=False)
     return found if found.half > inside.half else replace(inside, least_percent=found.least_percent)
+
+
+def slow_start(us: NDArray[np.float64]) -> int:
+    """Return the number of blocks at the beginning that are much slower than the median block (at most a fifth).
+
+    `us` is the time of a step in each block.
+    """
+    usual = np.median(us)
+    is_slow = us > usual + WARM_UP_SPREADS * np.median(np.abs(us - usual))
+    return min(int(np.argmin(is_slow)), len(us) // 5, len(us) - MIN_BLOCKS)
 
 
 def half_of(figure: Figure, compared: int = 1) -> float:

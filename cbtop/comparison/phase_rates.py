@@ -15,14 +15,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.comparison.noise import MIN_BLOCKS, Figure, figures, learned
+from cbtop.comparison.noise import MIN_BLOCKS, Figure, figures, learned, slow_start
 from cbtop.comparison.rate_blocks import PhaseSums, RateBlock, RateBlocks
 from cbtop.profiler.analysis.graph.node_table import NodeTable
 from cbtop.profiler.analysis.graph.nodes import display_name
 
 TOKENS, STEPS, SAMPLES, IN_STEPS = "tokens_per_sec", "steps_per_sec", "samples_per_sec", "in_steps"
 RATE_UNITS = {TOKENS: "tokens/s", STEPS: "steps/s", SAMPLES: "samples/s", IN_STEPS: "tokens/s in steps"}
-WARM_UP_SPREADS = 4.0  # in median absolute deviations above the median; one block in 300 exceeds this by chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +121,8 @@ def _times_us(blocks: Sequence[RateBlock], node: int, per_sec: Mapping[str, floa
         return {}
     # A phase may end before the others begin, as in a process that first reads all prompts. So the error is that of
     # the time in which the phase ran.
-    blocks = _warm(blocks[ran[0] : ran[-1] + 1])
+    blocks = blocks[ran[0] : ran[-1] + 1]
+    blocks = blocks[slow_start(np.array([block.wall_ns / block.steps for block in blocks])) :]
     phases = [block.phases.get(node, PhaseSums()) for block in blocks]
     if sum(one.steps > 0 for one in phases) < MIN_BLOCKS:
         return {}
@@ -160,15 +160,6 @@ def _at_mean(figure: Figure, mean_us: float, *, halved: bool) -> Figure:
         slope_error=figure.slope_error * ratio,
         blocks=max(MIN_BLOCKS, figure.blocks // 2) if halved else figure.blocks,
     )
-
-
-def _warm(blocks: Sequence[RateBlock]) -> Sequence[RateBlock]:
-    """Drop blocks at the beginning that are much slower than the median block (at most a fifth of all blocks)."""
-    us = np.array([block.wall_ns / block.steps for block in blocks])
-    usual = np.median(us)
-    is_slow = us > usual + WARM_UP_SPREADS * np.median(np.abs(us - usual))
-    first = min(int(np.argmin(is_slow)), len(blocks) // 5, len(blocks) - MIN_BLOCKS)
-    return blocks[first:]
 
 
 def _cached(phases: Sequence[PhaseSums]) -> NDArray[np.float64] | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cbtop.comparison.noise import MIN_BLOCKS, Figure, figures, telling_blocks
+from cbtop.comparison.noise import MIN_BLOCKS, Figure, divided, figures, telling_blocks
 from cbtop.profiler.analysis.growth import Growth
 from cbtop.profiler.analysis.histograms import (
     BUCKETS,
@@ -99,7 +99,7 @@ class CallTimes:
         known = (fraction - off > 0) & (fraction + off < 1) & is_enough
         steepest = self._steepest(fraction, off, value_us)
         us_a_share = np.maximum(self._us_a_share(fraction, off), steepest / _MAX_STRETCH)
-        stretch = np.maximum(1.0, _divided(steepest, us_a_share))
+        stretch = np.maximum(1.0, divided(steepest, us_a_share))
         error_us = us_a_share * stretch * off
         typical_us = us_a_share * (above - self.by_block * (1 - fraction))
         typical_us += self.by_block * (value_us + np.outer(self._off, self._growth_us))
@@ -121,7 +121,7 @@ class CallTimes:
         """Return by how many µs the quantile of each place moves per share of calls, on both sides together."""
         reach = np.minimum(_NEAR_ERRORS * off, min(fraction, 1 - fraction) / 2)
         low_us, high_us = (np.nan_to_num(self._sorted.at(fraction + side * reach)) for side in (-1, 1))
-        return _divided(high_us - low_us, 2 * reach)
+        return divided(high_us - low_us, 2 * reach)
 
     def _steepest(
         self, fraction: float, off: NDArray[np.float64], value_us: NDArray[np.float64]
@@ -135,7 +135,7 @@ class CallTimes:
         for side, most in ((-1, fraction), (1, 1 - fraction)):
             reach = np.minimum(_COVERED_ERRORS * off, most / 2)
             moved_us = side * (np.nan_to_num(self._sorted.at(fraction + side * reach)) - value_us)
-            steepest = np.maximum(steepest, _divided(moved_us, reach))
+            steepest = np.maximum(steepest, divided(moved_us, reach))
         return steepest
 
     def _straighten(self, pace: NDArray[np.float64] | None) -> None:
@@ -181,12 +181,6 @@ class _Sorted:
         part = 1 - (self._running[at] - rank) / self._counts[at]
         found: NDArray[np.float64] = (begin + np.clip(part, 0, 1) * (end - begin)) / 1e3
         return np.where(self.calls > 0, found, np.nan)
-
-
-def _divided(amount: NDArray[np.float64], by: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return `amount / by`, and 0 if `by` is 0."""
-    found: NDArray[np.float64] = np.divide(amount, by, out=np.zeros(len(by)), where=by > 0)
-    return found
 
 
 def _cells(block: Growth, place_of: Column, at: int) -> tuple[Column, Column, Column, Column]:

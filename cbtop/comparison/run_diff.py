@@ -14,10 +14,11 @@ from itertools import combinations
 from cbtop.comparison.batches import PartKey, key_of, part_names
 from cbtop.comparison.comparison import differences, other_model
 from cbtop.comparison.machine_differences import losses, other_clock, other_load, other_machine, other_pace
+from cbtop.comparison.noise import MIN_LEARNED
 from cbtop.comparison.part_diff import PartDiff, compared_figures, part_diff, work_text
 from cbtop.comparison.rate_diff import RateDiff, main_rates
 from cbtop.comparison.run_sets import together
-from cbtop.comparison.runs import MIN_LEARNED, Run, StepGroup, TooShort
+from cbtop.comparison.runs import Run, StepGroup, TooShort
 from cbtop.comparison.short_steps import ShortSteps, short_steps, warm_up_steps
 from cbtop.protocol.vocabulary import is_warm_up
 from cbtop.units import count, counted, percent

@@ -16,12 +16,12 @@ from statistics import median
 
 from cbtop.comparison.contents import contents_together
 from cbtop.comparison.items import Brick
-from cbtop.comparison.noise import Figure, learned
+from cbtop.comparison.noise import MIN_LEARNED, Figure, learned
 from cbtop.comparison.part_diff import covers, moved_to, work_text
 from cbtop.comparison.phase_rates import rates_together
 from cbtop.comparison.place_changes import shared_ratio
 from cbtop.comparison.places_together import places_together
-from cbtop.comparison.runs import MIN_LEARNED, MissingPart, Run, StepGroup, TooShort
+from cbtop.comparison.runs import MissingPart, Run, StepGroup, TooShort
 from cbtop.units import count, counted
 
 MAX_NAMED = 8  # lacking bricks that one gap names

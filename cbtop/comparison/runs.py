@@ -30,7 +30,7 @@ from cbtop.comparison.items import (
     median_of,
     place_times,
 )
-from cbtop.comparison.noise import MIN_BLOCKS, Figure, figures, stretched
+from cbtop.comparison.noise import MIN_BLOCKS, Figure, figures, slow_start, stretched
 from cbtop.comparison.phase_rates import PhaseRates
 from cbtop.comparison.quantiles import MEDIAN, P99, CallTimes
 from cbtop.comparison.step_blocks import StepBlock, StepWork
@@ -43,9 +43,7 @@ from cbtop.profiler.analysis.phase_totals import PhaseTotals
 from cbtop.profiler.analysis.stats import NodeStats
 from cbtop.protocol.vocabulary import NodeKind
 
-WARM_UP_SPREADS = 4.0  # in median absolute deviations above the median; one block in 300 exceeds this by chance
 MAX_KERNELS = 8  # kernels listed per brick
-MIN_LEARNED = 3  # minimum number of runs; two runs say little about scatter
 
 _KEPT, _KEPT_GIVEN, _SEQUENCES, _SEQUENCES_GIVEN, _PLAIN, _PLAIN_TOKENS, _PLAIN_NS = (
     SPARSE_COLUMNS.index(name)
@@ -305,9 +303,7 @@ def _warm(blocks: Sequence[StepBlock], step: int) -> tuple[Sequence[StepBlock], 
     us = np.array(
         [block.growth.column("total_ns")[block.growth.node == step].sum() / block.steps for block in blocks]
     )
-    usual = np.median(us)
-    is_slow = us > usual + WARM_UP_SPREADS * np.median(np.abs(us - usual))
-    first = min(int(np.argmin(is_slow)), len(blocks) // 5, len(blocks) - MIN_BLOCKS)
+    first = slow_start(us)
     return blocks[first:], sum(block.steps for block in blocks[:first])
 
 

@@ -217,7 +217,7 @@ class OpenStep:
     def ended(self) -> None:
         """Handle the return of the model's call: end the step, or let the step wait for its token."""
         returned_ns = clock.perf_counter_ns()
-        if isinstance(self._in_burst, CountedStep):
+        if self._in_burst is not None and isinstance(self._in_burst, CountedStep):
             self._end_in_burst()
         if not self.waits:
             self.active.returned_ns = returned_ns

@@ -11,7 +11,7 @@ from cbtop.commands.shared.bisect_trees import BrokenCommitError, Repository
 from cbtop.commands.shared.runs import OverdueError
 from cbtop.comparison.bisect_verdict import Assessment, CommitVerdict, Wanted, assess, said_of, verdict_of, wanted_of
 from cbtop.comparison.judged import Outcome
-from cbtop.comparison.runs import MIN_LEARNED
+from cbtop.comparison.noise import MIN_LEARNED
 from cbtop.comparison.threshold_grammar import Threshold
 from cbtop.errors import UsageError
 from cbtop.reports.bisect import SHORT, BisectResult, CommitResult, End
