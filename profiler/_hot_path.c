@@ -1811,6 +1811,41 @@ call_after(PyObject *Py_UNUSED(module), PyObject *args)
     return PyCFunction_New(&prepared_call, args);
 }
 
+/* Run an operation of torch, then call `self.ran(operation, result)`. No Python frame stands between the host's code
+   and the operation, so the traceback of its exceptions is the same as without cbtop. */
+static PyObject *
+run_counted(PyObject *self, PyObject *args)
+{
+    PyObject *operation, *types, *positional, *named = NULL;
+    if (!PyArg_UnpackTuple(args, "__torch_dispatch__", 3, 4, &operation, &types, &positional, &named))
+        return NULL;
+    /* What an OpOverload calls in its `__call__`. Operations of higher order have no such attribute. */
+    PyObject *call = PyObject_GetAttrString(operation, "_op");
+    if (call == NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError))
+            return NULL;
+        PyErr_Clear();
+        call = Py_NewRef(operation);
+    }
+    PyObject *result = PyObject_Call(call, positional, named == Py_None ? NULL : named);
+    Py_DECREF(call);
+    if (result == NULL)
+        return NULL;
+    PyObject *done = PyObject_CallMethod(self, "ran", "OO", operation, result);
+    if (done == NULL)
+        Py_CLEAR(result);
+    Py_XDECREF(done);
+    return result;
+}
+
+static PyMethodDef counted_operation = {"run_counted", run_counted, METH_VARARGS, NULL};
+
+static PyObject *
+count_operations(PyObject *Py_UNUSED(module), PyObject *mode)
+{
+    return PyCFunction_New(&counted_operation, mode); /* torch requires that its `__self__` is the mode */
+}
+
 static PyObject *
 compile_slot(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -2416,6 +2451,10 @@ static PyMethodDef functions[] = {
     {"call_after", call_after, METH_VARARGS,
      "call_after(prepared, look, module, /)\n--\n\n"
      "Make a call that calls what `prepared(look, module)` returns, from no Python frame."},
+    {"count_operations", count_operations, METH_O,
+     "count_operations(mode, /)\n--\n\n"
+     "Make the `__torch_dispatch__` of `mode`. It runs each operation from no Python frame, and then calls\n"
+     "`mode.ran(operation, result)`."},
     {"copy_builtin", copy_builtin, METH_O,
      "copy_builtin(function, /)\n--\n\n"
      "Make a builtin function that always does what `function` does when it is not timed."},

@@ -33,6 +33,7 @@ from cbtop.profiler.instrument.awaited import once_imported, stop_awaiting
 from cbtop.profiler.instrument.capturing import Capture, CapturedCall, Last, captures
 from cbtop.profiler.instrument.classification import RESIDUAL_ADD
 from cbtop.profiler.instrument.functions import brick_of_function, brick_of_name
+from cbtop.profiler.instrument.module_tree import modules_by_path
 from cbtop.profiler.instrument.open_step import unit
 from cbtop.profiler.instrument.torch_internals import without_torch_function
 from cbtop.profiler.instrument.trouble import log_once, log_own_error
@@ -338,11 +339,13 @@ class Naming:
         self._modules = found or {}
         self.is_known = found is not None
 
-    def _below(self, module: nn.Module | None, prefix: str = "", known: Any = None) -> dict[str, nn.Module] | None:
+    def _below(
+        self, module: nn.Module | None, prefix: str = "", known: dict[str, nn.Module] | None = None
+    ) -> dict[str, nn.Module] | None:
         """Return the modules of the graph, by path, if `module` is the compiled module. Otherwise return None."""
         if module is None:
             return None
-        inside: dict[str, nn.Module] = dict(module.named_modules(remove_duplicate=False)) if known is None else known
+        inside = modules_by_path(module) if known is None else known
         found = {"": inside[prefix]}
         for path, kind in self.compiled.classes.items():
             one = inside.get(".".join(filter(None, (prefix, path))))
@@ -356,7 +359,7 @@ class Naming:
 
         Returns None if several modules are possible, or if the module is inside a layer or brick.
         """
-        known = dict(model.named_modules(remove_duplicate=False))
+        known = modules_by_path(model)
         path = next(filter(None, self.compiled.classes), None)
         if path is None:
             return None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from cbtop.profiler.conditions import conditions
+from cbtop.profiler.instrument.module_tree import parameters_of
 from cbtop.protocol.structure_messages import Conditions
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ _LIBRARIES = {
 
 def conditions_of(model: nn.Module) -> Conditions:
     """Return the conditions of this process, which runs `model`."""
-    devices = {weight.device.type for weight in model.parameters()}
+    devices = {weight.device.type for weight in parameters_of(model)}
     known = {}
     if "cpu" in devices:
         known["instructions"] = torch.backends.cpu.get_cpu_capability()

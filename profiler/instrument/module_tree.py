@@ -4,7 +4,7 @@ Rules
 - Modules are distinguished by `id`, because a class may be unhashable, or define `__eq__`, `__bool__` or `__len__`.
 - If no class of torch has an attribute, it is not read from torch's own modules, because a miss in
   `Module.__getattr__` takes 1 us.
-- All functions take time linear in the number of modules. `first_tensor` stops at the first tensor.
+- All functions take time linear in the number of modules. `first_tensor` and `first_trained` stop at what they find.
 """
 
 from __future__ import annotations
@@ -45,6 +45,24 @@ def modules_of(root: Module) -> list[Module]:
     if walked is not None and walked.root is root:
         return walked.modules[:]
     return _modules_of(root)
+
+
+def modules_by_path(root: Module) -> dict[str, Module]:
+    """Return `root` as "" and all modules inside it, each under all its paths, such as `layers.0.mlp`.
+
+    `Module.named_modules` hashes the modules, which the host's classes may forbid.
+    """
+    found: dict[str, Module] = {}
+    waiting: list[tuple[str, Module, frozenset[int]]] = [("", root, frozenset())]
+    while waiting:
+        path, module, around = waiting.pop()
+        found[path] = module
+        around |= {id(module)}
+        prefix = f"{path}." if path else ""
+        for name, child in reversed(submodules(module).items()):
+            if child is not None and id(child) not in around:
+                waiting.append((prefix + name, child, around))
+    return found
 
 
 def _modules_of(root: Module) -> list[Module]:
@@ -156,26 +174,46 @@ def parameters_of(module: Module) -> list[Tensor]:
 
 
 def first_tensor(module: Module) -> Tensor | None:
-    """Return the first parameter in `module`. Without parameters, return the first buffer or None.
+    """Return the first parameter in `module`. Without parameters, return the first buffer or None."""
+    parameter = _first(module, own_parameters, _is_any)
+    return _first(module, own_buffers, _is_any) if parameter is None else parameter
+
+
+def first_trained(module: Module) -> Tensor | None:
+    """Return the first parameter in `module` that requires a gradient, or None."""
+    return _first(module, own_parameters, _requires_grad)
+
+
+def _is_any(tensor: Tensor | None) -> bool:
+    return tensor is not None
+
+
+def _requires_grad(tensor: Tensor | None) -> bool:
+    return tensor is not None and tensor.requires_grad
+
+
+def _first(
+    module: Module, own: Callable[[Module], dict[str, Tensor | None]], is_wanted: Callable[[Tensor | None], bool]
+) -> Tensor | None:
+    """Return the first wanted tensor of those that `own` returns for `module` and each module inside it, or None.
 
     This function uses no generators: an exception that a signal handler raises while a generator ends would be lost.
     """
-    for name in ("_parameters", "_buffers"):
-        seen: set[int] = set()
-        waiting = [module]
-        while waiting:
-            one = waiting.pop()
-            if id(one) in seen:
-                continue
-            seen.add(id(one))
-            held = getattr(one, name)
-            if held:
-                for tensor in held.values():
-                    if tensor is not None:
-                        return tensor
-            children = submodules(one)
-            if children:
-                waiting += [child for child in reversed(list(children.values())) if child is not None]
+    seen: set[int] = set()
+    waiting = [module]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        held = own(one)
+        if held:
+            for tensor in held.values():
+                if is_wanted(tensor):
+                    return tensor
+        children = submodules(one)
+        if children:
+            waiting += [child for child in reversed(list(children.values())) if child is not None]
     return None
 
 

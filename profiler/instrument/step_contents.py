@@ -5,6 +5,8 @@ Rules
   until there is a second one, because it also prepares caches. All other steps run as without this file.
 - Operations are counted by a dispatch mode of torch, in the call of the model, if every step is recorded. Compiled
   and scripted code runs other kernels, which a mode does not see. So nothing is counted if there is any.
+- The mode is C code, because a Python frame of cbtop would stand in the traceback of an operation that fails. So
+  nothing is counted without the compiled hot path.
 - Views of tensors are not counted, because they compute nothing.
 """
 
@@ -18,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cbtop.profiler.hot_path import HotPath, chosen
+from cbtop.profiler.instrument.module_tree import modules_of, parameters_of
 from cbtop.profiler.instrument.torch_internals import (
     allocations_of,
     counting,
@@ -34,7 +38,6 @@ from cbtop.protocol.vocabulary import WARM_UP
 if TYPE_CHECKING:
     from torch import nn
 
-    from cbtop.profiler.hot_path import HotPath
     from cbtop.profiler.path import Path
     from cbtop.profiler.profiler import BrickProfiler
     from cbtop.profiler.steps import Steps
@@ -93,11 +96,13 @@ class StepContents:
         is_every = self._steps.profiler_steps.governor is None
         if device.type != "cpu" or not (is_every and is_recorded) or dispatch_modes() or _has_compiled(root):
             return None
+        if chosen() is HotPath:
+            return None
         return CountedOperations(self._steps, lambda counts: self._ran(kind, counts))
 
     @staticmethod
     def _devices(root: nn.Module) -> set[torch.device]:
-        return {weight.device for weight in root.parameters()}
+        return {weight.device for weight in parameters_of(root)}
 
     def _ran(self, kind: Kind, counts: Counter[Operation]) -> None:
         steps = self._operations.setdefault(kind, [])
@@ -163,7 +168,10 @@ class _CountingMode(TorchDispatchMode):  # type: ignore[misc]  # torch declares 
     supports_higher_order_operators = True  # otherwise torch raises an error where the host calls one
 
     def __init__(self, steps: CountedModel, counts: Counter[Operation]) -> None:
+        from cbtop.profiler import _hot_path
+
         super().__init__()
+        self.__torch_dispatch__ = _hot_path.count_operations(self)
         self._path = steps.path
         self._counts = counts
         self.has_failed = False
@@ -173,22 +181,16 @@ class _CountingMode(TorchDispatchMode):  # type: ignore[misc]  # torch declares 
         """Let Dynamo compile as usual. Otherwise code that is first called in this mode would never be compiled."""
         return True
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Keep torch from wrapping this class, which imports all of Dynamo at the first operation (a second)."""
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+    def ran(self, operation: Any, result: Any) -> None:
+        """Count `operation`, which has returned `result`."""
         try:
             # an operation of higher order has no `is_view`
-            if not getattr(func, "is_view", False) and func.name() != "aten::_unsafe_view":
+            if not getattr(operation, "is_view", False) and operation.name() != "aten::_unsafe_view":
                 scope: Any = self._path.position.scope
-                self._counts[max(NO_NODE, int(scope.node)), _name_of(func), _dtype_of(result)] += 1
+                self._counts[max(NO_NODE, int(scope.node)), _name_of(operation), _dtype_of(result)] += 1
         except Exception as error:  # noqa: BLE001 - an error of cbtop must not reach the host
             self.has_failed = True
             log_own_error(error, "the operations of a step are not known")
-        return result
 
 
 def _name_of(func: Any) -> str:
@@ -205,4 +207,4 @@ def _has_compiled(root: nn.Module) -> bool:
     """Whether this process has used `torch.compile`, or the model has scripted parts."""
     if is_compile_used():
         return True
-    return any([isinstance(module, torch.jit.ScriptModule) or is_compiled(module) for module in root.modules()])
+    return any([isinstance(module, torch.jit.ScriptModule) or is_compiled(module) for module in modules_of(root)])

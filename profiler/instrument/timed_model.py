@@ -18,6 +18,7 @@ from torch import get_autocast_dtype, is_autocast_enabled
 from cbtop.profiler.instrument.adapters import state_of_adapters
 from cbtop.profiler.instrument.eager_stamps import Timing
 from cbtop.profiler.instrument.kernel_bursts import bursts_of
+from cbtop.profiler.instrument.module_tree import first_trained
 from cbtop.profiler.instrument.multiplied import AUTOCAST_DEVICES, Mode
 from cbtop.profiler.instrument.step_contents import StepContents
 from cbtop.profiler.instrument.swapping import swapped_in, swaps
@@ -192,15 +193,13 @@ class TimedModel(ABC):
         if root is None:
             return
         with without_torch_function():  # hides cbtop's calls from the host's `__torch_function__`
-            for weight in root.parameters():
-                if weight.requires_grad:
-                    if not weight.is_leaf:
-                        return  # a computed tensor has no gradient, and torch warns if it is read
-                    before, self.weight_version = self.weight_version, version_of(weight)
-                    if weight.grad is not None or before not in (None, self.weight_version):
-                        self.trains = True
-                        self.profiler.announce(Training())
-                    return
+            weight = first_trained(root)
+            if weight is None or not weight.is_leaf:
+                return  # a computed tensor has no gradient, and torch warns if it is read
+            before, self.weight_version = self.weight_version, version_of(weight)
+            if weight.grad is not None or before not in (None, self.weight_version):
+                self.trains = True
+                self.profiler.announce(Training())
 
     def remove(self) -> None:
         """Stop timing all calls of the model."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import sys
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -204,3 +205,31 @@ def _steps_of(model: Any) -> Iterator[Any]:
     from cbtop.profiler.instrument.attachment import attachments
 
     yield from (attachment.steps for attachment in attachments() if attachment.root() is model)
+
+
+def test_an_operation_that_fails_has_only_frames_of_the_host(profiler: BrickProfiler, memory: Memory) -> None:
+    class Failing(Stack):
+        def forward(self, x: Any) -> Any:
+            try:
+                torch.nn.functional.embedding(torch.tensor([9]), torch.ones(3, 4))
+            except IndexError as error:
+                lines.append([frame.name for frame in traceback.extract_tb(error.__traceback__)])
+            return super().forward(x)
+
+    lines: list[list[str]] = []
+    bare, model = Failing(), Failing()
+    attach(model, profiler)
+    model(torch.ones(INPUT))
+    bare(torch.ones(INPUT))
+    assert len(operations(memory)) == 1
+    assert lines[0] == lines[1] == ["forward", "embedding"]
+
+
+def test_without_compiled_code_no_operation_is_counted(
+    profiler: BrickProfiler, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_contents, "chosen", lambda: step_contents.HotPath)
+    model = Stack()
+    attach(model, profiler)
+    model(torch.ones(INPUT))
+    assert operations(memory) == []
