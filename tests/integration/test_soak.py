@@ -63,7 +63,7 @@ def test_every_record_is_reported_under_load_and_no_descriptor_leaks(runtime: Pa
             load.close()
         states = final_states(HOSTS)
     assert max(descriptors) - min(descriptors) <= 2  # a viewer that is just leaving
-    assert len(set(threads)) == 1
+    assert max(threads) - min(threads) <= 2  # the two that sample devices while a viewer listens
     assert sum(state.produced for state in states) == sum(state.received for state in states)
     assert sum(state.produced for state in states) == sum(load.written for load in loads)
 
