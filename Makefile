@@ -82,7 +82,7 @@ wheel: $(READY)  ## build dist/*.tar.gz and dist/*.whl, and try the wheel in an 
 	$(BIN)/python -m tests.wheel
 
 # If the machine was too busy to judge everything, the check ends with exit code 5. `make gate` then prints a line and
-# succeeds. Kernels and the model are stored in the tests' cache, so each is compiled only once.
+# succeeds. Kernels and the model are stored in the cache of the tests, so that they are made only once.
 gate: $(READY)  ## run a whole gate on the demo: six runs tell how runs scatter, a seventh is judged
 	@XDG_CACHE_HOME=$(CURDIR)/.pytest_cache/home $(BIN)/cbtop demo --check || { code=$$?; [ $$code -eq 5 ] || exit $$code; \
 	  echo "make gate: not everything could be judged (exit code 5, see above): this passes, and proves nothing"; }

@@ -22,7 +22,7 @@ from cbtop.protocol.keys import DaemonKeys, ViewerKeys
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # RFC 27
 ZAP_DOMAIN = b"cbtop"
 SAY_AGAIN_S = 60.0
-MAX_PEERS = 256  # limit for the remembered log lines, one per peer, which are not repeated too soon
+MAX_PEERS = 256  # limit for the different peers that are logged within SAY_AGAIN_S
 PROBE_S = 0.3
 
 _WRONG_SERVER_KEY = 0x11000001  # ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC

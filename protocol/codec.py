@@ -88,7 +88,8 @@ def encode(message: messages.Message) -> bytes:
 def encode_node(node: messages.Node) -> EncodedNode:
     """Return the node and its encoding. Raises an error if the node cannot be encoded, or decoded again.
 
-    Decodes the encoding as a test only if a field may have a type other than the declared one.
+    If a field may have a type other than the declared one, the encoding is decoded as a test. Otherwise this test is
+    skipped.
     """
     payload = encode(node)
     if not _is_sure(node):

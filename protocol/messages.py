@@ -280,7 +280,8 @@ class Compilation:
 class Training:
     """Says that the process trains.
 
-    A call of its model found weights or gradients that had changed, so the process computes gradients between steps.
+    It is sent when a call of a model finds gradients or changed weights, or when an optimizer with weights of a model
+    is seen.
     """
 
 
@@ -521,8 +522,8 @@ class RecordBatch:
     """The records themselves, for viewers that record.
 
     The ring numbers its records. A batch covers the numbers from `first` to below `produced`. It contains `count`
-    records, because the others were overwritten or rejected. The next batch begins at `produced`. If its `first` is
-    greater, a batch was lost.
+    records. The others were overwritten or rejected. The next batch begins at `produced`. If its `first` is greater,
+    a batch was lost.
     """
 
     source: str

@@ -138,7 +138,7 @@ Record = Callable[[int, int, int, int], None]
 
 
 def fence() -> None:
-    """Wait until other processors see all memory accesses before this call, before any access after it.
+    """Make other processors see all memory accesses before this call ahead of all accesses after it.
 
     `release` completes all earlier accesses, and the second `acquire` holds back all later ones. An `acquire`
     followed by a `release` would not be enough, because accesses from both sides could move in between. No other
@@ -153,7 +153,7 @@ def fence() -> None:
 def pack_in_order(
     memory: memoryview | bytearray, at: int, start_ns: int, end_ns: int, elements: int, tag: int, number: int
 ) -> None:
-    """Pack a record as RECORD.pack_into does, in the same order on every machine.
+    """Pack a record like RECORD.pack_into, but store its words in the same order on every machine.
 
     Raises struct.error in the same cases.
     """

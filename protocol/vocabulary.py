@@ -185,8 +185,9 @@ class SyncMode(IntEnum):
     """When a profiler waits for the device: around every brick, at the end of a layer, at the end of a step, or
     never.
 
-    NONE records nothing. The other modes are the same on the host's own clock, because no wait is needed there. With
-    a clock that reports its marks without a wait, the end of a step does not wait either.
+    With NONE, nothing is recorded. On the host's own clock, no wait is needed, so all other modes do the same. Some
+    device clocks report their marks without a wait. With such a clock, the profiler does not wait at the end of a
+    step either.
     """
 
     IMMEDIATE = 0

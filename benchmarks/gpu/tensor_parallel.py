@@ -116,7 +116,7 @@ class Decoder(nn.Module):
 
 
 class Rank:
-    """The decoder of one rank in bf16 and its decode step. The number of the GPU is that of the rank."""
+    """The decoder of one rank in bf16 and its decode step. The GPU has the number of the rank."""
 
     def __init__(self, sizes: Sizes) -> None:
         self.rank, ranks = dist.get_rank(), dist.get_world_size()

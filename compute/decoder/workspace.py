@@ -52,8 +52,8 @@ class Workspace:
     ) -> Workspace:
         """Make the buffers with `zeros(shape, dtype)`.
 
-        If norms make int8 codes, `int8_scratch` is the scratch of products, otherwise None. With it, the norms of the
-        layers and the final norm get separate buffers for codes.
+        `int8_scratch` is the scratch of products if norms make int8 codes, otherwise None. If norms make codes, the
+        norms of the layers and the final norm write them into separate buffers.
         """
 
         def floats(*shape: int) -> Any:

@@ -111,8 +111,8 @@ def of_rows(function: Any, rows: int, vectors: int) -> Any:
 _scores_of_six, _scores_of_four = (of_rows(_scores, rows, 2 if WIDE else 1) for rows in (MANY, SOME))
 _add_values_of_six, _add_values_of_four = (of_rows(_add_values, rows, 2 if WIDE else 1) for rows in (MANY, SOME))
 _scores_of_pair, _add_values_of_pair = of_rows(_scores, PAIR, 2), of_rows(_add_values, PAIR, 2)
-# For the last vector of a head with an odd number of vectors. They are not needed if the functions above process only
-# one vector at a time.
+# These functions process the last vector of a head with an odd number of vectors. They are not needed if the
+# functions above process only one vector at a time.
 _add_last_of_six, _add_last_of_four, _add_last_of_pair = (
     of_rows(_add_values, rows, 1) for rows in (MANY, SOME, PAIR)
 )

@@ -95,7 +95,7 @@ def route(
 
 @jit
 def _weigh(logits: Any, t: Any, normalised: Any, scale: Any, weights: Any) -> None:
-    """Replace the chosen logits in weights[t] by weights."""
+    """Replace the logits of the chosen experts in weights[t] by their weights."""
     largest, total = weights[t, 0], np.float32(0)
     is_finite: Any = True
     for expert in range(logits.shape[1]):

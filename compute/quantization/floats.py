@@ -27,10 +27,11 @@ from cbtop.compute.jit.vectors import (
 from cbtop.compute.quantization.base import BlockFormat, Bytes, Floats, halves_of, of_halves
 from cbtop.compute.quantization.planes import PlaneLayout
 
-# Prefetch distances in bytes, for floats of 2 bytes and of 4 bytes. Measured shares of the read bandwidth: Zen 2
-# (EPYC), F16 and BF16 0.63 with 4 KiB, 0.95 with 1 KiB, 0.97 to 1.02 with 768 bytes Zen 2 (EPYC), F32 0.76 with 1
-# KiB, 0.93 with 256 bytes Zen 4 0.39 with 4 KiB, 0.9 to 1.0 if only the loaded bytes are prefetched, in order On a
-# Zen 4, the code does not prefetch, because the processor does.
+# Prefetch distances in bytes, for floats of 2 bytes and of 4 bytes. Measured shares of the read bandwidth:
+#     Zen 2 (EPYC), F16 and BF16    0.63 with 4 KiB, 0.95 with 1 KiB, 0.97 to 1.02 with 768 bytes
+#     Zen 2 (EPYC), F32             0.76 with 1 KiB, 0.93 with 256 bytes
+#     Zen 4                         0.39 with 4 KiB, 0.9 to 1.0 if only the loaded bytes are prefetched, in order
+# On a Zen 4, the code does not prefetch, because the processor does.
 AHEAD, F32_AHEAD = (np.uint64(0 if LOOKS_AHEAD else L1_AHEAD if ASKS_TWICE else near) for near in (768, 256))
 
 

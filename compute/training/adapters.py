@@ -31,7 +31,7 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """Two factors of an adapter. It adds (x @ down.T) @ up.T to the output of a projection of x."""
+    """An adapter of two factors. It adds (x @ down.T) @ up.T to the output of a projection of x."""
 
     down: Factor  # (rank, columns)
     up: Factor  # (rows, rank)

@@ -51,7 +51,7 @@ class LayerActivations:
     normed: Floats
     inner: tuple[Floats, Floats]  # (tokens, rank): between the factors of the adapters of queries and values
     qk_products: tuple[Floats, Floats] | None  # queries and keys before their norm
-    q: Floats  # after rotation
+    q: Floats  # queries after rotation
     k: Floats
     v: Floats
     attention_delta: Floats | None  # the output of the attention before its norm
